@@ -1,0 +1,44 @@
+# Two commands are enough: `make demo` and `make test`. Each creates .venv and installs what it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Tests run in two processes, one BLAS thread each: two threads on busy cores are slower than one.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: demo test test-fast check bench clean help
+
+help:            ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+demo: $(VENV)/user  ## train every method on embedded data and prove invariance, in about a minute
+	$(BIN)/fedsolve demo
+
+test: check      ## lint, type check and the whole test suite
+	$(PYTEST)
+
+test-fast: $(VENV)/dev  ## the part of the suite that takes under three minutes
+	$(PYTEST) -m "not slow"
+
+check: $(VENV)/dev  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/user  ## speed, traffic and memory against the authors' formulation
+	$(BIN)/python -m benchmarks
+
+clean:           ## remove the environment and what runs left behind
+	rm -rf $(VENV) fedsolve-demo .mypy_cache .ruff_cache
+
+$(VENV)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsolve needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/user: $(VENV)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/user
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

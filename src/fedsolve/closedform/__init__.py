@@ -1,0 +1,1 @@
+"""Methods that are solved, not descended: numpy and scipy, float64."""

@@ -1,0 +1,186 @@
+"""AFL: a linear classifier on frozen features, in one exchange, in closed form.
+
+He et al., "AFL", CVPR 2025. The paper merges local solutions pairwise (absolute aggregation law)
+and removes each client's regulariser at the end; all of that equals one solve of the summed
+statistics, which is what travels here. The paper's own route stands in `laws`.
+
+    G = sum_k X_kᵀX_k,  H = sum_k X_kᵀY_k,  W = (G + ridge I)^-1 H
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsolve.closedform import moments
+from fedsolve.closedform.models import LinearModel
+from fedsolve.closedform.moments import Preparation, check_scale
+from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.messages import Request, Term, Total
+from fedsolve.federation.method import Method, Run, check_positive
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.registry import Info, register
+
+KIND = "afl"
+
+
+@register(
+    Info(
+        key="afl",
+        title="AFL: analytic federated learning, a linear classifier in one exchange",
+        paper="He et al., AFL, CVPR 2025",
+        exchanges="1",
+        up="Gram matrix of the features (d x d triangle) and cross matrix (d x C)",
+        down="nothing but the request",
+    )
+)
+@dataclass(frozen=True)
+class AFL(Method[LinearModel]):
+    """Parameters of AFL.
+
+    ridge:     penalty on W; 0 is plain least squares, as in the paper after its regulariser is removed.
+    intercept: fit an unpenalised intercept, from sums of x and y in the same exchange.
+    scale:     None or "standard": standardise features by federated sums, one exchange more.
+    """
+
+    key: ClassVar[str] = "afl"
+
+    ridge: float = 0.0
+    intercept: bool = False
+    scale: Literal["standard"] | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(ridge=self.ridge)
+        check_scale(self.scale)
+
+    def start(self, spec: Spec) -> AFLRun:
+        return AFLRun(self, spec)
+
+    def collect(self, federation: Federation) -> Total:
+        """The total of the single exchange; `Total.including` and `.without` then add and withdraw clients."""
+        if self.scale is not None:
+            raise DataError("collect() is for one-exchange runs; scale='standard' needs two.")
+        run = self.start(federation.describe())
+        request = run.request(federation.clients)
+        assert request is not None
+        return federation.exchange(request, run.chain)
+
+    def solve(self, total: Total, spec: Spec) -> LinearModel:
+        """The model of a total: W = (G + ridge I)^-1 H, centred by the sums when there is an intercept."""
+        return self._solve(total, spec, None)
+
+    def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
+        if total.count("rows") == 0:
+            raise DataError("no rows at all: every client that answered is empty.")
+        if spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
+            raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        gram, cross = total["gram"], total["cross"]
+        intercept = np.zeros(spec.outputs)
+        if self.intercept:
+            weight = float(total["weight"][0])
+            mean, target = total["feature"] / weight, total["target"] / weight
+            gram = gram - weight * np.outer(mean, mean)
+            cross = cross - weight * np.outer(mean, target)
+            solution = ridge_solve(gram, cross, self.ridge)
+            intercept = target - mean @ solution
+        else:
+            solution = ridge_solve(gram, cross, self.ridge)
+        return LinearModel(solution, intercept, spec.classes, preparation, self.parameters())
+
+
+class AFLRun(Run[LinearModel]):
+    """At most two exchanges: moments (only when scaling), then the sums."""
+
+    method: AFL
+
+    def __init__(self, method: AFL, spec: Spec) -> None:
+        super().__init__(method, spec)
+        self.preparation: Preparation | None = None
+        self._model: LinearModel | None = None
+
+    @property
+    def exchanges(self) -> int:
+        return 1 if self.method.scale is None else 2
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        if self._model is not None:
+            return None
+        if self.method.scale is not None and self.preparation is None:
+            return self._ask(moments.KIND, 0, clients)
+        return self._ask(KIND, 0, clients, {"intercept": self.method.intercept})
+
+    def absorb(self, total: Total) -> None:
+        position = len(self.chain)
+        if self.method.scale is not None and self.preparation is None:
+            self.preparation = Preparation.solve(total, self.method.scale, intercept=False)
+            self.chain.append(self.preparation.block())
+            self._record("moments", 0, total, position)
+            return
+        self._model = self.method._solve(total, self.spec, self.preparation)
+        weight, ridge = self._model.weight, self.method.ridge
+        risk = None
+        if not self.method.intercept:
+            risk = float(np.sum(total["label_square"]) + ridge * np.sum(weight**2))
+            risk += float(np.sum(weight * (total["gram"] @ weight - 2.0 * total["cross"])))
+        self._record("classifier", 0, total, position, risk=risk, solved=("W0",))
+
+    def model(self) -> LinearModel:
+        assert self._model is not None
+        self._model.history = tuple(self.history)
+        return self._model
+
+    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        if self._model is None:
+            return {}, {"solved": False}
+        return {"weight": self._model.weight, "intercept": self._model.intercept}, {"solved": True}
+
+    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
+        self.preparation = Preparation.from_arrays(prepared[0]) if prepared else None
+        if note["solved"]:
+            self._model = LinearModel(
+                arrays["weight"],
+                arrays["intercept"],
+                self.spec.classes,
+                self.preparation,
+                self.method.parameters(),
+            )
+
+
+@step(KIND)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
+    rows = cached_rows(data, memory, np.float64)
+    opening = memory.chain.blocks[0].note["opening"]
+    if data.width != opening["features"]:
+        raise DataError(
+            f"this client has {data.width} features per row, the run uses {opening['features']}. "
+            "All must use the same backbone."
+        )
+    sums = Accumulator(memory.workspace, np.float64)
+    sums.declare("gram", (data.width, data.width), symmetric=True)
+    sums.declare("cross", (data.width, rows.outputs))
+    sums.declare("label_square", (rows.outputs,))
+    if request.note["intercept"]:
+        for name, width in (("weight", 1), ("feature", data.width), ("target", rows.outputs)):
+            sums.declare(name, (width,))
+    for span in chunks(len(rows), data.width):
+        features = rows.weighted(span, rows.features(span))
+        targets = rows.weighted(span, rows.targets(span))
+        sums.add_gram("gram", features)
+        sums.add_product("cross", features, targets)
+        sums.add("label_square", np.sum(targets**2, axis=0))
+        if request.note["intercept"]:
+            root = rows.weighted(span, np.ones((len(features), 1)))
+            sums.add("weight", np.sum(root**2, axis=0))
+            sums.add("feature", (root.T @ features)[0])
+            sums.add("target", (root.T @ targets)[0])
+    term = sums.finish()
+    term.counts["rows"] = len(rows)
+    return term

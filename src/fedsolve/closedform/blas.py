@@ -1,0 +1,63 @@
+"""Symmetric rank-k updates in place and outside the interpreter lock.
+
+scipy's wrappers hold the lock, and numpy's product writes both triangles of a fresh result; both
+cost the workers of a federation dearly. scipy publishes the same routines as C pointers, which a
+foreign call runs without the lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cython_blas
+
+from fedsolve.container import Array
+
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _routine(name: str, arguments: int) -> Callable[..., Any]:
+    capsule = cython_blas.__pyx_capi__[name]
+    pointer = _capsule_pointer(capsule, _capsule_name(capsule))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(pointer)
+
+
+_SYRK = {
+    np.dtype(np.float64): (_routine("dsyrk", 10), ctypes.c_double),
+    np.dtype(np.float32): (_routine("ssyrk", 10), ctypes.c_float),
+}
+
+
+def add_gram(rows: Array, out: Array, accumulate: bool = True) -> None:
+    """Upper triangle of `out` (+)= rowsᵀ rows, with rows (samples, width) and out (width, width).
+
+    Counts samples * width² operations, half of a full product. The lower triangle is not touched.
+    """
+    samples, width = rows.shape
+    routine, real = _SYRK[rows.dtype]
+    if out.shape != (width, width) or out.dtype != rows.dtype:
+        raise ValueError(f"out must be ({width}, {width}) of {rows.dtype}; got {out.shape}, {out.dtype}")
+    if not (rows.flags.c_contiguous and out.flags.c_contiguous):
+        raise ValueError("rows and out must be C-contiguous")
+    # Fortran sees the transposes: out's upper triangle is its lower one, rows is (width, samples).
+    n, k, leading = ctypes.c_int(width), ctypes.c_int(samples), ctypes.c_int(max(1, width))
+    alpha, beta = real(1.0), real(1.0 if accumulate else 0.0)
+    routine(
+        ctypes.c_char_p(b"L"),
+        ctypes.c_char_p(b"N"),
+        ctypes.byref(n),
+        ctypes.byref(k),
+        ctypes.byref(alpha),
+        rows.ctypes.data,
+        ctypes.byref(leading),
+        ctypes.byref(beta),
+        out.ctypes.data,
+        ctypes.byref(leading),
+    )

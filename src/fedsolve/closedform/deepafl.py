@@ -1,0 +1,447 @@
+"""DeepAFL: a deep residual network trained layer by layer in closed form.
+
+Tang et al., "DeepAFL", ICLR 2026. Symbols as in the paper: Phi_t features, W_t classifier,
+F_t hidden random features, Omega_{t+1} the block's transformation, lambda = `ridge`,
+gamma = `residual_ridge`.
+
+    Phi_0 = tanh(X A + a)                      W_t = (G_t + lambda I)^-1 H_t            (Eq. 13)
+    F_t = gelu(Phi_t B_t + b_t)                Omega_{t+1}: thin sandwich               (Eq. 17)
+    Phi_{t+1} = Phi_t + F_t Omega_{t+1}                                                 (Eq. 19)
+
+The server asks for sums (see `plans`), the clients answer from their rows; whatever the
+partition, the result is that of the pooled data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsolve.closedform import moments
+from fedsolve.closedform.activations import check_activation
+from fedsolve.closedform.layers import LayerFeatures, Network
+from fedsolve.closedform.models import DeepModel
+from fedsolve.closedform.moments import Preparation, check_scale
+from fedsolve.closedform.plans import LEVEL, StepSums, advance, choose_plan, step_from_hidden
+from fedsolve.closedform.projections import SCHEME, fingerprint
+from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
+from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
+from fedsolve.container import Array
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Block, Chain, Request, Term, Total
+from fedsolve.federation.method import Method, Run, check_positive
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.registry import Info, register
+
+KIND = "deepafl"
+
+
+@register(
+    Info(
+        key="deepafl",
+        title="DeepAFL: deep residual network, layer by layer in closed form",
+        paper="Tang et al., DeepAFL, ICLR 2026",
+        exchanges="2T+1 (textbook, lean) or max(T, 1) (single)",
+        up="Gram and cross matrices of features and hidden features; thin step sums (lean)",
+        down="classifier and block factors, d x C each; projections travel as a seed",
+    )
+)
+@dataclass(frozen=True)
+class DeepAFL(Method[DeepModel]):
+    """Parameters of DeepAFL.
+
+    layers:          T, the number of residual blocks; T + 1 classifiers come out.
+    width:           features per layer (d_Phi); hidden_width: hidden features (d_F), as width when None.
+    ridge:           lambda of every classifier. residual_ridge: gamma of every block.
+    activation:      of the blocks; zero_activation: of the first projection.
+    gain:            factor on the blocks' random projections.
+    block_input:     "previous" (Eq. 6) or "initial" (Eq. 89): which features a block starts from.
+    exchange:        "textbook", "lean", "single", or "auto": what the federation prefers.
+    participation:   share of the clients asked for each layer, drawn anew each layer by the seed.
+    consistent:      whether a layer's classifier and block are asked of the same clients (Appendix M).
+    scale:           None or "standard": standardise features by federated sums, one exchange more.
+    intercept:       centre features and targets by federated sums (the same exchange).
+    track:           None or "accuracy": clients add (correct, rows) whenever a classifier reaches them.
+    precision:       "float64", or "float32" for speed at the price of exact invariance.
+    """
+
+    key: ClassVar[str] = "deepafl"
+
+    layers: int = 20
+    width: int = 1024
+    hidden_width: int | None = None
+    ridge: float = 1.0
+    residual_ridge: float = 0.01
+    activation: str = "gelu"
+    zero_activation: str = "tanh"
+    gain: float = 1.0
+    block_input: Literal["previous", "initial"] = "previous"
+    exchange: str = "auto"
+    participation: float = 1.0
+    consistent: bool = True
+    scale: Literal["standard"] | None = None
+    intercept: bool = False
+    track: Literal["accuracy"] | None = None
+    precision: Literal["float64", "float32"] = "float64"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.layers < 0:
+            raise DataError(f"layers must be at least 0; got {self.layers}.")
+        for name, width in (("width", self.width), ("hidden_width", self.hidden_width or self.width)):
+            if width < 1:
+                raise DataError(f"{name} must be at least 1; got {width}.")
+        check_positive(ridge=self.ridge, residual_ridge=self.residual_ridge, gain=self.gain)
+        check_activation(self.activation)
+        check_activation(self.zero_activation)
+        check_scale(self.scale)
+        if self.block_input not in ("previous", "initial"):
+            raise DataError(f"block_input must be 'previous' or 'initial'; got {self.block_input!r}.")
+        if not 0.0 < self.participation <= 1.0:
+            raise DataError(f"participation must lie in (0, 1]; got {self.participation!r}.")
+        if self.track not in (None, "accuracy"):
+            raise DataError(f"track must be None or 'accuracy'; got {self.track!r}.")
+        if self.precision not in ("float64", "float32"):
+            raise DataError(f"precision must be 'float64' or 'float32'; got {self.precision!r}.")
+        choose_plan(self.exchange, "bytes")
+
+    def start(self, spec: Spec) -> DeepAFLRun:
+        return DeepAFLRun(self, spec)
+
+    def agreement(self) -> dict[str, Any]:
+        return {"projection_scheme": SCHEME, "fingerprint": fingerprint(self.seed)}
+
+
+# -- the server's side -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """G_t, H_t and sum of y² per output, valid for the cohort they were summed over."""
+
+    gram: Array
+    cross: Array
+    label_square: Array
+    cohort: tuple[str, ...]
+    layer: int
+
+
+class DeepAFLRun(Run[DeepModel]):
+    """The sequence W_0 -> Omega_1 -> W_1 -> ... -> W_T (Algorithm 1) over any exchange plan.
+
+    When the cohort changes between exchanges, (G, H) no longer describe the clients present and
+    are asked for again; each W_t and Omega_{t+1} is exact for the cohort of its own exchange.
+    """
+
+    method: DeepAFL
+
+    def __init__(self, method: DeepAFL, spec: Spec) -> None:
+        super().__init__(method, spec)
+        self.plan = choose_plan(method.exchange, spec.prefers)
+        self.preparation: Preparation | None = None
+        self.classifiers: list[Array] = []
+        self.blocks: list[Sandwich] = []
+        self.risks: list[float] = []
+        self.sums: LayerSums | None = None
+        self._pending: Request | None = None
+
+    @property
+    def exchanges(self) -> int:
+        layers = self.method.layers
+        if not self.plan.merges or (self._partial and not self.method.consistent):
+            count = 2 * layers + 1
+        else:
+            count = layers + 1 if self._partial else max(layers, 1)
+        return count + self._prepares
+
+    @property
+    def _partial(self) -> bool:
+        return self.method.participation < 1.0
+
+    @property
+    def _prepares(self) -> bool:
+        return self.method.scale is not None or self.method.intercept
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        layer, last = len(self.blocks), self.method.layers
+        if self._prepares and self.preparation is None:
+            self._pending = self._ask(moments.KIND, 0, clients, {"phase": "moments"})
+            return self._pending
+        if len(self.classifiers) > last:
+            return None
+        arrays: dict[str, Array] = {}
+        if len(self.classifiers) > layer:
+            phase, ask = "block", self.plan.block
+            cohort = self._cohort(clients, layer, phase)
+            if "hidden_residual" in ask or self.method.track:
+                arrays["weight"] = self._send(self.classifiers[layer])
+        else:
+            phase, ask = "classifier", LEVEL
+            cohort = self._cohort(clients, layer, phase)
+            if self.plan.merges and layer < last and (self.method.consistent or not self._partial):
+                phase, ask = "classifier+block", LEVEL + self.plan.block
+            elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
+                phase, ask = "step", self.plan.step
+        note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
+        self._pending = self._ask(KIND, layer, cohort, note, arrays)
+        return self._pending
+
+    def absorb(self, total: Total) -> None:
+        request = self._pending
+        assert request is not None, "absorb() answers a request(); none is open"
+        self._pending = None
+        phase: str = request.note["phase"]
+        solved: list[str] = []
+        if phase == "moments":
+            self.preparation = Preparation.solve(total, self.method.scale, self.method.intercept)
+            self.chain.append(self.preparation.block())
+        if phase == "step":
+            self._take_step(total, solved)
+        if "classifier" in phase:
+            self._take_level(total, solved)
+        if "block" in phase:
+            self._take_block(total, solved)
+        rows = total.count("tracked")
+        self._record(
+            phase,
+            request.layer,
+            total,
+            request.position,
+            risk=self.risks[-1] if any(name.startswith("W") for name in solved) else None,
+            accuracy=total.count("correct") / rows if rows else None,
+            solved=tuple(solved),
+        )
+
+    def model(self) -> DeepModel:
+        model = DeepModel(
+            Network.from_parameters(self.spec.features, self.method.parameters()),
+            self.spec.classes,
+            self.spec.outputs,
+            self.classifiers,
+            self.blocks,
+            self.preparation,
+            parameters=self.method.parameters(),
+            risk=np.array(self.risks),
+        )
+        model.history = tuple(self.history)
+        return model
+
+    def _take_level(self, total: Total, solved: list[str]) -> None:
+        """Eq. 12-13: sums of the cohort, then its classifier."""
+        gram, cross, label_square = (total[name] for name in LEVEL)
+        if not self._partial:
+            if total.count("rows") == 0:
+                raise DataError("no rows at all: every client that answered is empty.")
+            # Centred targets of a single class are zero; one-hot ones leave the other columns zero.
+            present = int(np.sum(label_square > 0)) + self.method.intercept
+            if self.spec.classes is not None and present < 2:
+                raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        self.sums = LayerSums(gram, cross, label_square, total.cohort, len(self.blocks))
+        self._solve_classifier(solved)
+
+    def _take_block(self, total: Total, solved: list[str]) -> None:
+        """Eq. 16-17: the block that best corrects the residual, for this exchange's cohort."""
+        layer = len(self.blocks)
+        weight = self.classifiers[layer]
+        if self.plan.merges:
+            residual = total["hidden_cross"] - total["hidden_feature"] @ weight
+        else:
+            residual = total["hidden_residual"]
+        block = sandwich_solve(total["hidden_gram"], residual, weight, self.method.residual_ridge)
+        self.blocks.append(block)
+        self.chain.append(
+            Block({"layer": layer + 1}, {"left": self._send(block.left), "right": self._send(block.right)})
+        )
+        solved.append(f"Omega{layer + 1}")
+        if self.plan.merges:
+            here = self.sums is not None and self.sums.layer == layer and self.sums.cohort == total.cohort
+            if here and not self._partial:
+                step = step_from_hidden(block, *(total[name] for name in self.plan.block))
+                self._advance(step, solved)
+            else:
+                self.sums = None
+        elif not self.plan.step:
+            self.sums = None
+
+    def _take_step(self, total: Total, solved: list[str]) -> None:
+        """The lean recurrence; a cohort that changed meanwhile leaves no sums, so they are asked for."""
+        assert self.sums is not None
+        if total.cohort == self.sums.cohort:
+            self._advance(StepSums(*(total[name] for name in self.plan.step)), solved)
+        else:
+            self.sums = None
+
+    def _advance(self, step: StepSums, solved: list[str]) -> None:
+        sums = self.sums
+        assert sums is not None
+        gram, cross = advance(sums.gram, sums.cross, self.blocks[-1], step)
+        self.sums = LayerSums(gram, cross, sums.label_square, sums.cohort, len(self.blocks))
+        self._solve_classifier(solved)
+
+    def _solve_classifier(self, solved: list[str]) -> None:
+        """W_t and the regularised risk that Theorem 3 speaks of, both from sums."""
+        sums = self.sums
+        assert sums is not None
+        weight = ridge_solve(sums.gram, sums.cross, self.method.ridge)
+        fit = np.sum(weight * (sums.gram @ weight - 2.0 * sums.cross))
+        penalty = self.method.ridge * np.sum(weight**2)
+        penalty += self.method.residual_ridge * sum(block.square for block in self.blocks)
+        self.classifiers.append(weight)
+        self.risks.append(float(np.sum(sums.label_square) + fit + penalty))
+        solved.append(f"W{len(self.classifiers) - 1}")
+
+    def _send(self, array: Array) -> Array:
+        return array.astype(self.method.precision, copy=False)
+
+    def _cohort(self, clients: tuple[str, ...], layer: int, phase: str) -> tuple[str, ...]:
+        """Who is asked: all, or the share with the smallest hashes of (seed, layer, client)."""
+        if not self._partial:
+            return clients
+        count = max(1, round(self.method.participation * len(clients)))
+        draw = f"{self.method.seed}|cohort|{layer}" + ("" if self.method.consistent else f"|{phase}")
+
+        def rank(client: str) -> bytes:
+            return hashlib.sha256(f"{draw}|{client}".encode()).digest()
+
+        return tuple(sorted(sorted(clients, key=rank)[:count]))
+
+    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
+        for t, block in enumerate(self.blocks):
+            arrays |= {f"left.{t}": block.left, f"right.{t}": block.right}
+        note: dict[str, Any] = {"risks": self.risks, "blocks": len(self.blocks), "sums": None}
+        if self.sums is not None:
+            arrays |= {name: getattr(self.sums, name) for name in LEVEL}
+            note["sums"] = {"cohort": self.sums.cohort, "layer": self.sums.layer}
+        return arrays, note
+
+    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self.risks = list(note["risks"])
+        self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
+        self.blocks = [Sandwich(arrays[f"left.{t}"], arrays[f"right.{t}"]) for t in range(note["blocks"])]
+        if note["sums"] is not None:
+            cohort, layer = tuple(note["sums"]["cohort"]), note["sums"]["layer"]
+            gram, cross, label_square = (arrays[name] for name in LEVEL)
+            self.sums = LayerSums(gram, cross, label_square, cohort, layer)
+        prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
+        self.preparation = Preparation.from_arrays(prepared[0]) if prepared else None
+
+
+# -- the client's side -----------------------------------------------------------------------------
+
+
+@step(KIND)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """The statistics asked for, in one pass over the rows that also brings Phi to the request's layer.
+
+    Statistics of a step belong to the last block: they are taken while it is applied.
+    """
+    features = _layer_features(data, memory)
+    network, rows, workspace = features.network, features.rows, memory.workspace
+    blocks = _blocks(memory.chain, network.precision)
+    ask, goal = set(request.note["ask"]), request.layer
+    if goal != len(blocks):
+        raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
+    sums = Accumulator(workspace, network.precision)
+    _declare(sums, ask, network, rows.outputs)
+    weight = request.arrays.get("weight")
+    codes = rows.codes if weight is not None and request.note["track"] else None
+    correct = 0
+
+    steps = "step_gram" in ask
+    start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
+    for span in chunks(len(rows), network.width):
+        targets = rows.weighted(span, rows.targets(span))
+        if start < 0:
+            features.start(span)
+        for layer in range(max(start, 0), goal):
+            block = blocks[layer]
+            hidden = features.hidden(span, layer, kept, workspace)
+            output = np.matmul(hidden, block.left)
+            if steps and layer == goal - 1:
+                weighted = rows.weighted(span, output)
+                sums.add_product("step_feature", rows.weighted(span, features.phi[span]), weighted)
+                sums.add_product("step_cross", weighted, targets)
+                sums.add_gram("step_gram", weighted)
+            features.step(span, output, block, workspace)
+        phi = rows.weighted(span, features.phi[span])
+        if "gram" in ask:
+            sums.add_gram("gram", phi)
+            sums.add_product("cross", phi, targets)
+            sums.add("label_square", np.sum(targets**2, axis=0))
+        if "hidden_gram" in ask:
+            hidden = rows.weighted(span, features.hidden(span, goal, kept, workspace))
+            sums.add_gram("hidden_gram", hidden)
+            if "hidden_residual" in ask:
+                sums.add_product("hidden_residual", hidden, targets - phi @ weight)
+            else:
+                sums.add_product("hidden_feature", hidden, phi)
+                sums.add_product("hidden_cross", hidden, targets)
+        if codes is not None:
+            scores = features.phi[span] @ weight
+            correct += int(np.sum(np.argmax(scores, axis=1) == codes[span]))
+    features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
+
+    term = sums.finish()
+    term.counts["rows"] = len(rows)
+    if codes is not None:
+        term.counts |= {"correct": correct, "tracked": len(rows)}
+    return term
+
+
+def _declare(sums: Accumulator, ask: set[str], network: Network, outputs: int) -> None:
+    wide, deep, rank = network.width, network.hidden_width, min(network.width, outputs)
+    shapes: dict[str, tuple[int, ...]] = {
+        "gram": (wide, wide),
+        "cross": (wide, outputs),
+        "label_square": (outputs,),
+        "hidden_gram": (deep, deep),
+        "hidden_residual": (deep, outputs),
+        "hidden_feature": (deep, wide),
+        "hidden_cross": (deep, outputs),
+        "step_feature": (wide, rank),
+        "step_cross": (rank, outputs),
+        "step_gram": (rank, rank),
+    }
+    unknown = ask - shapes.keys()
+    if unknown:
+        raise TermError(f"unknown statistics {sorted(unknown)}. Install the fedsolve version of the server.")
+    for name in sorted(ask):
+        sums.declare(name, shapes[name], symmetric=name.endswith("gram"))
+
+
+def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
+    """This client's features for the run that the chain describes; new when the run is new."""
+    opening = memory.chain.blocks[0].note["opening"]
+    parameters = opening["parameters"]
+    rows = cached_rows(data, memory, parameters["precision"])
+    found = memory.cache.get(KIND)
+    if isinstance(found, LayerFeatures) and found.rows is rows:
+        return found
+    mine = {"projection_scheme": SCHEME, "fingerprint": fingerprint(parameters["seed"])}
+    asked = {name: opening.get(name) for name in mine}
+    if mine != asked:
+        raise TermError(
+            f"the random projections differ: the server has {asked}, this participant {mine}. "
+            "Install the same fedsolve and numpy on both sides."
+        )
+    if data.width != opening["features"]:
+        raise DataError(
+            f"this client has {data.width} features per row, the run uses {opening['features']}. "
+            "All must use the same backbone."
+        )
+    memory.cache.pop(KIND, None)
+    memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)
+    return memory.cache[KIND]  # type: ignore[no-any-return]
+
+
+def _blocks(chain: Chain, precision: str) -> list[Sandwich]:
+    return [
+        Sandwich(block.arrays["left"].astype(precision, copy=False), block.arrays["right"])
+        for block in chain.blocks
+        if "layer" in block.note
+    ]

@@ -1,0 +1,87 @@
+"""The paper's own route to AFL, as pure functions for teaching and tests.
+
+He et al., CVPR 2025, with the signs corrected: in Eq. 6 and its relatives the third term of the
+aggregation weights is *plus* R_u C_v (C_u + C_v)^-1 C_v. Notation: C = XᵀX (+ regulariser),
+R = C^-1, W = C^-1 XᵀY. The system itself sums C and XᵀY and solves once; everything here must
+agree with that, and the tests say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import pinvh, solve
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+
+
+@dataclass(frozen=True)
+class LocalSolution:
+    """A client's (or an aggregate's) solution: weight W (d, C), gram C (d, d), and how many clients."""
+
+    weight: Array
+    gram: Array
+    clients: int = 1
+
+
+def local_solution(features: Array, targets: Array, regulariser: float = 0.0) -> LocalSolution:
+    """W_k minimising |Y_k - X_k W|² + regulariser |W|² (Eq. 3 and 15): C_k = X_kᵀX_k + regulariser I.
+
+    With regulariser 0 and fewer rows than columns, the pseudo-inverse of C_k gives the
+    minimum-norm solution, as in the paper's runs without RI.
+    """
+    gram = features.T @ features + regulariser * np.eye(features.shape[1])
+    cross = features.T @ targets
+    weight = solve(gram, cross, assume_a="pos") if regulariser > 0 else pinvh(gram) @ cross
+    return LocalSolution(np.asarray(weight), gram)
+
+
+def aggregate_pair(first: LocalSolution, second: LocalSolution) -> LocalSolution:
+    """The absolute aggregation law (Eq. 5-6, third term with plus).
+
+    W = A_u W_u + A_v W_v,  A_u = I - R_u C_v + R_u C_v (C_u + C_v)^-1 C_v,  A_v likewise.
+    Equals the joint solution of both clients whenever C_u and C_v are invertible.
+    """
+    if first.weight.shape != second.weight.shape:
+        raise DataError(f"weights of shapes {first.weight.shape} and {second.weight.shape} do not fit.")
+    joint = first.gram + second.gram
+    weight = _share(first.gram, second.gram, joint) @ first.weight
+    weight += _share(second.gram, first.gram, joint) @ second.weight
+    return LocalSolution(weight, joint, first.clients + second.clients)
+
+
+def _share(own: Array, other: Array, joint: Array) -> Array:
+    """I - R C' + R C' (C + C')^-1 C', with R the inverse of C = `own` and C' = `other`."""
+    ratio = solve(own, other)
+    return np.asarray(np.eye(len(own)) - ratio + ratio @ solve(joint, other))
+
+
+def aggregate(solutions: Iterable[LocalSolution]) -> LocalSolution:
+    """All solutions, merged pair by pair in order (Eq. 9-11)."""
+    merged: LocalSolution | None = None
+    for solution in solutions:
+        merged = solution if merged is None else aggregate_pair(merged, solution)
+    if merged is None:
+        raise DataError("nothing to aggregate: no local solutions were given.")
+    return merged
+
+
+def remove_regulariser(merged: LocalSolution, regulariser: float) -> Array:
+    """The RI process (Eq. 16): W = (C - K g I)^-1 C W_r, with g the regulariser each of K clients added."""
+    plain = merged.gram - merged.clients * regulariser * np.eye(len(merged.gram))
+    return np.asarray(solve(plain, merged.gram @ merged.weight, assume_a="sym"))
+
+
+def local_only(features: Array, targets: Array, owners: Array, clients: int, ridge: float) -> list[Array]:
+    """Each client's own ridge model, never aggregated (Table A.2); zeros where a client has no rows."""
+    models = []
+    for client in range(clients):
+        rows = owners == client
+        if not np.any(rows):
+            models.append(np.zeros((features.shape[1], targets.shape[1])))
+        else:
+            models.append(local_solution(features[rows], targets[rows], ridge).weight)
+    return models

@@ -1,0 +1,76 @@
+"""The three exchange plans of DeepAFL: what to ask for, and one pure function that advances (G, H).
+
+With P = F A (the block's output before Uᵀ), the next layer's sums follow from this layer's:
+    G' = G + Z Uᵀ + U Zᵀ + U (PᵀP) Uᵀ,   H' = H + U (PᵀY),   Z = Phiᵀ P.
+The lean plan asks clients for Z, PᵀY and PᵀP (thin arrays). The single plan has
+M = FᵀPhi, FᵀY and Pi = FᵀF already and forms the same three on the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsolve.closedform.solvers import Sandwich
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+
+LEVEL = ("gram", "cross", "label_square")
+"""Statistics that determine a layer's classifier: PhiᵀPhi, PhiᵀY, and sum of y² per class."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which statistics a plan asks for.
+
+    block: to solve the next block. step: to advance (G, H) once the block is known; empty when
+    the plan asks for G and H themselves (textbook) or needs nothing more (single).
+    """
+
+    name: str
+    block: tuple[str, ...]
+    step: tuple[str, ...] = ()
+
+    @property
+    def merges(self) -> bool:
+        """Whether classifier and block statistics can travel in one exchange."""
+        return "hidden_feature" in self.block
+
+
+PLANS = {
+    "textbook": Plan("textbook", ("hidden_gram", "hidden_residual")),
+    "lean": Plan("lean", ("hidden_gram", "hidden_residual"), ("step_feature", "step_cross", "step_gram")),
+    "single": Plan("single", ("hidden_gram", "hidden_feature", "hidden_cross")),
+}
+
+
+def choose_plan(exchange: str, prefers: str) -> Plan:
+    """The plan called `exchange`; "auto" follows what the federation prefers to save."""
+    if exchange == "auto":
+        return PLANS["lean" if prefers == "bytes" else "single"]
+    if exchange not in PLANS:
+        raise DataError(f"exchange must be 'auto', {', '.join(map(repr, PLANS))}; got {exchange!r}.")
+    return PLANS[exchange]
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """What advances (G, H) past a block: Z = PhiᵀP (d, r), PᵀY (r, C), PᵀP (r, r)."""
+
+    feature: Array
+    cross: Array
+    gram: Array
+
+
+def step_from_hidden(
+    block: Sandwich, hidden_gram: Array, hidden_feature: Array, hidden_cross: Array
+) -> StepSums:
+    """The step sums of the single plan: MᵀA, Aᵀ(FᵀY), Aᵀ Pi A."""
+    left = block.left
+    return StepSums(hidden_feature.T @ left, left.T @ hidden_cross, left.T @ (hidden_gram @ left))
+
+
+def advance(gram: Array, cross: Array, block: Sandwich, step: StepSums) -> tuple[Array, Array]:
+    """(G, H) of the next layer from this layer's and the step sums of the block between them."""
+    right = block.right
+    half = (step.feature + 0.5 * (right @ step.gram)) @ right.T
+    return gram + half + half.T, cross + right @ step.cross

@@ -1,0 +1,85 @@
+"""Random projections as seeds, not messages.
+
+Scheme 1: numpy's Philox bit generator keyed by the first 16 bytes (little endian) of
+SHA-256("fedsolve projection 1|seed|role|layer|inputs|outputs"); raw 64-bit integers, the upper 53
+bits of each a uniform u in [0, 1); the value is (2u - 1) * gain / sqrt(inputs). Row `inputs` of
+the (inputs + 1, outputs) array is the bias. Only exact IEEE operations, so every platform gets
+the same bits; a fingerprint lets two sides check that they do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsolve.container import Array
+
+SCHEME = 1
+
+_CACHED_BYTES = 256 << 20
+_cache: OrderedDict[tuple[object, ...], Projection] = OrderedDict()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A fixed affine map: weight (inputs, outputs) and bias (outputs,)."""
+
+    weight: Array
+    bias: Array
+
+    def apply(self, rows: Array, out: Array | None = None) -> Array:
+        """rows @ weight + bias"""
+        out = np.matmul(rows, self.weight, out=out)
+        out += self.bias
+        return out
+
+
+def projection(
+    seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float = 1.0, dtype: str = "float64"
+) -> Projection:
+    """The projection of this seed, role and layer; entries uniform in ±gain / sqrt(inputs).
+
+    Recently made ones are remembered (up to 256 MB): all clients of a process share them.
+    """
+    key = (seed, role, layer, inputs, outputs, gain, dtype)
+    with _lock:
+        found = _cache.get(key)
+        if found is None:
+            found = _make(seed, role, layer, inputs, outputs, gain, dtype)
+            _cache[key] = found
+            while len(_cache) > 1 and sum(p.weight.nbytes for p in _cache.values()) > _CACHED_BYTES:
+                _cache.popitem(last=False)
+        else:
+            _cache.move_to_end(key)
+    return found
+
+
+def _make(seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str) -> Projection:
+    scale = gain / np.sqrt(np.float64(inputs))
+    values = uniform_bits(seed, role, layer, inputs, outputs)
+    values *= 2.0
+    values -= 1.0
+    values *= scale
+    values = values.astype(dtype, copy=False).reshape(inputs + 1, outputs)
+    values.setflags(write=False)
+    return Projection(values[:inputs], values[inputs])
+
+
+def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) -> Array:
+    """(inputs + 1) * outputs uniforms in [0, 1) of 53 bits each."""
+    text = f"fedsolve projection {SCHEME}|{seed}|{role}|{layer}|{inputs}|{outputs}"
+    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+    raw = np.random.Philox(key=key).random_raw((inputs + 1) * outputs)
+    raw >>= np.uint64(11)
+    return raw.astype(np.float64) * 2.0**-53
+
+
+def fingerprint(seed: int) -> str:
+    """Hash of a small projection of this seed, to see that two sides make the same bits."""
+    small = _make(seed, "fingerprint", 0, 7, 9, 1.0, "float64")
+    return hashlib.sha256(small.weight.tobytes() + small.bias.tobytes()).hexdigest()[:32]

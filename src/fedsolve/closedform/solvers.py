@@ -1,0 +1,103 @@
+"""Closed-form solvers as pure functions of sums. Solve, never invert."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, svd
+from scipy.linalg.lapack import dpocon
+
+from fedsolve.container import Array
+from fedsolve.errors import ConditionWarning
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+def ridge_solve(gram: Array, cross: Array, ridge: float = 0.0) -> Array:
+    """W minimising |Y - X W|² + ridge |W|², from gram = XᵀX (d, d) and cross = XᵀY (d, C).
+
+    By Cholesky of gram + ridge I. When that fails, or its reciprocal condition number is below
+    d·eps, eigenvalues below d·eps·max are dropped and the minimum-norm solution is taken; a
+    `ConditionWarning` names the condition number.
+    """
+    width = len(gram)
+    system = gram.copy()
+    system.flat[:: width + 1] += ridge
+    norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))
+    reciprocal = 0.0
+    try:
+        factor = cho_factor(system, lower=False, check_finite=False)
+        reciprocal = float(dpocon(factor[0], norm)[0])
+    except LinAlgError:
+        pass
+    if reciprocal >= width * EPS:
+        return np.ascontiguousarray(cho_solve(factor, cross, check_finite=False))
+    return _minimum_norm(gram, cross, ridge)
+
+
+def _minimum_norm(gram: Array, cross: Array, ridge: float) -> Array:
+    """The same objective through eigenvalues; directions the data do not determine get zero."""
+    system = gram.copy()
+    system.flat[:: len(gram) + 1] += ridge
+    values, vectors = eigh(system, driver="evd", check_finite=False)
+    largest = max(float(values[-1]), 0.0)
+    keep = values > len(gram) * EPS * largest
+    smallest = float(np.min(np.abs(values)))
+    condition = largest / smallest if smallest > 0 else np.inf
+    warnings.warn(
+        f"the system of width {len(gram)} is singular to working precision (condition number "
+        f"{condition:.1e}, rank {int(keep.sum())}); the minimum-norm solution is used. "
+        f"A larger ridge (now {ridge:g}) avoids this.",
+        ConditionWarning,
+        stacklevel=4,
+    )
+    kept = vectors[:, keep]
+    return np.ascontiguousarray(kept @ ((kept.T @ cross) / values[keep, None]))
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """Omega = left rightᵀ in thin form: left (d_F, r), right (d, r) with orthonormal columns."""
+
+    left: Array
+    right: Array
+
+    @property
+    def omega(self) -> Array:
+        return self.left @ self.right.T
+
+    @property
+    def square(self) -> float:
+        """|Omega|²"""
+        return float(np.sum(self.left**2))
+
+
+def sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: float) -> Sandwich:
+    """Omega minimising |R - F Omega W|² + ridge |Omega|² (DeepAFL Eq. 7), in thin form.
+
+    hidden_gram = FᵀF (d_F, d_F), residual = FᵀR (d_F, C), weight = W (d, C). With the thin SVD
+    W = U S Zᵀ and FᵀF = V diag(l) Vᵀ:
+        Omega = A Uᵀ,  A = V [(Vᵀ residual Z S) / (ridge + l ⊗ S²)],
+    which is Eq. 8 without the d - C directions in which W vanishes. Eigenvalues are clamped at 0;
+    at ridge 0 the directions with l S² below d_F·eps of the largest are dropped.
+    """
+    right, singular, z = svd(weight, full_matrices=False, check_finite=False)
+    values, vectors = eigh(hidden_gram, driver="evd", check_finite=False)
+    values = np.maximum(values, 0.0)
+    target = residual @ (z.T * singular)
+    curvature = np.outer(values, singular**2)
+    floor = len(hidden_gram) * EPS * float(curvature.max(initial=0.0))
+    usable = curvature > floor if ridge == 0.0 else np.ones_like(curvature, dtype=bool)
+
+    def solve(wanted: Array) -> Array:
+        inner = vectors.T @ wanted
+        np.divide(inner, ridge + curvature, out=inner, where=usable)
+        inner[~usable] = 0.0
+        return np.asarray(vectors @ inner)
+
+    left = solve(target)
+    # One step of refinement: the stationarity residual of A itself, free of the rounding of V.
+    left += solve(target - ridge * left - (hidden_gram @ left) * singular**2)
+    return Sandwich(np.ascontiguousarray(left), np.ascontiguousarray(right))

@@ -1,0 +1,136 @@
+"""Sums over a client's rows, chunk by chunk, into buffers that are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedsolve.closedform.blas import add_gram
+from fedsolve.container import Array
+from fedsolve.federation.engine import encode_labels
+from fedsolve.federation.messages import Chain, Term
+from fedsolve.federation.method import opening_classes
+from fedsolve.federation.participant import ClientData, Memory
+from fedsolve.federation.workspace import Workspace
+
+_CHUNK_BYTES = 16 << 20
+
+
+def chunks(rows: int, width: int) -> Iterator[slice]:
+    """Spans of rows whose float64 features take about 16 MB.
+
+    The length depends on the width alone, so that sums have the same bits whatever the memory
+    budget, the precision of the machine's clock or the number of workers.
+    """
+    length = max(256, min(8192, _CHUNK_BYTES // (8 * width)))
+    for start in range(0, rows, length):
+        yield slice(start, min(start + length, rows))
+
+
+class Accumulator:
+    """The term of one answer under construction: named sums in the worker's buffers."""
+
+    def __init__(self, workspace: Workspace, dtype: Any) -> None:
+        self.term = Term()
+        self._workspace = workspace
+        self._dtype = dtype
+        self._empty: set[str] = set()
+
+    def declare(self, name: str, shape: tuple[int, ...], symmetric: bool = False) -> None:
+        """Announce a sum; it is zero until something is added."""
+        self.term.arrays[name] = self._workspace.array(f"term.{name}", shape, self._dtype)
+        if symmetric:
+            self.term.symmetric |= {name}
+        self._empty.add(name)
+
+    def add_gram(self, name: str, rows: Array) -> None:
+        """name += rowsᵀ rows"""
+        add_gram(rows, self.term.arrays[name], accumulate=name not in self._empty)
+        self._empty.discard(name)
+
+    def add_product(self, name: str, left: Array, right: Array) -> None:
+        """name += leftᵀ right"""
+        out = self.term.arrays[name]
+        if name in self._empty:
+            np.matmul(left.T, right, out=out)
+            self._empty.discard(name)
+        else:
+            out += np.matmul(left.T, right, out=self._workspace.array("product", out.shape, out.dtype))
+
+    def add(self, name: str, values: Array) -> None:
+        """name += values"""
+        if name in self._empty:
+            self.term.arrays[name][...] = values
+            self._empty.discard(name)
+        else:
+            self.term.arrays[name] += values
+
+    def finish(self) -> Term:
+        for name in self._empty:
+            self.term.arrays[name].fill(0.0)
+        return self.term
+
+
+class Rows:
+    """A client's inputs and targets as the closed forms want them: prepared, encoded, weighted.
+
+    Targets are one-hot rows for classes, the values themselves for regression, minus their mean
+    when the run has an intercept.
+    """
+
+    def __init__(self, data: ClientData, chain: Chain, dtype: Any) -> None:
+        self.data = data
+        self.dtype = dtype
+        opening = chain.blocks[0].note["opening"]
+        self.outputs: int = opening["outputs"]
+        classes = opening_classes(chain)
+        labels = data.own_labels()
+        self.codes = None if classes is None else encode_labels(labels, classes)
+        self._values = labels.reshape(len(data), -1) if classes is None else None
+        weights = data.own_weights()
+        self._roots = None if weights is None else np.sqrt(weights)[:, None].astype(dtype)
+        prepared = [block.arrays for block in chain.blocks if "preparation" in block.note]
+        self._preparation = prepared[0] if prepared else None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def features(self, span: slice) -> Array:
+        """Input features (span, width), centred and scaled as the preparation says."""
+        if self._preparation is None:
+            return self.data.features(span, self.dtype)
+        values = self.data.features(span, np.float64) - self._preparation["mean"]
+        values /= self._preparation["scale"]
+        return values.astype(self.dtype, copy=False)
+
+    def targets(self, span: slice) -> Array:
+        """Targets (span, outputs)."""
+        if self.codes is not None:
+            codes = self.codes[span]
+            values = np.zeros((len(codes), self.outputs), dtype=self.dtype)
+            values[np.arange(len(codes)), codes] = 1.0
+        else:
+            assert self._values is not None
+            values = self._values[span].astype(self.dtype)
+        if self._preparation is not None:
+            values -= self._preparation["target_mean"].astype(self.dtype)
+        return values
+
+    def weighted(self, span: slice, values: Array) -> Array:
+        """values times the square roots of the sample weights: both factors of a sum carry one."""
+        return values if self._roots is None else values * self._roots[span]
+
+
+def cached_rows(data: ClientData, memory: Memory, dtype: Any) -> Rows:
+    """The client's `Rows` for the model so far, kept until the opening or the preparation changes."""
+    chain = memory.chain
+    prepared = next((i for i, b in enumerate(chain.blocks) if "preparation" in b.note), 0)
+    key = (chain.digests[prepared + 1], np.dtype(dtype).str)
+    found = memory.cache.get("rows")
+    if found is None or found[0] != key:
+        found = (key, Rows(data, chain, dtype))
+        memory.cache["rows"] = found
+    rows: Rows = found[1]
+    return rows

@@ -1,0 +1,85 @@
+"""One container for everything that is stored or sent: safetensors with one metadata key.
+
+The key `fedsolve` holds canonical JSON (sorted keys, no spaces), so equal contents are equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as _load_tensors
+from safetensors.numpy import save as _save_tensors
+
+from fedsolve.errors import FedsolveError, ModelFileError
+
+Array = NDArray[Any]
+
+_KEY = "fedsolve"
+
+
+def canonical_json(value: Any) -> str:
+    """The one spelling of a JSON value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def to_bytes(arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
+    """Named arrays and a JSON note as one exact, self-describing string of bytes."""
+    tensors = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return _save_tensors(tensors, metadata={_KEY: canonical_json(note)})
+
+
+def from_bytes(
+    data: bytes, *, what: str, error: type[FedsolveError]
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays and the note of `to_bytes`; anything else raises `error` with a sentence about `what`."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        note = json.loads(header["__metadata__"][_KEY])
+        arrays = _load_tensors(data)
+    except (ValueError, KeyError, TypeError, SafetensorError) as problem:
+        raise error(
+            f"{what} is damaged, truncated or was not written by fedsolve "
+            f"({len(data)} bytes; {type(problem).__name__}: {problem}). Fetch or write it again."
+        ) from problem
+    if not isinstance(note, dict):
+        raise error(f"{what} has no readable description; it was not written by fedsolve.")
+    return arrays, note
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace `path` by `data` in one step: a reader sees the old file or the new one, never a part."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as problem:
+        raise ModelFileError(f"cannot write {target}: {problem.strerror or problem}.") from problem
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException as problem:
+        Path(name).unlink(missing_ok=True)
+        if isinstance(problem, OSError):
+            raise ModelFileError(f"cannot write {target}: {problem.strerror or problem}.") from problem
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file, or a `ModelFileError` that says why not."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as problem:
+        raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem

@@ -1,0 +1,27 @@
+"""The one tree of errors. Each message names the value seen and what to do about it."""
+
+from __future__ import annotations
+
+
+class FedsolveError(Exception):
+    """Everything fedsolve raises on purpose."""
+
+
+class DataError(FedsolveError, ValueError):
+    """Features, labels or parameters that cannot be used as they are."""
+
+
+class TermError(FedsolveError):
+    """A request or a term that is damaged, out of place or of the wrong shape."""
+
+
+class CohortError(FedsolveError):
+    """Too few participants answered, or one of them failed."""
+
+
+class ModelFileError(FedsolveError):
+    """A model or checkpoint file that cannot be read, or must not be overwritten."""
+
+
+class ConditionWarning(UserWarning):
+    """A linear system was singular to working precision; the minimum-norm solution was taken."""

@@ -1,0 +1,1 @@
+"""Who asks and who answers: messages, participants, engines, methods and their loop."""

@@ -1,0 +1,102 @@
+"""The exact binary form of requests and terms, for any network that carries them.
+
+Safetensors with a version field; symmetric arrays are packed as their upper triangle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsolve.container import Array, from_bytes, to_bytes
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Block, Needs, Request, Term, pack_triangle, unpack_triangle
+
+WIRE_VERSION = 1
+"""A peer that speaks another version is refused."""
+
+
+def encode_request(request: Request) -> bytes:
+    """The exact bytes of a request; `cohort` stays with the server."""
+    arrays = {f"array.{name}": array for name, array in request.arrays.items()}
+    for index, block in enumerate(request.blocks):
+        arrays.update({f"block.{index}.{name}": array for name, array in block.arrays.items()})
+    return to_bytes(
+        arrays,
+        {
+            "wire": WIRE_VERSION,
+            "message": "request",
+            "kind": request.kind,
+            "exchange": request.exchange,
+            "layer": request.layer,
+            "note": dict(request.note),
+            "position": request.position,
+            "digest": request.digest,
+            "blocks": [dict(block.note) for block in request.blocks],
+        },
+    )
+
+
+def decode_request(data: bytes) -> Request:
+    """The request of `encode_request`, refused when damaged or of another version."""
+    arrays, note = _decode(data, "request")
+    blocks: list[Block] = []
+    for index, block_note in enumerate(note["blocks"]):
+        blocks.append(Block(block_note, _with_prefix(arrays, f"block.{index}.")))
+    return Request(
+        kind=note["kind"],
+        exchange=note["exchange"],
+        layer=note["layer"],
+        cohort=(),
+        note=note["note"],
+        arrays=_with_prefix(arrays, "array."),
+        position=note["position"],
+        digest=note["digest"],
+        blocks=tuple(blocks),
+    )
+
+
+def encode_term(term: Term | Needs) -> bytes:
+    """The exact bytes of a participant's answer, symmetric arrays packed."""
+    if isinstance(term, Needs):
+        return to_bytes({}, {"wire": WIRE_VERSION, "message": "needs", "have": term.have})
+    arrays = {
+        name: pack_triangle(array) if name in term.symmetric else array for name, array in term.arrays.items()
+    }
+    return to_bytes(
+        arrays,
+        {
+            "wire": WIRE_VERSION,
+            "message": "term",
+            "counts": term.counts,
+            "symmetric": sorted(term.symmetric),
+        },
+    )
+
+
+def decode_term(data: bytes) -> Term | Needs:
+    """The answer of `encode_term`, refused when damaged or of another version."""
+    arrays, note = _decode(data, "term", "needs")
+    if note["message"] == "needs":
+        return Needs(int(note["have"]))
+    symmetric = frozenset(note["symmetric"])
+    for name in symmetric:
+        arrays[name] = unpack_triangle(arrays[name])
+    return Term(arrays, {name: int(value) for name, value in note["counts"].items()}, symmetric)
+
+
+def _decode(data: bytes, *messages: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    what = f"this {messages[0]}"
+    arrays, note = from_bytes(data, what=what, error=TermError)
+    if note.get("wire") != WIRE_VERSION:
+        raise TermError(
+            f"{what} uses wire version {note.get('wire')!r}; this fedsolve speaks {WIRE_VERSION}. "
+            "Install the same fedsolve version on both sides."
+        )
+    if note.get("message") not in messages:
+        raise TermError(f"expected a {messages[0]}, received a {note.get('message')!r}.")
+    return arrays, note
+
+
+def _with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,308 @@
+"""What travels: requests down, terms up, and the total that a method sees.
+
+A `Term` is one addend. Symmetric arrays are valid in their upper triangle only while they are
+being summed; they are packed (upper triangle, row slices) when they leave the process, and
+`Total` mirrors them once before a method reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array, canonical_json
+from fedsolve.errors import TermError
+
+_TRIANGLE_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Block:
+    """One addition to the model so far: a JSON note and named arrays."""
+
+    note: Mapping[str, Any]
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def digest(self, previous: str) -> str:
+        """SHA-256 over the digest before and everything in this block."""
+        state = hashlib.sha256(previous.encode())
+        state.update(canonical_json(self.note).encode())
+        for name in sorted(self.arrays):
+            array = np.ascontiguousarray(self.arrays[name])
+            state.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
+            state.update(array.data)
+        return state.hexdigest()
+
+
+class Chain:
+    """The model so far as an append-only list of blocks; both sides hold one and compare digests.
+
+    Block 0 is the opening (method, parameters, classes); every later one is what an exchange
+    added. A request names its position in the chain and carries only the blocks that are new.
+    """
+
+    def __init__(self, blocks: Iterable[Block] = ()) -> None:
+        self.blocks: list[Block] = []
+        self.digests: list[str] = [""]
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def digest(self) -> str:
+        return self.digests[-1]
+
+    def append(self, block: Block) -> None:
+        self.digests.append(block.digest(self.digests[-1]))
+        self.blocks.append(block)
+
+    def truncate(self, position: int) -> None:
+        del self.blocks[position:]
+        del self.digests[position + 1 :]
+
+    def accept(self, request: Request) -> bool:
+        """Bring this chain to the request's position; False when earlier blocks are missing.
+
+        Blocks that turn out not to continue this chain clear it, so that the next question is
+        for everything.
+        """
+        position = request.position
+        if len(self) >= position and self.digests[position] == request.digest:
+            self.truncate(position)
+            return True
+        if len(self) < request.first:
+            return False
+        self.truncate(request.first)
+        for block in request.blocks:
+            self.append(block)
+        if self.digest == request.digest:
+            return True
+        if request.first == 0:
+            raise TermError(
+                f"exchange {request.exchange}: the model blocks received do not have the digest the "
+                "request names; they were damaged on the way. Send the request again."
+            )
+        self.truncate(0)
+        return False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server asks in one exchange: a kind, a layer, and the arrays needed to answer.
+
+    `cohort` is who is asked; it steers the engine and is not sent. `blocks` are the newest blocks
+    of the model, ending at `position`, whose digest is `digest`.
+    """
+
+    kind: str
+    exchange: int
+    layer: int
+    cohort: tuple[str, ...]
+    note: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    position: int = 0
+    digest: str = ""
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def first(self) -> int:
+        """Chain position before the blocks this request carries."""
+        return self.position - len(self.blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload: bytes of all arrays sent."""
+        return sum(array.nbytes for array in self.arrays.values()) + sum(
+            block.nbytes for block in self.blocks
+        )
+
+    def starting_at(self, first: int, chain: Chain) -> Request:
+        """The same request carrying every block from chain position `first` on."""
+        return Request(
+            self.kind,
+            self.exchange,
+            self.layer,
+            self.cohort,
+            self.note,
+            self.arrays,
+            self.position,
+            self.digest,
+            tuple(chain.blocks[first : self.position]),
+        )
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A participant's answer when it lacks earlier blocks: send everything from `have` on."""
+
+    have: int
+
+
+@dataclass
+class Term:
+    """A client's answer: named arrays and counts, an addend of the total."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    symmetric: frozenset[str] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        """Payload: bytes of the arrays as they are sent, symmetric ones as a triangle."""
+        return sum(
+            array.itemsize * packed_size(array.shape[0]) if name in self.symmetric else array.nbytes
+            for name, array in self.arrays.items()
+        )
+
+    def add(self, other: Term, sign: int = 1) -> None:
+        """Add `sign * other` in place; differing names are united, equal names must agree in shape."""
+        for name, array in other.arrays.items():
+            mine = self.arrays.get(name)
+            if mine is None:
+                # A float32 term is summed in float64: the sum, not the addend, sets the error.
+                self.arrays[name] = array.astype(np.float64) * sign
+                continue
+            if mine.shape != array.shape or (name in self.symmetric) != (name in other.symmetric):
+                raise TermError(
+                    f"terms do not fit together: '{name}' has shape {array.shape}, expected {mine.shape}. "
+                    "All participants must answer the same request."
+                )
+            _add_triangle(mine, array, sign) if name in self.symmetric else _add(mine, array, sign)
+        for name, count in other.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + sign * count
+        self.symmetric |= other.symmetric
+
+    def __add__(self, other: Term) -> Term:
+        return self._combined(other, 1)
+
+    def __sub__(self, other: Term) -> Term:
+        return self._combined(other, -1)
+
+    def _combined(self, other: Term, sign: int) -> Term:
+        total = Term()
+        total.add(self)
+        total.add(other, sign)
+        return total
+
+    def check_finite(self, who: str) -> None:
+        """Refuse NaN and infinity, by name: one bad term would spoil the sum for everyone."""
+        for name, array in self.arrays.items():
+            # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
+            if not np.isfinite(np.add.reduce(array, axis=None)):
+                raise TermError(
+                    f"{who}: '{name}' contains NaN or infinite values. Check its features for values "
+                    "whose squares overflow, or standardise them (scale='standard')."
+                )
+
+    def mirror(self) -> None:
+        """Copy the upper triangle of every symmetric array into its lower one."""
+        for name in self.symmetric:
+            _mirror(self.arrays[name])
+
+
+@dataclass
+class Total:
+    """The sum of terms with the cohort it was summed over, who was missing and why."""
+
+    term: Term
+    cohort: tuple[str, ...]
+    missing: dict[str, str] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
+    bytes_up: int = 0
+    bytes_down: int = 0
+    catch_up_bytes: int = 0
+    seconds: float = 0.0
+
+    def __getitem__(self, name: str) -> Array:
+        try:
+            return self.term.arrays[name]
+        except KeyError:
+            raise TermError(
+                f"the total lacks '{name}'; it has {sorted(self.term.arrays)}. "
+                "The participants answered another request."
+            ) from None
+
+    def count(self, name: str) -> int:
+        return self.term.counts.get(name, 0)
+
+    def including(self, client: str, term: Term) -> Total:
+        """This total with a late client's term: exact for methods of one exchange."""
+        if client in self.cohort:
+            raise TermError(f"client '{client}' is already part of this total.")
+        return self._changed(self.term + term, {*self.cohort, client})
+
+    def without(self, client: str, term: Term) -> Total:
+        """This total after a client withdrew its term: exact for methods of one exchange."""
+        if client not in self.cohort:
+            raise TermError(f"client '{client}' is not part of this total; it cannot be withdrawn.")
+        return self._changed(self.term - term, {*self.cohort} - {client})
+
+    def _changed(self, term: Term, cohort: set[str]) -> Total:
+        term.mirror()
+        return Total(term, tuple(sorted(cohort)))
+
+
+def packed_size(width: int) -> int:
+    """Numbers in the upper triangle, diagonal included."""
+    return width * (width + 1) // 2
+
+
+def pack_triangle(matrix: Array) -> Array:
+    """Upper triangle as one vector, row slice by row slice."""
+    width = matrix.shape[0]
+    packed = np.empty(packed_size(width), dtype=matrix.dtype)
+    start = 0
+    for row in range(width):
+        packed[start : start + width - row] = matrix[row, row:]
+        start += width - row
+    return packed
+
+
+def unpack_triangle(packed: Array) -> Array:
+    """The symmetric matrix whose upper triangle is `packed`."""
+    width = (int(np.sqrt(8 * packed.size + 1)) - 1) // 2
+    if packed.ndim != 1 or packed_size(width) != packed.size:
+        raise TermError(f"{packed.size} numbers are not an upper triangle of any matrix.")
+    matrix = np.zeros((width, width), dtype=packed.dtype)
+    start = 0
+    for row in range(width):
+        matrix[row, row:] = packed[start : start + width - row]
+        start += width - row
+    _mirror(matrix)
+    return matrix
+
+
+def _add(target: Array, array: Array, sign: int) -> None:
+    (np.add if sign > 0 else np.subtract)(target, array, out=target)
+
+
+def _add_triangle(target: Array, array: Array, sign: int) -> None:
+    for row in range(0, target.shape[0], _TRIANGLE_ROWS):
+        rows = slice(row, row + _TRIANGLE_ROWS)
+        _add(target[rows, row:], array[rows, row:], sign)
+
+
+def _mirror(matrix: Array) -> None:
+    for row in range(0, matrix.shape[0], _TRIANGLE_ROWS):
+        stop = min(row + _TRIANGLE_ROWS, matrix.shape[0])
+        matrix[stop:, row:stop] = matrix[row:stop, stop:].T
+        corner = matrix[row:stop, row:stop]
+        lower = np.tril_indices(stop - row, -1)
+        corner[lower] = corner.T[lower]
+
+
+def names(clients: Sequence[str], limit: int = 5) -> str:
+    """Client names for a message, the first few of a long list."""
+    shown = ", ".join(f"'{client}'" for client in clients[:limit])
+    more = len(clients) - limit
+    return f"{shown} and {more} more" if more > 0 else shown

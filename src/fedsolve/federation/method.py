@@ -1,0 +1,258 @@
+"""Methods, their state machines, and the short loop that trains over any federation."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from fedsolve import container
+from fedsolve.container import Array
+from fedsolve.errors import DataError, ModelFileError
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.messages import Block, Chain, Request, Total
+from fedsolve.model import Model, labels_from_note, labels_note
+
+M = TypeVar("M", bound=Model)
+
+CHECKPOINT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """One exchange: who took part, what travelled, how long it took, what was solved.
+
+    bytes_up and bytes_down are payloads summed over clients; catch_up_bytes is what late or
+    restarted clients were sent besides. `risk` is the regularised risk of the newest classifier.
+    """
+
+    exchange: int
+    kind: str
+    layer: int
+    cohort: tuple[str, ...]
+    missing: Mapping[str, str]
+    empty: tuple[str, ...]
+    bytes_up: int
+    bytes_down: int
+    catch_up_bytes: int
+    seconds: float
+    risk: float | None = None
+    accuracy: float | None = None
+    solved: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+class Run(ABC, Generic[M]):
+    """A method under way: `request` says what to ask next, `absorb` takes the total.
+
+    Everything a run knows is in `chain`, `history` and what `_arrays` / `_note` give, so that
+    saving, loading and resuming are the same few lines for every method.
+    """
+
+    def __init__(self, method: Method[M], spec: Spec) -> None:
+        self.method = method
+        self.spec = spec
+        self.chain = Chain([Block({"opening": opening(method, spec)})])
+        self.history: list[Record] = []
+        self._sent = 0
+
+    @abstractmethod
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        """What to ask next, and whom among those present; None when the model is complete."""
+
+    @abstractmethod
+    def absorb(self, total: Total) -> None:
+        """Take the answer to the last request."""
+
+    @abstractmethod
+    def model(self) -> M:
+        """The finished model."""
+
+    @property
+    @abstractmethod
+    def exchanges(self) -> int:
+        """How many exchanges the whole run takes when no cohort changes."""
+
+    @abstractmethod
+    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The method's own state as named arrays and a note."""
+
+    @abstractmethod
+    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        """Take back what `_contents` gave."""
+
+    def _ask(
+        self,
+        kind: str,
+        layer: int,
+        cohort: tuple[str, ...],
+        note: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, Array] | None = None,
+    ) -> Request:
+        return Request(
+            kind=kind,
+            exchange=len(self.history),
+            layer=layer,
+            cohort=cohort,
+            note=note or {},
+            arrays=arrays or {},
+            position=len(self.chain),
+            digest=self.chain.digest,
+            blocks=tuple(self.chain.blocks[self._sent :]),
+        )
+
+    def _record(self, kind: str, layer: int, total: Total, position: int, **more: Any) -> None:
+        """Enter an exchange that was asked at chain length `position`."""
+        self._sent = position
+        self.history.append(
+            Record(
+                exchange=len(self.history),
+                kind=kind,
+                layer=layer,
+                cohort=total.cohort,
+                missing=total.missing,
+                empty=total.empty,
+                bytes_up=total.bytes_up,
+                bytes_down=total.bytes_down,
+                catch_up_bytes=total.catch_up_bytes,
+                seconds=total.seconds,
+                **more,
+            )
+        )
+
+    # -- saving and resuming ---------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The whole state of the run, exactly."""
+        arrays, note = self._contents()
+        arrays = {f"state.{name}": array for name, array in arrays.items()}
+        for index, block in enumerate(self.chain.blocks):
+            arrays.update({f"block.{index}.{name}": a for name, a in block.arrays.items()})
+        return container.to_bytes(
+            arrays,
+            {
+                "checkpoint": CHECKPOINT_VERSION,
+                "state": note,
+                "blocks": [dict(block.note) for block in self.chain.blocks],
+                "sent": self._sent,
+                "history": [record.as_dict() for record in self.history],
+            },
+        )
+
+    def restore(self, data: bytes, path: str) -> None:
+        """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
+        arrays, note = container.from_bytes(data, what=f"checkpoint {path}", error=ModelFileError)
+        if note.get("checkpoint") != CHECKPOINT_VERSION:
+            raise ModelFileError(
+                f"{path} is not a checkpoint of version {CHECKPOINT_VERSION} "
+                f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
+            )
+        chain = Chain(
+            Block(block_note, _with_prefix(arrays, f"block.{index}."))
+            for index, block_note in enumerate(note["blocks"])
+        )
+        if not len(chain) or chain.digests[1] != self.chain.digests[1]:
+            raise ModelFileError(
+                f"checkpoint {path} belongs to a run with other parameters, classes or features. "
+                "Resume with the settings it was started with, or choose another checkpoint path."
+            )
+        self.chain = chain
+        self._sent = note["sent"]
+        self.history = [_record_from(entry) for entry in note["history"]]
+        self._restore(_with_prefix(arrays, "state."), note["state"])
+
+
+class Method(ABC, Generic[M]):
+    """Frozen parameters of a method; subclasses are frozen dataclasses."""
+
+    key: ClassVar[str]
+    gathers: ClassVar[bool] = False
+
+    @abstractmethod
+    def start(self, spec: Spec) -> Run[M]:
+        """The state machine of this method for a federation like `spec`."""
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name, as JSON values."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def agreement(self) -> dict[str, Any]:
+        """What else both sides must agree on before the first answer."""
+        return {}
+
+    def fit(
+        self,
+        federation: Federation,
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        progress: Callable[[Record, int], None] | None = None,
+    ) -> M:
+        """Train over a federation.
+
+        checkpoint: file that holds the state after every exchange, replaced atomically.
+        resume:     continue from that file if it exists; without it an existing file is not touched.
+        progress:   called after every exchange with its record and the expected number of exchanges.
+        """
+        run = self.start(federation.describe())
+        if checkpoint is not None and os.path.exists(checkpoint):
+            if not resume:
+                raise ModelFileError(
+                    f"checkpoint {checkpoint} exists. Pass resume=True to continue from it, or remove it."
+                )
+            run.restore(container.read(checkpoint), str(checkpoint))
+        elif resume and checkpoint is None:
+            raise DataError("resume=True needs a checkpoint path to resume from.")
+        for _ in exchanges(run, federation):
+            if checkpoint is not None:
+                container.write_atomically(checkpoint, run.to_bytes())
+            if progress is not None:
+                progress(run.history[-1], run.exchanges)
+        return run.model()
+
+
+def exchanges(run: Run[M], federation: Federation) -> Iterator[Record]:
+    """Train step by step: one record after every exchange, until the model is complete."""
+    while (request := run.request(federation.clients)) is not None:
+        run.absorb(federation.exchange(request, run.chain))
+        yield run.history[-1]
+
+
+def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
+    """Block 0 of the chain: what both sides must agree on before the first answer."""
+    return {
+        "method": method.key,
+        "parameters": method.parameters(),
+        "features": spec.features,
+        "outputs": spec.outputs,
+        "classes": labels_note(spec.classes),
+        **method.agreement(),
+    }
+
+
+def opening_classes(chain: Chain) -> Array | None:
+    """The class list a participant was told in the opening."""
+    return labels_from_note(chain.blocks[0].note["opening"]["classes"])
+
+
+def _with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+def _record_from(entry: dict[str, Any]) -> Record:
+    for name in ("cohort", "empty", "solved"):
+        entry[name] = tuple(entry[name])
+    return Record(**entry)
+
+
+def check_positive(**values: float) -> None:
+    """Refuse parameters below zero or not finite, by name."""
+    for name, value in values.items():
+        if not np.isfinite(value) or value < 0:
+            raise DataError(f"{name} must be a finite number >= 0; got {value!r}.")

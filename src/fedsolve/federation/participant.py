@@ -1,0 +1,176 @@
+"""The client's side: owns data, answers requests, keeps only what it can rebuild.
+
+`answer(request)` is repeatable: the same request gives the same term, bit for bit. A method's own
+file registers its client steps with `@step(kind)`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.workspace import Workspace
+
+DEFAULT_MEMORY = 1 << 30
+"""Bytes a participant may keep in memory for what it derives from its rows."""
+
+_CHECK_ROWS = 65536
+
+
+class ClientData:
+    """A client's rows: features, and labels (classification) or targets (regression), never copied whole.
+
+    features: (rows of the source, width), any real dtype, may be memory-mapped.
+    labels:   (rows of the source,) labels of any sortable type, or float targets (…,) / (…, outputs).
+    rows:     which rows of the source belong to this client; all when None.
+    weights:  (rows of the source,) non-negative sample weights; they enter sums, never the row count.
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        labels: Any,
+        rows: Array | None = None,
+        weights: Any = None,
+        *,
+        checked: bool = False,
+    ) -> None:
+        self.source = features if isinstance(features, np.ndarray) else np.asarray(features)
+        self.labels = np.asarray(labels)
+        self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
+        self.rows = rows
+        if not checked:
+            check_arrays(self.source, self.labels, self.weights)
+
+    def __len__(self) -> int:
+        return len(self.source) if self.rows is None else len(self.rows)
+
+    @property
+    def width(self) -> int:
+        return int(self.source.shape[1])
+
+    def features(self, span: slice, dtype: Any = np.float64) -> Array:
+        """The features of this client's rows `span`, as a contiguous array."""
+        return np.ascontiguousarray(self._own(self.source, span), dtype=dtype)
+
+    def own_labels(self) -> Array:
+        return self._own(self.labels, slice(None))
+
+    def own_weights(self) -> Array | None:
+        return None if self.weights is None else self._own(self.weights, slice(None))
+
+    def _own(self, array: Array, span: slice) -> Array:
+        return array[span] if self.rows is None else array[self.rows[span]]
+
+
+def check_arrays(features: Array, labels: Array, weights: Array | None = None) -> None:
+    """Refuse what no method can use: wrong shapes, non-numbers, NaN and infinity, negative weights."""
+    if features.ndim != 2:
+        raise DataError(
+            f"features must be two-dimensional (rows, width); got shape {features.shape}. "
+            "Reshape your data, one row per sample."
+        )
+    if features.shape[1] == 0:
+        raise DataError("features have 0 columns; at least one is needed.")
+    if features.dtype.kind not in "fiub":
+        raise DataError(
+            f"features must be real numbers; got dtype {features.dtype}. Encode text or categories first."
+        )
+    if len(labels) != len(features) or labels.ndim not in (1, 2):
+        raise DataError(
+            f"{len(features)} rows of features but labels of shape {labels.shape}; give one label per row."
+        )
+    if weights is not None:
+        if weights.shape != (len(features),):
+            raise DataError(f"sample weights must have shape ({len(features)},); got {weights.shape}.")
+        if not np.all(np.isfinite(weights)) or np.any(weights < 0):
+            raise DataError("sample weights must be finite and not negative.")
+    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
+        bad = int(np.flatnonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))[0])
+        raise DataError(f"labels contain NaN or infinite values (first in row {bad}). Remove those rows.")
+    if features.dtype.kind == "f":
+        for start in range(0, len(features), _CHECK_ROWS):
+            finite = np.isfinite(features[start : start + _CHECK_ROWS])
+            if not finite.all():
+                row, column = (int(i) for i in np.argwhere(~finite)[0])
+                value = features[start + row, column]
+                raise DataError(
+                    f"features contain NaN or infinite values ({value} in row {start + row}, column {column}). "
+                    "Remove or impute them before training."
+                )
+
+
+@dataclass
+class Memory:
+    """What a participant keeps between requests; everything here can be rebuilt from the chain."""
+
+    chain: Chain = field(default_factory=Chain)
+    cache: dict[str, Any] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
+    budget: int = DEFAULT_MEMORY
+    scratch: Path | None = None
+
+    def scratch_folder(self) -> Path:
+        """Where mapped arrays live; the system's temporary folder unless one was named."""
+        return self.scratch if self.scratch is not None else Path(tempfile.gettempdir())
+
+
+Step = Callable[[ClientData, Request, Memory], Term]
+
+_STEPS: dict[str, Step] = {}
+
+
+def step(kind: str) -> Callable[[Step], Step]:
+    """Register a client step: the function that answers requests of this kind."""
+
+    def register(function: Step) -> Step:
+        _STEPS[kind] = function
+        return function
+
+    return register
+
+
+class Participant:
+    """One silo: a name, its data, and the memory it needs to answer."""
+
+    def __init__(
+        self,
+        name: str,
+        data: ClientData,
+        *,
+        memory_budget: int = DEFAULT_MEMORY,
+        scratch: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.data = data
+        self._memory = Memory(budget=memory_budget, scratch=scratch)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def answer(self, request: Request, workspace: Workspace | None = None) -> Term | Needs:
+        """This participant's term for the request, or what it needs before it can answer.
+
+        The term lives in `workspace` when one is given, until that workspace is used again.
+        """
+        if not self._memory.chain.accept(request):
+            return Needs(len(self._memory.chain))
+        if request.kind not in _STEPS:
+            raise TermError(
+                f"'{self.name}' does not know requests of kind '{request.kind}'. "
+                "Install the same fedsolve version as the server."
+            )
+        self._memory.workspace = workspace if workspace is not None else Workspace()
+        return _STEPS[request.kind](self.data, request, self._memory)
+
+    def forget(self) -> None:
+        """Drop everything derived from earlier requests, as a restart would."""
+        self._memory = Memory(budget=self._memory.budget, scratch=self._memory.scratch)

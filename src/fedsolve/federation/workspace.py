@@ -1,0 +1,31 @@
+"""Buffers that are used again: fresh arrays cost as much in page faults as the arithmetic in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fedsolve.container import Array
+
+
+class Workspace:
+    """Named scratch arrays of one worker, kept between calls and grown when needed.
+
+    A buffer is valid until the same name is asked for again. New memory is zeroed, so the unused
+    lower triangle of a symmetric buffer stays finite.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Array] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
+        """An array of this shape with unspecified contents."""
+        size = int(np.prod(shape, dtype=np.int64))
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.dtype != np.dtype(dtype) or buffer.size < size:
+            buffer = np.zeros(size, dtype=dtype)
+            self._buffers[name] = buffer
+        view: np.ndarray[Any, Any] = buffer[:size].reshape(shape)
+        return view
