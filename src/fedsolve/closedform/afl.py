@@ -63,7 +63,7 @@ class AFL(Method[LinearModel]):
         return AFLRun(self, spec)
 
     def collect(self, federation: Federation) -> Total:
-        """The total of the single exchange; `Total.including` and `.without` then add and withdraw clients."""
+        """The total of the single exchange; `Total.including` and `.without` change its cohort."""
         if self.scale is not None:
             raise DataError("collect() is for one-exchange runs; scale='standard' needs two.")
         run = self.start(federation.describe())

@@ -103,7 +103,8 @@ def check_arrays(features: Array, labels: Array, weights: Array | None = None) -
                 row, column = (int(i) for i in np.argwhere(~finite)[0])
                 value = features[start + row, column]
                 raise DataError(
-                    f"features contain NaN or infinite values ({value} in row {start + row}, column {column}). "
+                    f"features contain NaN or infinite values ({value} in row {start + row}, column "
+                    f"{column}). "
                     "Remove or impute them before training."
                 )
 
