@@ -12,6 +12,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
+from fedsolve.labels import labels_note
 
 if TYPE_CHECKING:
     from fedsolve.federation.method import Record
@@ -138,17 +139,3 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
         raise ModelFileError(
             f"{path} is incomplete ({type(problem).__name__}: {problem}). Fetch or write it again."
         ) from problem
-
-
-def labels_note(classes: Array | None) -> dict[str, Any] | None:
-    """A class list as a JSON value that keeps its type."""
-    if classes is None:
-        return None
-    if classes.dtype.kind not in "USifub":
-        raise DataError(f"class labels of type {classes.dtype} cannot be stored; use numbers or text.")
-    return {"dtype": classes.dtype.str, "values": classes.tolist()}
-
-
-def labels_from_note(note: Mapping[str, Any] | None) -> Array | None:
-    """The class list of `labels_note`."""
-    return None if note is None else np.asarray(note["values"], dtype=note["dtype"])

@@ -251,11 +251,12 @@ class DeepAFLRun(Run[DeepModel]):
             residual = total["hidden_cross"] - total["hidden_feature"] @ weight
         else:
             residual = total["hidden_residual"]
-        block = sandwich_solve(total["hidden_gram"], residual, weight, self.method.residual_ridge)
+        exact = sandwich_solve(total["hidden_gram"], residual, weight, self.method.residual_ridge)
+        sent = {"left": self._send(exact.left), "right": self._send(exact.right)}
+        self.chain.append(Block({"layer": layer + 1}, sent))
+        # What counts from here on is the block as the clients have it (rounded in float32 runs).
+        block = _blocks(self.chain, "float64")[-1]
         self.blocks.append(block)
-        self.chain.append(
-            Block({"layer": layer + 1}, {"left": self._send(block.left), "right": self._send(block.right)})
-        )
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
             here = self.sums is not None and self.sums.layer == layer and self.sums.cohort == total.cohort
@@ -311,9 +312,7 @@ class DeepAFLRun(Run[DeepModel]):
 
     def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
-        for t, block in enumerate(self.blocks):
-            arrays |= {f"left.{t}": block.left, f"right.{t}": block.right}
-        note: dict[str, Any] = {"risks": self.risks, "blocks": len(self.blocks), "sums": None}
+        note: dict[str, Any] = {"risks": self.risks, "sums": None}
         if self.sums is not None:
             arrays |= {name: getattr(self.sums, name) for name in LEVEL}
             note["sums"] = {"cohort": self.sums.cohort, "layer": self.sums.layer}
@@ -322,7 +321,7 @@ class DeepAFLRun(Run[DeepModel]):
     def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         self.risks = list(note["risks"])
         self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
-        self.blocks = [Sandwich(arrays[f"left.{t}"], arrays[f"right.{t}"]) for t in range(note["blocks"])]
+        self.blocks = _blocks(self.chain, "float64")
         if note["sums"] is not None:
             cohort, layer = tuple(note["sums"]["cohort"]), note["sums"]["layer"]
             gram, cross, label_square = (arrays[name] for name in LEVEL)
@@ -441,7 +440,7 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
 
 def _blocks(chain: Chain, precision: str) -> list[Sandwich]:
     return [
-        Sandwich(block.arrays["left"].astype(precision, copy=False), block.arrays["right"])
+        Sandwich(*(block.arrays[side].astype(precision, copy=False) for side in ("left", "right")))
         for block in chain.blocks
         if "layer" in block.note
     ]

@@ -126,7 +126,7 @@ class LayerFeatures:
         """Phi += P Uᵀ, with P = F A of these rows."""
         phi = self.phi[span]
         update = workspace.array("update", phi.shape, phi.dtype)
-        phi += np.matmul(output, block.right.T.astype(phi.dtype, copy=False), out=update)
+        phi += np.matmul(output, block.right.T, out=update)
 
 
 def _allocate(shape: tuple[int, int], dtype: str, in_memory: bool, memory: Memory) -> Array:

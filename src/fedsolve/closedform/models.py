@@ -13,7 +13,8 @@ from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.model import Model, labels_from_note
+from fedsolve.labels import labels_from_note
+from fedsolve.model import Model
 
 _PASS_BYTES = 128 << 20
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from fedsolve.closedform.blas import add_gram
 from fedsolve.container import Array
-from fedsolve.federation.engine import encode_labels
 from fedsolve.federation.messages import Chain, Term
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.workspace import Workspace
+from fedsolve.labels import encode_labels
 
 _CHUNK_BYTES = 16 << 20
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsolve.federation.engine import Federation, encode_labels
+from fedsolve.federation.engine import Federation
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.labels import encode_labels
 
 if TYPE_CHECKING:
     from fedsolve.model import Model

@@ -16,10 +16,16 @@ from threadpoolctl import threadpool_limits
 
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.engine import Spec, class_list
+from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
-from fedsolve.federation.participant import DEFAULT_MEMORY, ClientData, Participant, check_arrays
+from fedsolve.federation.participant import (
+    DEFAULT_MEMORY,
+    ClientData,
+    Participant,
+    check_arrays,
+)
 from fedsolve.federation.workspace import Workspace
+from fedsolve.labels import class_list, plain_labels
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -91,7 +97,7 @@ class LocalFederation:
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
         """
-        features, labels, owners = _as_array(features), np.asarray(labels), np.asarray(owners)
+        features, labels, owners = _as_array(features), plain_labels(labels), np.asarray(owners)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         check_arrays(features, labels, weights)
         if len(features) == 0:

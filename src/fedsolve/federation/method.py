@@ -16,7 +16,8 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Block, Chain, Request, Total
-from fedsolve.model import Model, labels_from_note, labels_note
+from fedsolve.labels import labels_from_note, labels_note
+from fedsolve.model import Model
 
 M = TypeVar("M", bound=Model)
 

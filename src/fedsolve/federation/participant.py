@@ -18,6 +18,7 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.workspace import Workspace
+from fedsolve.labels import plain_labels
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
@@ -44,7 +45,7 @@ class ClientData:
         checked: bool = False,
     ) -> None:
         self.source = features if isinstance(features, np.ndarray) else np.asarray(features)
-        self.labels = np.asarray(labels)
+        self.labels = plain_labels(labels)
         self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
         self.rows = rows
         if not checked:

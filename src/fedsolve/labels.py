@@ -1,0 +1,83 @@
+"""Class labels of any type: read, listed, encoded as positions, and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+
+
+def plain_labels(labels: Any) -> Array:
+    """Labels as an array of numbers or text; lists of Python objects are looked into."""
+    array: Array = np.asarray(labels)
+    if array.dtype.kind == "S":
+        return array.astype(str)
+    if array.dtype.kind != "O":
+        return array
+    kinds = sorted({type(label).__name__ for label in array.ravel().tolist()})
+    found: Array = np.asarray(array.tolist())
+    if (len(kinds) > 1 and found.dtype.kind not in "fiu") or found.dtype.kind == "O":
+        raise DataError(f"labels mix values of types {kinds}; use one type, numbers or text.")
+    return found
+
+
+def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ()) -> Array:
+    """The classes in order: those declared, or the sorted union of all labels seen."""
+    if declared is not None:
+        classes = plain_labels(declared)
+        if classes.ndim != 1 or len(np.unique(classes)) != len(classes):
+            raise DataError(f"classes must be a list of different labels; got {list(declared)!r}.")
+        classes = np.sort(classes)
+    else:
+        for labels in label_sets:
+            if labels.ndim != 1:
+                raise DataError(f"labels must be one-dimensional; got shape {labels.shape}.")
+        distinct = [np.unique(labels) for labels in label_sets if len(labels)]
+        if not distinct:
+            raise DataError("no rows at all: every client is empty. Check the data and the partition.")
+        classes = np.unique(np.concatenate(distinct))
+    if len(classes) < 2:
+        raise DataError(
+            f"only one class in the whole federation ({classes.tolist()}); a classifier needs at least two."
+        )
+    return classes
+
+
+def encode_labels(labels: Array, classes: Array) -> Array:
+    """Position of every label in `classes`; a label outside them is refused by value."""
+    if len(labels) == 0:
+        return np.zeros(0, dtype=np.intp)
+    if (labels.dtype.kind in "US") != (classes.dtype.kind in "US"):
+        raise DataError(
+            f"labels of type {labels.dtype} do not match classes of type {classes.dtype} "
+            f"(such as {classes[0]!r})."
+        )
+    codes = np.searchsorted(classes, labels)
+    codes[codes == len(classes)] = 0
+    wrong = classes[codes] != labels
+    if np.any(wrong):
+        row = int(np.flatnonzero(wrong)[0])
+        shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
+        raise DataError(
+            f"label {labels[row].item()!r} in row {row} is not one of the {len(classes)} classes "
+            f"({shown}). Declare it (classes=...) or remove the row."
+        )
+    return codes
+
+
+def labels_note(classes: Array | None) -> dict[str, Any] | None:
+    """A class list as a JSON value that keeps its type."""
+    if classes is None:
+        return None
+    if classes.dtype.kind not in "USifub":
+        raise DataError(f"class labels of type {classes.dtype} cannot be stored; use numbers or text.")
+    return {"dtype": classes.dtype.str, "values": classes.tolist()}
+
+
+def labels_from_note(note: Mapping[str, Any] | None) -> Array | None:
+    """The class list of `labels_note`."""
+    return None if note is None else np.asarray(note["values"], dtype=note["dtype"])
