@@ -48,15 +48,17 @@ def aggregate_pair(first: LocalSolution, second: LocalSolution) -> LocalSolution
     if first.weight.shape != second.weight.shape:
         raise DataError(f"weights of shapes {first.weight.shape} and {second.weight.shape} do not fit.")
     joint = first.gram + second.gram
-    weight = _share(first.gram, second.gram, joint) @ first.weight
-    weight += _share(second.gram, first.gram, joint) @ second.weight
+    weight = _share(first, second.gram, joint) + _share(second, first.gram, joint)
     return LocalSolution(weight, joint, first.clients + second.clients)
 
 
-def _share(own: Array, other: Array, joint: Array) -> Array:
-    """I - R C' + R C' (C + C')^-1 C', with R the inverse of C = `own` and C' = `other`."""
-    ratio = solve(own, other)
-    return np.asarray(np.eye(len(own)) - ratio + ratio @ solve(joint, other))
+def _share(own: LocalSolution, other: Array, joint: Array) -> Array:
+    """(I - R C' + R C' (C + C')^-1 C') W, with R the inverse of C = own.gram and C' = `other`.
+
+    Applied to W from the right, so that only thin systems are solved.
+    """
+    inner = own.weight - solve(joint, other @ own.weight)
+    return np.asarray(own.weight - solve(own.gram, other @ inner))
 
 
 def aggregate(solutions: Iterable[LocalSolution]) -> LocalSolution:

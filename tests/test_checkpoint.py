@@ -1,0 +1,179 @@
+"""Resume: a run killed at any moment and continued gives the bytes of an uninterrupted one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve.federation.method import Method, Record
+
+X = np.random.default_rng(0).standard_normal((400, 10))
+Y = np.argmax(X[:, :4] + 0.3 * X[:, 4:8] ** 2, axis=1)
+
+
+def federation(clients: int = 6) -> fs.LocalFederation:
+    return fs.LocalFederation.from_arrays(X, Y, fs.partition.dirichlet(Y, clients, 0.1), clients=clients)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(count: int) -> Any:
+    def progress(record: Record, expected: int) -> None:
+        if record.exchange + 1 == count:
+            raise Stop
+
+    return progress
+
+
+def settings() -> list[Any]:
+    base = {"layers": 4, "width": 24}
+    return [
+        *(fs.DeepAFL(**base, exchange=plan) for plan in ("textbook", "lean", "single")),
+        fs.DeepAFL(**base, participation=0.5),
+        fs.DeepAFL(**base, participation=0.5, consistent=False, exchange="single"),
+        fs.DeepAFL(**base, scale="standard", intercept=True, track="accuracy"),
+        fs.DeepAFL(**base, precision="float32"),
+        fs.AFL(ridge=0.5, scale="standard"),
+    ]
+
+
+@pytest.mark.parametrize("method", settings(), ids=lambda m: f"{m.key}-{getattr(m, 'exchange', '')}")
+def test_resume_after_every_exchange(tmp_path: Path, method: Method[Any]) -> None:
+    whole = method.fit(federation())
+    whole.save(tmp_path / "whole")
+    for count in range(1, len(whole.history)):
+        checkpoint = tmp_path / f"checkpoint-{count}"
+        with pytest.raises(Stop):
+            method.fit(federation(), checkpoint=checkpoint, progress=stop_after(count))
+        resumed = method.fit(federation(), checkpoint=checkpoint, resume=True)
+        resumed.save(tmp_path / "resumed")
+        assert (tmp_path / "resumed").read_bytes() == (tmp_path / "whole").read_bytes()
+        assert [r.exchange for r in resumed.history] == [r.exchange for r in whole.history]
+        for mine, theirs in zip(resumed.history, whole.history, strict=True):
+            assert (mine.bytes_up, mine.bytes_down, mine.risk, mine.cohort, mine.solved) == (
+                theirs.bytes_up,
+                theirs.bytes_down,
+                theirs.risk,
+                theirs.cohort,
+                theirs.solved,
+            )
+
+
+def test_resume_of_a_finished_run_asks_nothing(tmp_path: Path) -> None:
+    method = fs.DeepAFL(layers=2, width=16)
+    first = method.fit(federation(), checkpoint=tmp_path / "c")
+    again = method.fit(federation(), checkpoint=tmp_path / "c", resume=True, progress=stop_after(1))
+    np.testing.assert_array_equal(first.classifiers[-1], again.classifiers[-1])
+
+
+def test_resume_without_a_file_starts_afresh(tmp_path: Path) -> None:
+    model = fs.DeepAFL(layers=1, width=16).fit(federation(), checkpoint=tmp_path / "new", resume=True)
+    assert len(model.history) == 3
+
+
+def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
+    method = fs.DeepAFL(layers=1, width=16)
+    method.fit(federation(), checkpoint=tmp_path / "c")
+    before = (tmp_path / "c").read_bytes()
+    with pytest.raises(fs.ModelFileError, match="exists. Pass resume=True"):
+        method.fit(federation(), checkpoint=tmp_path / "c")
+    assert (tmp_path / "c").read_bytes() == before
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    fs.DeepAFL(layers=1, width=16).fit(federation(), checkpoint=tmp_path / "c")
+    for other in (fs.DeepAFL(layers=1, width=17), fs.DeepAFL(layers=1, width=16, seed=1), fs.AFL(ridge=1.0)):
+        with pytest.raises(fs.ModelFileError, match="other parameters"):
+            other.fit(federation(), checkpoint=tmp_path / "c", resume=True)
+
+
+def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
+    fs.DeepAFL(layers=1, width=16).fit(federation(), checkpoint=tmp_path / "c")
+    data = (tmp_path / "c").read_bytes()
+    (tmp_path / "c").write_bytes(data[:-100])
+    with pytest.raises(fs.ModelFileError, match="damaged, truncated"):
+        fs.DeepAFL(layers=1, width=16).fit(federation(), checkpoint=tmp_path / "c", resume=True)
+
+
+def test_a_model_is_not_a_checkpoint(tmp_path: Path) -> None:
+    method = fs.DeepAFL(layers=1, width=16)
+    method.fit(federation()).save(tmp_path / "m")
+    with pytest.raises(fs.ModelFileError, match="not a checkpoint"):
+        method.fit(federation(), checkpoint=tmp_path / "m", resume=True)
+
+
+def test_resume_needs_a_path() -> None:
+    with pytest.raises(fs.DataError, match="checkpoint path"):
+        fs.DeepAFL(layers=1, width=16).fit(federation(), resume=True)
+
+
+def test_a_failed_exchange_leaves_the_checkpoint_usable(tmp_path: Path) -> None:
+    method = fs.DeepAFL(layers=3, width=16)
+    silos = federation()
+    victim = silos.participants[2]
+    original = victim.answer
+
+    def fail_once(request: Any, workspace: Any = None) -> Any:
+        if request.exchange == 4:
+            raise OSError("disk gone")
+        return original(request, workspace)
+
+    victim.answer = fail_once  # type: ignore[method-assign]
+    with pytest.raises(fs.CohortError, match=f"'{victim.name}' failed in exchange 4"):
+        method.fit(silos, checkpoint=tmp_path / "c")
+    resumed = method.fit(federation(), checkpoint=tmp_path / "c", resume=True)
+    whole = method.fit(federation())
+    np.testing.assert_array_equal(resumed.classifiers[-1], whole.classifiers[-1])
+
+
+TRAIN = """
+import sys
+import numpy as np
+import fedsolve as fs
+from sklearn.datasets import load_digits
+X, y = load_digits(return_X_y=True)
+owners = fs.partition.dirichlet(y, 20, 0.1, seed=3)
+federation = fs.LocalFederation.from_arrays(X / 16, y, owners, clients=20)
+checkpoint = sys.argv[2] if len(sys.argv) > 2 else None
+fs.DeepAFL(layers=30, width=128).fit(federation, checkpoint=checkpoint, resume=checkpoint is not None).save(sys.argv[1])
+"""
+
+
+def start(*arguments: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", TRAIN, *map(str, arguments)])
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_in_a_thirty_layer_run(tmp_path: Path) -> None:
+    """SIGKILL as soon as a few more exchanges have been stored, three times over, then finish."""
+    assert start(tmp_path / "whole").wait(300) == 0
+    checkpoint = tmp_path / "checkpoint"
+    kills = 0
+    seen = 0
+    while kills < 3:
+        process = start(tmp_path / "resumed", checkpoint)
+        target, replaced = seen + 5, seen
+        last = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        while process.poll() is None and replaced < target:
+            now = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+            if now != last:
+                last, replaced = now, replaced + 1
+            time.sleep(0.0005)
+        assert process.poll() is None, "the run ended before it could be killed"
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+        seen, kills = replaced, kills + 1
+        assert not (tmp_path / "resumed").exists()
+    assert start(tmp_path / "resumed", checkpoint).wait(300) == 0
+    assert (tmp_path / "resumed").read_bytes() == (tmp_path / "whole").read_bytes()
