@@ -33,7 +33,7 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
-from fedsolve.federation.method import Method, Run, check_positive
+from fedsolve.federation.method import Method, Run, check_positive, check_whole
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.registry import Info, register
 
@@ -90,11 +90,10 @@ class DeepAFL(Method[DeepModel]):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.layers < 0:
-            raise DataError(f"layers must be at least 0; got {self.layers}.")
-        for name, width in (("width", self.width), ("hidden_width", self.hidden_width or self.width)):
-            if width < 1:
-                raise DataError(f"{name} must be at least 1; got {width}.")
+        check_whole(0, layers=self.layers)
+        check_whole(1, width=self.width)
+        if self.hidden_width is not None:
+            check_whole(1, hidden_width=self.hidden_width)
         check_positive(ridge=self.ridge, residual_ridge=self.residual_ridge, gain=self.gain)
         check_activation(self.activation)
         check_activation(self.zero_activation)

@@ -42,7 +42,7 @@ class Network:
         return cls(
             features=features,
             width=width,
-            hidden_width=parameters["hidden_width"] or width,
+            hidden_width=width if parameters["hidden_width"] is None else parameters["hidden_width"],
             **{n: parameters[n] for n in ("activation", "zero_activation", "gain")},
             **{n: parameters[n] for n in ("block_input", "precision", "seed")},
         )

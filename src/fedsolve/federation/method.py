@@ -252,6 +252,13 @@ def _record_from(entry: dict[str, Any]) -> Record:
     return Record(**entry)
 
 
+def check_whole(least: int, **values: Any) -> None:
+    """Refuse parameters that are not whole numbers of at least `least`, by name."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise DataError(f"{name} must be a whole number, at least {least}; got {value!r}.")
+
+
 def check_positive(**values: float) -> None:
     """Refuse parameters below zero or not finite, by name."""
     for name, value in values.items():
