@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, svd
@@ -11,8 +13,17 @@ from scipy.linalg.lapack import dpocon
 
 from fedsolve.container import Array
 from fedsolve.errors import ConditionWarning
+from fedsolve.threads import blas_threads
+
+ONE_THREAD_WIDTH = 2048
+"""Systems up to this width are solved on one BLAS thread: more gain little on free cores, lose a factor
+of ten on busy ones, and would make the last bits depend on the number of cores."""
 
 EPS = float(np.finfo(np.float64).eps)
+
+
+def _threads(width: int) -> AbstractContextManager[Any]:
+    return blas_threads(1 if width <= ONE_THREAD_WIDTH else None)
 
 
 def ridge_solve(gram: Array, cross: Array, ridge: float = 0.0) -> Array:
@@ -22,6 +33,11 @@ def ridge_solve(gram: Array, cross: Array, ridge: float = 0.0) -> Array:
     d·eps, eigenvalues below d·eps·max are dropped and the minimum-norm solution is taken; a
     `ConditionWarning` names the condition number.
     """
+    with _threads(len(gram)):
+        return _ridge_solve(gram, cross, ridge)
+
+
+def _ridge_solve(gram: Array, cross: Array, ridge: float) -> Array:
     width = len(gram)
     system = gram.copy()
     system.flat[:: width + 1] += ridge
@@ -51,7 +67,7 @@ def _minimum_norm(gram: Array, cross: Array, ridge: float) -> Array:
         f"{condition:.1e}, rank {int(keep.sum())}); the minimum-norm solution is used. "
         f"A larger ridge (now {ridge:g}) avoids this.",
         ConditionWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     kept = vectors[:, keep]
     return np.ascontiguousarray(kept @ ((kept.T @ cross) / values[keep, None]))
@@ -83,6 +99,11 @@ def sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: fl
     which is Eq. 8 without the d - C directions in which W vanishes. Eigenvalues are clamped at 0;
     at ridge 0 the directions with l S² below d_F·eps of the largest are dropped.
     """
+    with _threads(len(hidden_gram)):
+        return _sandwich_solve(hidden_gram, residual, weight, ridge)
+
+
+def _sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: float) -> Sandwich:
     right, singular, z = svd(weight, full_matrices=False, check_finite=False)
     values, vectors = eigh(hidden_gram, driver="evd", check_finite=False)
     values = np.maximum(values, 0.0)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, DataError, TermError
@@ -26,6 +25,7 @@ from fedsolve.federation.participant import (
 )
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
+from fedsolve.threads import blas_threads
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -193,7 +193,7 @@ class LocalFederation:
                     outcome = problem
                 ledger.deliver(turn, workspace, outcome)
 
-        with threadpool_limits(None if len(self._participants) == 1 else 1, user_api="blas"):
+        with blas_threads(None if len(self._participants) == 1 else 1):
             if workers == 1:
                 work()
             else:

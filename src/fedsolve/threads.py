@@ -1,0 +1,26 @@
+"""How many threads BLAS may use, for the length of a block of code."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    # Finding the libraries takes milliseconds; numpy's and scipy's are loaded by now and stay.
+    import numpy as _  # noqa: F401
+    import scipy.linalg as _linalg  # noqa: F401
+
+    return ThreadpoolController()
+
+
+def blas_threads(limit: int | None) -> AbstractContextManager[Any]:
+    """Within this context numpy and scipy use at most `limit` BLAS threads; None changes nothing."""
+    if limit is None:
+        return nullcontext()
+    context: AbstractContextManager[Any] = _controller().limit(limits=limit, user_api="blas")
+    return context
