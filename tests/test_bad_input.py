@@ -81,7 +81,7 @@ def test_squares_that_overflow(tmp_path: Path, method: str) -> None:
         return
     with (
         np.errstate(over="ignore"),
-        pytest.raises(fs.CohortError, match=r"'client-2'.*NaN or infinite.*standardise"),
+        pytest.raises(fs.CohortError, match=r"'client-2'.*NaN or infinite.*rescale"),
     ):
         train(method, tmp_path, features=features)
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.data import partitions as partition
@@ -23,15 +25,22 @@ from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.model import Model, load_model
 
+if TYPE_CHECKING:
+    from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AFL",
+    "AFLClassifier",
+    "AFLRegressor",
     "ClientData",
     "CohortError",
     "ConditionWarning",
     "DataError",
     "DeepAFL",
+    "DeepAFLClassifier",
+    "DeepAFLRegressor",
     "FedsolveError",
     "LocalFederation",
     "Model",
@@ -41,3 +50,14 @@ __all__ = [
     "load_model",
     "partition",
 ]
+
+_ESTIMATORS = {"AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor"}
+
+
+def __getattr__(name: str) -> Any:
+    # scikit-learn takes longer to import than everything else together: only when asked for.
+    if name in _ESTIMATORS:
+        from fedsolve import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module 'fedsolve' has no attribute {name!r}")

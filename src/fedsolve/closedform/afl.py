@@ -84,6 +84,8 @@ class AFL(Method[LinearModel]):
         intercept = np.zeros(spec.outputs)
         if self.intercept:
             weight = float(total["weight"][0])
+            if weight <= 0:
+                raise DataError("all sample weights are zero; at least one row must count.")
             mean, target = total["feature"] / weight, total["target"] / weight
             gram = gram - weight * np.outer(mean, mean)
             cross = cross - weight * np.outer(mean, target)

@@ -309,10 +309,11 @@ class _Ledger:
         exchange = f"exchange {self._request.exchange} ({self._request.kind})"
         if self._failure is not None:
             name, problem = self._failure
+            reason = str(problem).rstrip(".")
             if isinstance(problem, DataError):
                 raise DataError(f"participant '{name}': {problem}") from problem
             raise CohortError(
-                f"participant '{name}' failed in {exchange}: {type(problem).__name__}: {problem}. "
+                f"participant '{name}' failed in {exchange}: {type(problem).__name__}: {reason}. "
                 "Mend it and resume, or go on without it (missing='continue')."
             ) from problem
         if len(self._answered) < min_clients:

@@ -201,7 +201,7 @@ class Term:
             if not np.isfinite(np.add.reduce(array, axis=None)):
                 raise TermError(
                     f"{who}: '{name}' contains NaN or infinite values. Check its features for values "
-                    "whose squares overflow, or standardise them (scale='standard')."
+                    "whose squares overflow; rescale such columns."
                 )
 
     def mirror(self) -> None:

@@ -182,7 +182,8 @@ class Method(ABC, Generic[M]):
 
     def parameters(self) -> dict[str, Any]:
         """The parameters by name, as JSON values."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+        values: dict[str, Any] = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {name: v.item() if isinstance(v, np.generic) else v for name, v in values.items()}
 
     def agreement(self) -> dict[str, Any]:
         """What else both sides must agree on before the first answer."""
@@ -259,8 +260,9 @@ def check_whole(least: int, **values: Any) -> None:
             raise DataError(f"{name} must be a whole number, at least {least}; got {value!r}.")
 
 
-def check_positive(**values: float) -> None:
+def check_positive(**values: Any) -> None:
     """Refuse parameters below zero or not finite, by name."""
     for name, value in values.items():
-        if not np.isfinite(value) or value < 0:
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not number or not np.isfinite(value) or value < 0:
             raise DataError(f"{name} must be a finite number >= 0; got {value!r}.")

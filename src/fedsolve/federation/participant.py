@@ -92,8 +92,11 @@ def check_arrays(features: Array, labels: Array, weights: Array | None = None) -
     if weights is not None:
         if weights.shape != (len(features),):
             raise DataError(f"sample weights must have shape ({len(features)},); got {weights.shape}.")
-        if not np.all(np.isfinite(weights)) or np.any(weights < 0):
-            raise DataError("sample weights must be finite and not negative.")
+        wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if len(wrong):
+            raise DataError(
+                f"sample weights must be finite and not negative; got {weights[wrong[0]]} in row {wrong[0]}."
+            )
     if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
         bad = int(np.flatnonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))[0])
         raise DataError(f"labels contain NaN or infinite values (first in row {bad}). Remove those rows.")

@@ -1,0 +1,458 @@
+"""The closed forms as scikit-learn estimators: a federation of one silo behind fit and predict.
+
+Each estimator checks its input the scikit-learn way, hands the rows to the method that a
+federation would run, and keeps the resulting `Model` as `model_`. Over any partition of the same
+rows, the method gives the same model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Literal, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from fedsolve.closedform.afl import AFL
+from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.models import DeepModel, LinearModel
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.messages import Total
+from fedsolve.federation.participant import check_arrays
+from fedsolve.labels import plain_labels
+from fedsolve.model import Model
+
+__all__ = ["AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor", "project_to_simplex"]
+
+_REAL = (np.float64, np.float32)
+
+
+def project_to_simplex(scores: Array) -> Array:
+    """Rows p (rows, classes) minimising |p - s|² over p >= 0, sum p = 1.
+
+    p = max(s - tau, 0) with the one tau per row that makes the sum 1, found by sorting. Order is
+    kept: no class overtakes another.
+    """
+    # tau lies at most 1 below the largest score, so anything further down is 0 all the same.
+    shifted = np.maximum(scores - np.max(scores, axis=1, keepdims=True), -1.0)
+    descending = -np.sort(-shifted, axis=1)
+    excess = np.cumsum(descending, axis=1) - 1.0
+    support = np.sum(descending * np.arange(1, scores.shape[1] + 1) > excess, axis=1)
+    tau = excess[np.arange(len(scores)), support - 1] / support
+    return np.asarray(np.maximum(shifted - tau[:, None], 0.0))
+
+
+# -- what is predicted: classes or numbers ---------------------------------------------------------
+
+
+class _Estimator(BaseEstimator):  # type: ignore[misc]
+    """What all four share: one silo of rows in, scores of the model, predictions from scores."""
+
+    model_: Model
+    _task: Literal["classification", "regression"]
+
+    def predict(self, X: Any) -> Array:
+        """Classes with the largest score, or targets in the shape y had."""
+        return self._decide(self._scores(X))
+
+    def _scores(self, X: Any) -> Array:
+        features = self._features(X)
+        return self.model_.decision_function(features)
+
+    def _features(self, X: Any) -> Array:
+        check_is_fitted(self, "model_")
+        features: Array = validate_data(self, X, dtype=_REAL, reset=False)
+        return features
+
+    def _decide(self, scores: Array) -> Array:
+        raise NotImplementedError
+
+    def _silo(
+        self, features: Array, targets: Array, weights: Array | None, classes: Array | None = None
+    ) -> LocalFederation:
+        """All rows in the hands of one client."""
+        return LocalFederation.from_arrays(
+            features,
+            targets,
+            np.zeros(len(features), dtype=np.intp),
+            classes=None if classes is None else classes.tolist(),
+            task=self._task,
+            sample_weight=weights,
+        )
+
+
+class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+    """Labels of any type that sorts."""
+
+    _task = "classification"
+
+    @property
+    def classes_(self) -> Array:
+        """The classes in order: of the training labels, or as declared to `partial_fit`."""
+        classes = self.model_.classes
+        assert classes is not None
+        return classes
+
+    def decision_function(self, X: Any) -> Array:
+        """Least-squares scores, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability vectors nearest to the scores, (rows, classes).
+
+        Least squares estimates class probabilities but may leave [0, 1]; this is the Euclidean
+        projection of the scores onto the probability simplex. It keeps the order of the classes
+        and is not calibrated: zeros and ones are common and mean "clipped", not "certain". Wrap
+        the estimator in `sklearn.calibration.CalibratedClassifierCV` where probabilities matter.
+        """
+        return project_to_simplex(self._scores(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, rows counted by their weight."""
+        return float(accuracy_score(_labels(y), self.predict(X), sample_weight=sample_weight))
+
+    def _decide(self, scores: Array) -> Array:
+        return np.asarray(self.classes_[np.argmax(scores, axis=1)])
+
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
+        """Features, labels and weights of a whole training set."""
+        features, y = validate_data(self, X, y, dtype=_REAL)
+        labels = _labels(y)
+        weights = _weights(features, labels, sample_weight)
+        left = np.unique(labels if weights is None else labels[weights > 0])
+        if len(left) < 2:
+            raise DataError(
+                f"y has only one class ({left[0].item()!r}) in its {len(labels)} rows, those of zero "
+                "sample_weight left out; a classifier needs at least two."
+            )
+        return features, labels, weights
+
+
+class _Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
+    """One target or several per row."""
+
+    _task = "regression"
+    _flat: bool
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _decide(self, scores: Array) -> Array:
+        return scores[:, 0] if self._flat else scores
+
+    def _read(
+        self, X: Any, y: Any, sample_weight: Any, first: bool = True
+    ) -> tuple[Array, Array, Array | None]:
+        """Features, targets (rows, targets) and weights."""
+        features, y = validate_data(self, X, y, dtype=_REAL, multi_output=True, y_numeric=True, reset=first)
+        targets: Array = np.asarray(y, dtype=np.float64)
+        flat, targets = targets.ndim == 1, targets.reshape(len(targets), -1)
+        if first:
+            self._flat = flat
+        elif targets.shape[1] != self.model_.outputs:
+            raise DataError(
+                f"y has {targets.shape[1]} targets per row, but the batches before had {self.model_.outputs}."
+            )
+        return features, targets, _weights(features, targets, sample_weight)
+
+
+# -- which method learns: AFL or DeepAFL -----------------------------------------------------------
+
+
+class _Linear(_Estimator):
+    """AFL over one silo, with its sums kept, so that rows can be added at any time."""
+
+    model_: LinearModel
+    _total: Total
+    _origin: Array | None
+
+    def __init__(self, *, ridge: float = 1.0, fit_intercept: bool = True) -> None:
+        self.ridge = ridge
+        self.fit_intercept = fit_intercept
+
+    def _learn(
+        self,
+        features: Array,
+        targets: Array,
+        weights: Array | None,
+        first: bool,
+        classes: Array | None = None,
+    ) -> Self:
+        """Add the sums of these rows to those before (none when `first`) and solve anew."""
+        method = AFL(ridge=_scalar(self.ridge), intercept=bool(self.fit_intercept))
+        if not first and method.intercept != (self._origin is not None):
+            raise DataError(
+                f"fit_intercept became {method.intercept} between two partial fits, but the sums of the rows "
+                f"so far are for {not method.intercept}. Set it back, or call fit with all rows."
+            )
+        origin = None
+        if method.intercept:
+            # Sums about a point amid the data lose no digits to columns far from zero, and with an
+            # intercept the solution does not depend on that point.
+            features = features.astype(np.float64)
+            origin = np.average(features, axis=0, weights=weights) if first else self._origin
+            features -= origin
+        silo = self._silo(features, targets, weights, classes)
+        total, spec = method.collect(silo), silo.describe()
+        if not first:
+            term = self._total.term + total.term
+            term.mirror()
+            total = Total(term, silo.clients)
+        # A class of which no row has come yet is no reason to refuse: the next batch may bring it.
+        model = method.solve(total, replace(spec, classes=None))
+        model.classes = spec.classes
+        if origin is not None:
+            model.intercept = model.intercept - origin @ model.weight
+        self._total, self._origin, self.model_ = total, origin, model
+        return self
+
+
+class _Deep(_Estimator):
+    """DeepAFL over one silo."""
+
+    model_: DeepModel
+
+    def __init__(
+        self,
+        layers: int = 5,
+        *,
+        width: int = 256,
+        hidden_width: int | None = None,
+        ridge: float = 10.0,
+        residual_ridge: float = 1.0,
+        activation: str = "gelu",
+        zero_activation: str = "tanh",
+        gain: float = 1.0,
+        block_input: Literal["previous", "initial"] = "previous",
+        scale: Literal["standard"] | None = "standard",
+        fit_intercept: bool = True,
+        precision: Literal["float64", "float32"] = "float64",
+        random_state: Any = 0,
+    ) -> None:
+        self.layers = layers
+        self.width = width
+        self.hidden_width = hidden_width
+        self.ridge = ridge
+        self.residual_ridge = residual_ridge
+        self.activation = activation
+        self.zero_activation = zero_activation
+        self.gain = gain
+        self.block_input = block_input
+        self.scale = scale
+        self.fit_intercept = fit_intercept
+        self.precision = precision
+        self.random_state = random_state
+
+    def staged_predict(self, X: Any) -> Array:
+        """Predictions after 0, 1, ..., layers blocks, stacked along the first axis; one pass."""
+        features = self._features(X)
+        return np.stack([self._decide(scores) for scores in self.model_.staged_decision_function(features)])
+
+    def staged_score(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
+        """What `score` would give after 0, 1, ..., layers blocks: layers + 1 numbers."""
+        metric, truth = (accuracy_score, _labels(y)) if is_classifier(self) else (r2_score, y)
+        stages = self.staged_predict(X)
+        return np.array([metric(truth, stage, sample_weight=sample_weight) for stage in stages])
+
+    def _method(self) -> DeepAFL:
+        parameters = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        return DeepAFL(
+            intercept=bool(parameters.pop("fit_intercept")),
+            seed=_seed(parameters.pop("random_state")),
+            **parameters,
+        )
+
+
+# -- the four estimators ---------------------------------------------------------------------------
+
+
+class AFLClassifier(_Classifier, _Linear):
+    """Linear classifier by least squares on one-hot labels, exact in one pass: AFL over one silo.
+
+    ridge:         penalty on the weights, not on the intercept. 1.0, as in scikit-learn's
+                   `RidgeClassifier`, keeps small and collinear tables solvable; the paper's is 0.
+    fit_intercept: centre features and labels by their sums, since tables seldom pass through the
+                   origin. The paper has no intercept: it starts from a backbone's features.
+
+    Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`, `coef_`,
+    `intercept_`, `n_features_in_`, `feature_names_in_`.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows alone; `partial_fit` may add to them later."""
+        return self._learn(*self._read(X, y, sample_weight), first=True)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Add rows: any sequence of batches gives the model of one `fit` on all their rows.
+
+        classes: all that will ever come; needed in the first call. Only sums are kept, so memory
+        does not grow with the number of batches.
+        """
+        first = not hasattr(self, "model_")
+        declared = self._declared(classes, first)
+        features, y = validate_data(self, X, y, dtype=_REAL, reset=first)
+        labels = _labels(y)
+        return self._learn(features, labels, _weights(features, labels, sample_weight), first, declared)
+
+    def _declared(self, classes: Any, first: bool) -> Array:
+        if classes is None:
+            if first:
+                raise DataError("the first call of partial_fit needs classes=[...], all that will ever come.")
+            return self.classes_
+        declared = np.unique(_labels(classes))
+        if not first and not np.array_equal(declared, self.classes_):
+            raise DataError(
+                f"classes {declared.tolist()} differ from those of the batches before, "
+                f"{self.classes_.tolist()}. Leave classes out, or start afresh with fit."
+            )
+        return declared
+
+    @property
+    def coef_(self) -> Array:
+        """Weights of `decision_function`: (classes, features), or (1, features) for two classes."""
+        rows = self.model_.weight.T
+        return rows[1:] - rows[:1] if len(rows) == 2 else rows
+
+    @property
+    def intercept_(self) -> Array:
+        """Intercepts of `decision_function`, one per row of `coef_`."""
+        values = self.model_.intercept
+        return values[1:] - values[:1] if len(values) == 2 else values
+
+
+class AFLRegressor(_Regressor, _Linear):
+    """Linear regression by ridge least squares, exact in one pass: AFL over one silo.
+
+    Parameters and attributes as in `AFLClassifier`; y may hold several targets per row.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows alone; `partial_fit` may add to them later."""
+        return self._learn(*self._read(X, y, sample_weight), first=True)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Add rows: any sequence of batches gives the model of one `fit` on all their rows."""
+        first = not hasattr(self, "model_")
+        return self._learn(*self._read(X, y, sample_weight, first), first)
+
+    @property
+    def coef_(self) -> Array:
+        """Weights: (features,), or (targets, features) when y had two dimensions."""
+        return self.model_.weight[:, 0] if self._flat else self.model_.weight.T
+
+    @property
+    def intercept_(self) -> Any:
+        """Intercept: one number, or one per target when y had two dimensions."""
+        return self.model_.intercept[0] if self._flat else self.model_.intercept
+
+
+class DeepAFLClassifier(_Classifier, _Deep):
+    """Deep residual classifier, layer by layer in closed form: DeepAFL over one silo.
+
+    layers:         number of residual blocks; layers + 1 classifiers come out (`staged_predict`).
+    width:          features per layer; hidden_width: random features of a block, as width when None.
+    ridge:          penalty of every classifier; residual_ridge: penalty of every block.
+    activation:     of the blocks; zero_activation: of the first projection.
+    gain:           factor on the blocks' random projections.
+    block_input:    "previous" or "initial": which features a block starts from.
+    scale:          "standard" standardises columns by their sums; None leaves them as they are.
+    fit_intercept:  centre features and labels by their sums.
+    precision:      "float64", or "float32" for speed.
+    random_state:   seed of the projections. An integer gives the same model everywhere; None or a
+                    RandomState draws one, and `model_.parameters["seed"]` tells which.
+
+    The defaults are for unscaled tables of some hundred to some thousand rows. Columns are
+    standardised because the first activation saturates on large values; width 256 takes a fraction
+    of a second; and the penalties are stronger than `fedsolve.DeepAFL`'s (1 and 0.01 at width 1024,
+    meant for tens of thousands of backbone features), under which small tables are learned by heart.
+
+    Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`,
+    `n_features_in_`, `feature_names_in_`.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        method = self._method()
+        self.model_ = method.fit(self._silo(*self._read(X, y, sample_weight)))
+        return self
+
+
+class DeepAFLRegressor(_Regressor, _Deep):
+    """Deep residual regression, layer by layer in closed form: DeepAFL over one silo.
+
+    Parameters and attributes as in `DeepAFLClassifier`; y may hold several targets per row. Targets
+    are brought to unit variance for training and back afterwards, because a block's penalty is
+    weighed against squared weights: otherwise the fit would depend on the unit of y. `model_`
+    predicts in that unit; `model_.risk` is that of the scaled targets.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        method = self._method()
+        features, targets, weights = self._read(X, y, sample_weight)
+        spread = _spread(targets, weights, centred=method.intercept)
+        model = method.fit(self._silo(features, targets / spread, weights))
+        self.model_ = _rescaled(model, spread)
+        return self
+
+
+# -- small checks ----------------------------------------------------------------------------------
+
+
+def _labels(y: Any) -> Array:
+    """One-dimensional class labels, as numbers or text."""
+    labels = plain_labels(column_or_1d(y))
+    check_classification_targets(labels)
+    return labels
+
+
+def _weights(features: Array, targets: Array, sample_weight: Any) -> Array | None:
+    """Sample weights as they enter the sums, or None."""
+    if sample_weight is None:
+        return None
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    check_arrays(features, targets, weights)
+    if not np.any(weights):
+        raise DataError(f"all {len(weights)} sample weights are zero; at least one must be positive.")
+    return weights
+
+
+def _spread(targets: Array, weights: Array | None, centred: bool) -> Array:
+    """Root mean square of every target, about its mean when centred; 1 for a constant one."""
+    centre = np.average(targets, axis=0, weights=weights) if centred else np.zeros(targets.shape[1])
+    spread = np.sqrt(np.average((targets - centre) ** 2, axis=0, weights=weights))
+    rounding = 8 * np.finfo(np.float64).eps * np.abs(centre)
+    return np.where(spread > rounding, spread, 1.0)
+
+
+def _rescaled(model: DeepModel, spread: Array) -> DeepModel:
+    """The model whose scores are those of `model` times `spread`, target by target."""
+    preparation = model.preparation
+    if preparation is not None:
+        preparation = replace(preparation, target_mean=preparation.target_mean * spread)
+    classifiers = [weight * spread for weight in model.classifiers]
+    fixed = (model.parameters, model.risk)
+    scaled = DeepModel(model.network, None, model.outputs, classifiers, model.blocks, preparation, *fixed)
+    scaled.history = model.history
+    return scaled
+
+
+def _scalar(value: Any) -> Any:
+    """A numpy scalar, such as a grid search gives, as the Python one that requests and files hold."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _seed(random_state: Any) -> int:
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
