@@ -90,7 +90,7 @@ class DeepAFL(Method[DeepModel]):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole(0, layers=self.layers)
+        check_whole(0, layers=self.layers, seed=self.seed)
         check_whole(1, width=self.width)
         if self.hidden_width is not None:
             check_whole(1, hidden_width=self.hidden_width)

@@ -2,7 +2,7 @@
 
 Scheme 1: numpy's Philox bit generator keyed by the first 16 bytes (little endian) of
 SHA-256("fedsolve projection 1|seed|role|layer|inputs|outputs"); raw 64-bit integers, the upper 53
-bits of each a uniform u in [0, 1); the value is (2u - 1) * gain / sqrt(inputs). Row `inputs` of
+bits of each a uniform u in [0, 1); the value is (2u - 1) * (gain / sqrt(inputs)). Row `inputs` of
 the (inputs + 1, outputs) array is the bias. Only exact IEEE operations, so every platform gets
 the same bits; a fingerprint lets two sides check that they do.
 """

@@ -106,6 +106,7 @@ def sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: fl
 def _sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: float) -> Sandwich:
     right, singular, z = svd(weight, full_matrices=False, check_finite=False)
     values, vectors = eigh(hidden_gram, driver="evd", check_finite=False)
+    below = max(0.0, -float(values[0]))
     values = np.maximum(values, 0.0)
     target = residual @ (z.T * singular)
     curvature = np.outer(values, singular**2)
@@ -119,6 +120,8 @@ def _sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: f
         return np.asarray(vectors @ inner)
 
     left = solve(target)
-    # One step of refinement: the stationarity residual of A itself, free of the rounding of V.
-    left += solve(target - ridge * left - (hidden_gram @ left) * singular**2)
+    # One step of refinement: the stationarity residual of A itself, free of the rounding of V. It
+    # converges only while what was clamped is small beside the ridge (not so for float32 sums).
+    if ridge == 0.0 or below * float(singular[0]) ** 2 <= 0.5 * ridge:
+        left += solve(target - ridge * left - (hidden_gram @ left) * singular**2)
     return Sandwich(np.ascontiguousarray(left), np.ascontiguousarray(right))

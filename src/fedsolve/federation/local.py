@@ -231,12 +231,16 @@ class _Answer:
 def _ask(participant: Participant, request: Request, chain: Chain, workspace: Workspace) -> _Answer:
     answer = participant.answer(request, workspace)
     catch_up = 0
-    if isinstance(answer, Needs):
+    # Twice at most: that a participant holds blocks of another run shows only when newer ones do not
+    # continue them; then it asks for everything.
+    for _ in range(2):
+        if not isinstance(answer, Needs):
+            break
         fuller = request.starting_at(answer.have, chain)
-        catch_up = fuller.nbytes - request.nbytes
+        catch_up += fuller.nbytes - request.nbytes
         answer = participant.answer(fuller, workspace)
-        if isinstance(answer, Needs):
-            raise TermError(f"it still lacks model blocks from {answer.have} on after being sent them")
+    if isinstance(answer, Needs):
+        raise TermError(f"it still lacks model blocks from {answer.have} on after being sent them")
     answer.check_finite(f"'{participant.name}'")
     return _Answer(answer, catch_up, len(participant))
 
