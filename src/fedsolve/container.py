@@ -58,20 +58,21 @@ def from_bytes(
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace `path` by `data` in one step: a reader sees the old file or the new one, never a part."""
     target = Path(path)
+    partial: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as problem:
-        raise ModelFileError(f"cannot write {target}: {problem.strerror or problem}.") from problem
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as stream:
+            partial = Path(stream.name)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, target)
+        partial.chmod(0o644)
+        partial.replace(target)
     except BaseException as problem:
-        Path(name).unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
         if isinstance(problem, OSError):
             raise ModelFileError(f"cannot write {target}: {problem.strerror or problem}.") from problem
         raise

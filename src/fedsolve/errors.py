@@ -20,7 +20,7 @@ class CohortError(FedsolveError):
 
 
 class ModelFileError(FedsolveError):
-    """A model or checkpoint file that cannot be read, or must not be overwritten."""
+    """A model, checkpoint or data file that cannot be read, or must not be overwritten."""
 
 
 class ConditionWarning(UserWarning):

@@ -64,7 +64,7 @@ def encode_labels(labels: Array, classes: Array) -> Array:
         shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
         raise DataError(
             f"label {labels[row].item()!r} in row {row} is not one of the {len(classes)} classes "
-            f"({shown}). Declare it (classes=...) or remove the row."
+            f"({shown}). Declare it among the classes, or remove the row."
         )
     return codes
 

@@ -198,8 +198,12 @@ class LocalFederation:
                 work()
             else:
                 with ThreadPoolExecutor(workers) as pool:
-                    for worker in [pool.submit(work) for _ in range(workers)]:
-                        worker.result()
+                    try:
+                        for worker in [pool.submit(work) for _ in range(workers)]:
+                            worker.result()
+                    except BaseException:
+                        ledger.stop()
+                        raise
         return ledger.total(max(1, self.min_clients), time.perf_counter() - started)
 
     def evaluate(self, model: Model) -> float:
@@ -262,6 +266,7 @@ class _Ledger:
         self._free = workspaces
         self._stop_on_failure = stop_on_failure
         self._changed = threading.Condition()
+        self._stopped = False
         self._taken = 0
         self._added = 0
         self._waiting: dict[int, tuple[Workspace, _Answer | Exception]] = {}
@@ -281,8 +286,14 @@ class _Ledger:
             self._taken += 1
             return self._taken - 1, self._free.pop()
 
+    def stop(self) -> None:
+        """Start no further client, so that an interrupted exchange ends soon."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
     def _finished(self) -> bool:
-        return self._failure is not None or self._taken == len(self._cohort)
+        return self._stopped or self._failure is not None or self._taken == len(self._cohort)
 
     def deliver(self, turn: int, workspace: Workspace, outcome: _Answer | Exception) -> None:
         """Add this outcome and every waiting one whose turn has come."""
@@ -318,7 +329,7 @@ class _Ledger:
                 raise DataError(f"participant '{name}': {problem}") from problem
             raise CohortError(
                 f"participant '{name}' failed in {exchange}: {type(problem).__name__}: {reason}. "
-                "Mend it and resume, or go on without it (missing='continue')."
+                "Mend it and resume, or let the federation go on without it (missing='continue')."
             ) from problem
         if len(self._answered) < min_clients:
             reasons = "; ".join(f"'{name}': {why}" for name, why in sorted(self.missing.items())[:3])

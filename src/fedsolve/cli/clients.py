@@ -1,0 +1,143 @@
+"""Who owns which rows: partition options, and the federation they make of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from fedsolve.cli.command import F, option, options
+from fedsolve.container import Array
+from fedsolve.data import partitions
+from fedsolve.data.tables import Table
+from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
+from fedsolve.federation.participant import ClientData, Participant
+
+CLIENTS = 20
+KINDS: dict[str, tuple[str, Any] | None] = {
+    "iid": None,
+    "dirichlet": ("alpha", 0.1),
+    "shards": ("per_client", 2),
+    "pathological": ("classes_per_client", 2),
+}
+"""For each partition: the parameter it takes and its default here."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How rows are dealt: a partition of `fedsolve.partition`, or by the owners the file names (None)."""
+
+    kind: str | None
+    clients: int = CLIENTS
+    parameter: Any = None
+    min_size: int = 0
+    seed: int = 0
+
+    def owners(self, labels: Array) -> Array:
+        """Which client owns each row."""
+        assert self.kind is not None
+        deal = getattr(partitions, self.kind)
+        owners: Array = deal(
+            labels, self.clients, seed=self.seed, min_size=self.min_size, **self._parameters()
+        )
+        return owners
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.kind is None:
+            return {"kind": "named"}
+        return {"kind": self.kind, **self._parameters(), "min_size": self.min_size, "seed": self.seed}
+
+    def _parameters(self) -> dict[str, Any]:
+        named = None if self.kind is None else KINDS[self.kind]
+        return {} if named is None else {named[0]: self.parameter}
+
+
+def client_options(command: F) -> F:
+    """Decorator: a partition by its parameters, or the column that names owners."""
+    group = "Who owns which rows"
+
+    def number(name: str, kind: type, text: str, default: Any) -> Callable[[F], F]:
+        return option(name, type=kind, group=group, help=f"{text}  [default: {default}]")
+
+    defaults = {named[0]: named[1] for named in KINDS.values() if named is not None}
+    return options(
+        number("--clients", int, "How many clients.", CLIENTS),
+        option(
+            "--partition",
+            type=click.Choice(list(KINDS)),
+            group=group,
+            help="How rows are dealt.  [default: iid]",
+        ),
+        number("--alpha", float, "dirichlet: the smaller, the more uneven.", defaults["alpha"]),
+        number(
+            "--per-client", int, "shards: runs of rows, sorted by class, each gets.", defaults["per_client"]
+        ),
+        number(
+            "--classes-per-client", int, "pathological: classes each has.", defaults["classes_per_client"]
+        ),
+        number("--min-size", int, "Rows every client has at least.", Split.min_size),
+        number("--partition-seed", int, "Seed of the deal.", Split.seed),
+        option(
+            "--client-column",
+            "--client-key",
+            "client",
+            metavar="NAME",
+            group=group,
+            help="Column (csv, parquet) or array (npz) that names each row's owner, instead of a partition.",
+        ),
+    )(command)
+
+
+def split_from(ctx: click.Context, given: dict[str, Any]) -> Split:
+    """The split that `client_options` describe; options that do not go together are refused."""
+    parameters = [named[0] for named in KINDS.values() if named is not None]
+    used = [
+        name
+        for name in ("clients", "partition", *parameters, "min_size", "partition_seed")
+        if given[name] is not None
+    ]
+    if given["client"] is not None:
+        if used:
+            raise click.UsageError(
+                f"--client-column already says who owns each row; leave out {_flag(used[0])}", ctx
+            )
+        return Split(None)
+    kind = given["partition"] or "iid"
+    named = KINDS[kind]
+    for parameter in parameters:
+        if given[parameter] is not None and (named is None or named[0] != parameter):
+            owner = next(k for k, other in KINDS.items() if other is not None and other[0] == parameter)
+            raise click.UsageError(f"{_flag(parameter)} belongs to --partition {owner}, not to {kind}", ctx)
+    value = None if named is None else named[1] if given[named[0]] is None else given[named[0]]
+    return Split(
+        kind,
+        clients=CLIENTS if given["clients"] is None else given["clients"],
+        parameter=value,
+        min_size=given["min_size"] or 0,
+        seed=given["partition_seed"] or 0,
+    )
+
+
+def federate(data: Table, split: Split, workers: int | None) -> LocalFederation:
+    """The table's rows as a federation in this process."""
+    assert data.labels is not None
+    if split.kind is not None:
+        owners = split.owners(data.labels)
+        return LocalFederation.from_arrays(
+            data.features, data.labels, owners, clients=split.clients, workers=workers
+        )
+    assert data.owners is not None
+    participants = []
+    for name in np.unique(data.owners):
+        rows = np.flatnonzero(data.owners == name)
+        share = LOCAL_MEMORY * len(rows) // len(data)
+        held = ClientData(data.features, data.labels, rows, checked=True)
+        participants.append(Participant(str(name), held, memory_budget=share))
+    return LocalFederation(participants, workers=workers)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

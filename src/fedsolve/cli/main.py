@@ -1,0 +1,126 @@
+"""The `fedsolve` command: its group, its errors and its exit codes.
+
+Exit codes: 0 success; 2 usage and data; 3 participants and network; 4 files; 130 interrupted;
+1 anything unforeseen. An error is one line on stderr, `error: ...`. With --json stdout still holds
+exactly one document: {"error": {"kind": ..., "message": ..., "exit_code": ...}}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from fedsolve import __version__
+from fedsolve.cli.command import CONTEXT, write_examples
+from fedsolve.cli.demo import demo
+from fedsolve.cli.methods import methods
+from fedsolve.cli.output import Interrupted, one_line, warnings_told
+from fedsolve.cli.predict import evaluate, predict
+from fedsolve.cli.train import train
+from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
+
+EXAMPLES = (
+    ("see every method at work on embedded data, in about a minute", "fedsolve demo"),
+    (
+        "train across 20 simulated clients, then use the model",
+        "fedsolve train data.npz --method deepafl --clients 20 --out model.safetensors\n"
+        "fedsolve evaluate model.safetensors data.npz",
+    ),
+)
+
+
+class Group(click.Group):
+    """A group that turns every error into one line and an exit code."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args)
+        given = words[: words.index("--")] if "--" in words else words
+        settings |= {"standalone_mode": False, "prog_name": "fedsolve"}
+        code = 0
+        try:
+            with warnings_told():
+                result = super().main(words, *rest, **settings)
+            code = result if isinstance(result, int) else 0
+        except BaseException as problem:  # the one place where errors become exit codes
+            if isinstance(problem, SystemExit):
+                raise
+            code = _report(problem, as_json="--json" in given, debug="--debug" in given)
+        sys.exit(code)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, EXAMPLES)
+        with formatter.section("Exit codes"):
+            codes = (
+                ("2", "usage or data"),
+                ("3", "participants or network"),
+                ("4", "files"),
+                ("130", "interrupted"),
+            )
+            formatter.write_dl(codes)
+
+
+def _report(problem: BaseException, as_json: bool, debug: bool) -> int:
+    kind, code, message = _verdict(problem)
+    if debug or os.environ.get("FEDSOLVE_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(problem)
+    if as_json:
+        error = {"kind": kind, "message": message, "exit_code": code}
+        click.echo(json.dumps({"error": error}, indent=2))
+    click.echo(f"error: {message}", err=True)
+    return code
+
+
+def _verdict(problem: BaseException) -> tuple[str, int, str]:
+    """Kind, exit code and message of an error."""
+    message = one_line(str(problem))
+    if isinstance(problem, Interrupted):
+        return "interrupted", 130, message
+    if isinstance(problem, click.Abort | KeyboardInterrupt):
+        return "interrupted", 130, "interrupted."
+    if isinstance(problem, click.ClickException):
+        message = one_line(problem.format_message())
+        context = problem.ctx if isinstance(problem, click.UsageError) else None
+        if context is not None:
+            end = "" if message.endswith((".", "?")) else "."
+            message = f"{message}{end} See '{context.command_path} --help'."
+        return "usage", 2, message
+    if isinstance(problem, CohortError | TermError):
+        return "participants", 3, message
+    if isinstance(problem, ModelFileError):
+        return "file", 4, message
+    if isinstance(problem, FedsolveError):
+        return "data", 2, message
+    if isinstance(problem, OSError):
+        where = f"{problem.filename}: " if problem.filename else ""
+        return "file", 4, f"{where}{problem.strerror or problem}."
+    if isinstance(problem, MemoryError):
+        return (
+            "data",
+            2,
+            f"not enough memory ({message or 'out of memory'}). Use a smaller --width or fewer rows.",
+        )
+    return (
+        "internal",
+        1,
+        f"unforeseen {type(problem).__name__}: {message} Run again with --debug and report it.",
+    )
+
+
+@click.group(cls=Group, context_settings=CONTEXT, invoke_without_command=True)
+@click.version_option(__version__, prog_name="fedsolve", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Federated learning by solving, not by descending: exact closed-form models across data silos."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+for command in (demo, methods, train, evaluate, predict):
+    main.add_command(command)

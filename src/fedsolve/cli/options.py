@@ -1,0 +1,78 @@
+"""Options that several commands share: how to read a data file, how to print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsolve.cli.command import LAST, F, option, options
+from fedsolve.data.tables import Layout
+
+READING = "Reading the data"
+
+
+def data_options(command: F) -> F:
+    """Decorator: how to read a data file; `layout_from` takes the values."""
+    return options(
+        option(
+            "--features-key",
+            metavar="KEY",
+            group=READING,
+            help="npz: array of features.  [default: x_train or x_test, else x, X, features or data]",
+        ),
+        option(
+            "--labels-key",
+            metavar="KEY",
+            group=READING,
+            help="npz: array of labels.  [default: y_train or y_test, else y, Y, labels, label or target]",
+        ),
+        option(
+            "--label",
+            metavar="NAME|INDEX",
+            group=READING,
+            help="csv, parquet: label column, by name or position from 0 (-1 is the last).  "
+            "[default: one called label, target, class or y, else the last]",
+        ),
+        option(
+            "--drop",
+            metavar="NAME|INDEX",
+            multiple=True,
+            show_default=False,
+            group=READING,
+            help="csv, parquet: column to leave out, such as a row number. May be repeated.",
+        ),
+        option(
+            "--delimiter",
+            default=",",
+            metavar="CHAR",
+            group=READING,
+            help="csv: what separates cells; 'tab', or 'auto' to guess.",
+        ),
+        option("--header/--no-header", default=True, group=READING, help="csv: whether line 1 has names."),
+    )(command)
+
+
+def layout_from(given: dict[str, Any]) -> Layout:
+    """The layout that `data_options` (and --client-column, where there is one) describe."""
+    return Layout(
+        features_key=given["features_key"],
+        labels_key=given["labels_key"],
+        label=given["label"],
+        client=given.get("client"),
+        drop=given["drop"],
+        delimiter=given["delimiter"],
+        header=given["header"],
+    )
+
+
+def output_options(command: F) -> F:
+    """Decorator: --json and --quiet."""
+    return options(
+        option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            group=LAST,
+            help='Print one JSON document on stdout; of an error {"error": {...}}.',
+        ),
+        option("--quiet", "-q", is_flag=True, group=LAST, help="Print nothing but errors and warnings."),
+    )(command)

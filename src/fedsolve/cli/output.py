@@ -1,0 +1,190 @@
+"""What the command prints: results on stdout; progress, notes and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import click
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedsolve import container
+from fedsolve.cli.command import WIDTH
+from fedsolve.errors import ModelFileError
+from fedsolve.federation.method import Record
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C; the message says what is left and how to go on."""
+
+    exit_code = 130
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """A console on stdout; of fixed width where there is no terminal to measure."""
+    stream = stream or sys.stdout
+    measured = stream.isatty() or "COLUMNS" in os.environ
+    return Console(file=stream, width=None if measured else WIDTH, highlight=False, soft_wrap=False)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command's words go: a page for people, one JSON document, or nothing."""
+
+    as_json: bool = False
+    quiet: bool = False
+
+    def result(self, document: dict[str, Any], show: Callable[[Console], None]) -> None:
+        """The outcome: as JSON, or as `show` draws it."""
+        if self.as_json:
+            click.echo(json.dumps(plain(document), indent=2, allow_nan=False))
+        elif not self.quiet:
+            show(console())
+
+    def page(self) -> Console:
+        """The page that grows while the command works; swallowed by --json and --quiet."""
+        if not (self.as_json or self.quiet):
+            return console()
+        return Console(quiet=True)
+
+    def note(self, text: str) -> None:
+        """A remark for people, on stderr."""
+        if not (self.as_json or self.quiet):
+            click.echo(text, err=True)
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Callable[[Record, int], None]]:
+        """A bar over exchanges, on stderr when that is a terminal: exchange n of N, layer, risk."""
+
+        def remark(record: Record) -> str:
+            return f"layer {record.layer}" + ("" if record.risk is None else f", risk {record.risk:.4g}")
+
+        with self.bar(title, "exchange") as advance:
+            yield lambda record, expected: advance(record.exchange + 1, expected, remark(record))
+
+    @contextmanager
+    def bar(self, title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
+        """A bar on stderr, gone when done; the function it gives takes (done, expected, remark)."""
+        if self.as_json or self.quiet or not sys.stderr.isatty():
+            yield lambda done, expected, remark: None
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn(unit),
+            MofNCompleteColumn(separator=" of "),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[remark]}"),
+        )
+        with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
+            task = progress.add_task(title, total=None, remark="")
+
+            def advance(done: int, expected: int, remark: str) -> None:
+                progress.update(task, completed=done, total=max(done, expected), remark=remark)
+
+            yield advance
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
+    """A plain table; all columns but `left` are flush right."""
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, name in enumerate(columns):
+        drawn.add_column(name, justify="left" if index in left else "right", overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(escape, row))
+    return drawn
+
+
+def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
+    """Names and values in two columns, without rules."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in lines:
+        grid.add_row(name, escape(value))
+    page.print(grid)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def megabytes(nbytes: float) -> str:
+    """Megabytes (10^6 bytes) with three significant digits."""
+    value = nbytes / 1e6
+    if value == 0 or value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1}f}"
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it; NaN and infinity become null."""
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def check_target(path: str | None) -> None:
+    """Refuse, before any work is done, a place where no file can be written."""
+    if path is None:
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise ModelFileError(f"cannot write {path}: it is a folder. Name a file in it.")
+    folder = target.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ModelFileError(f"cannot write {path}: {folder} is not a folder you may write to.")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a whole file in one step."""
+    container.write_atomically(path, text.encode())
+
+
+@contextmanager
+def warnings_told() -> Iterator[None]:
+    """Warnings as single lines on stderr: the first of each kind, then how many more there were."""
+    counts: dict[type[Warning], int] = {}
+
+    def tell(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        counts[category] = counts.get(category, 0) + 1
+        if counts[category] == 1:
+            click.echo(f"warning: {one_line(str(message))}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = tell
+        try:
+            yield
+        finally:
+            for category, count in counts.items():
+                if count > 1:
+                    click.echo(f"warning: {count - 1} more of this kind ({category.__name__}).", err=True)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())

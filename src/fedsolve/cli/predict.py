@@ -1,0 +1,160 @@
+"""`fedsolve predict` and `fedsolve evaluate`: what a model file says about a data file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+from fedsolve.cli.command import Command, option
+from fedsolve.cli.options import READING, data_options, layout_from, output_options
+from fedsolve.cli.output import Output, check_target, percent, table, write_text
+from fedsolve.cli.report import Report
+from fedsolve.closedform.models import DeepModel
+from fedsolve.container import Array
+from fedsolve.data.tables import read_table
+from fedsolve.errors import DataError
+from fedsolve.model import Model, load_model
+
+_part = option(
+    "--part",
+    type=click.Choice(["train", "test"]),
+    group=READING,
+    help="npz with x_train and x_test: which rows.  [default: test]",
+)
+_layers = option(
+    "--layers", type=int, group="Model", help="Stop after this many blocks of a deep model.  [default: all]"
+)
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        (
+            "a csv with the columns row and label",
+            "fedsolve predict model.safetensors data.npz --out labels.csv",
+        ),
+        (
+            "the scores of every class too, on stdout",
+            "fedsolve predict model.safetensors patients.csv --scores",
+        ),
+    ),
+)
+@click.argument("model")
+@click.argument("data")
+@option("--out", metavar="FILE", group="Predictions", help="Where to write the csv.  [default: stdout]")
+@option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
+@_layers
+@_part
+@data_options
+@output_options
+@click.pass_context
+def predict(ctx: click.Context, /, **given: Any) -> None:
+    """Predict the class of every row of DATA with the model file MODEL.
+
+    DATA is an npz, csv or parquet file, with or without labels. Scores are least-squares estimates of the
+    one-hot label: the largest one wins, but they are not probabilities.
+    """
+    output = Output(given["as_json"], given["quiet"])
+    check_target(given["out"])
+    model, classes = _classifier(given["model"])
+    depth = _depth(ctx, model, given["layers"])
+    data = read_table(
+        given["data"], layout_from(given), part=given["part"], labelled=False, width=model.features
+    )
+    scores = model.decision_function(data.features, **depth)
+    labels = classes[np.argmax(scores, axis=1)]
+    document: dict[str, Any] = {"model": given["model"], "data": given["data"], "rows": len(data)}
+    if given["out"] is not None:
+        write_text(given["out"], _csv(labels, scores if given["scores"] else None, classes))
+        document["out"] = given["out"]
+        output.result(document, lambda page: None)
+        output.note(f"{len(data):,} predictions written to {given['out']}")
+    elif output.as_json:
+        document |= {"labels": labels, "classes": classes} | ({"scores": scores} if given["scores"] else {})
+        output.result(document, lambda page: None)
+    else:
+        click.echo(_csv(labels, scores if given["scores"] else None, classes), nl=False)
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        ("accuracy, per-class report and confusion", "fedsolve evaluate model.safetensors data.npz"),
+        (
+            "accuracy after every block of a deep model",
+            "fedsolve evaluate model.safetensors data.npz --staged",
+        ),
+    ),
+)
+@click.argument("model")
+@click.argument("data")
+@_layers
+@option("--staged", is_flag=True, group="Model", help="Accuracy after 0, 1, ..., T blocks instead.")
+@_part
+@data_options
+@output_options
+@click.pass_context
+def evaluate(ctx: click.Context, /, **given: Any) -> None:
+    """Compare the predictions of the model file MODEL with the labels of DATA.
+
+    Prints accuracy, precision, recall and F1 per class, and the confusion matrix (with more than 20 classes:
+    the most frequent mistakes). DATA is an npz, csv or parquet file.
+    """
+    output = Output(given["as_json"], given["quiet"])
+    if given["staged"] and given["layers"] is not None:
+        raise click.UsageError("--staged shows every depth; leave out --layers", ctx)
+    model, classes = _classifier(given["model"])
+    depth = _depth(ctx, model, given["layers"])
+    if given["staged"] and not isinstance(model, DeepModel):
+        raise click.UsageError(f"--staged needs a deep model; this one is {model.family}", ctx)
+    data = read_table(
+        given["data"], layout_from(given), part=given["part"], classes=classes, width=model.features
+    )
+    assert data.labels is not None
+    named = {"model": given["model"], "data": given["data"]}
+    if isinstance(model, DeepModel) and given["staged"]:
+        stages = model.staged_score(data.features, data.labels)
+        document = named | {"rows": len(data), "staged_accuracy": stages}
+        output.result(document, lambda page: _show_stages(page, stages, len(data)))
+        return
+    report = Report.of(data.labels, model.predict(data.features, **depth), classes)
+    output.result(named | {"layers": depth.get("layers")} | report.as_dict(), report.show)
+
+
+def _classifier(path: str) -> tuple[Model, Array]:
+    model = load_model(path)
+    if model.classes is None:
+        raise DataError(
+            f"{path} is a regression model; this command is for classifiers. "
+            "In Python: fedsolve.load_model(path).predict(features)."
+        )
+    return model, model.classes
+
+
+def _depth(ctx: click.Context, model: Model, layers: int | None) -> dict[str, Any]:
+    if layers is None:
+        return {}
+    if not isinstance(model, DeepModel):
+        raise click.UsageError(f"--layers needs a deep model; this one is {model.family}", ctx)
+    return {"layers": layers}
+
+
+def _csv(labels: Array, scores: Array | None, classes: Array) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [] if scores is None else [f"score_{label}" for label in classes.tolist()]
+    writer.writerow(["row", "label", *names])
+    for row, label in enumerate(labels.tolist()):
+        writer.writerow([row, label, *([] if scores is None else scores[row].tolist())])
+    return text.getvalue()
+
+
+def _show_stages(page: Console, stages: Array, rows: int) -> None:
+    best = int(np.argmax(stages))
+    page.print(table(("blocks", "accuracy"), [(str(t), percent(s)) for t, s in enumerate(stages)]))
+    page.print(f"{rows:,} rows; most accurate after {best} blocks.")

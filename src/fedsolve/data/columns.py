@@ -1,0 +1,235 @@
+"""Features, labels and owners from the columns of a csv or parquet file."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.layout import Columns, Layout, Wish, damaged, number
+from fedsolve.errors import DataError
+
+LABEL_NAMES = ("label", "target", "class", "y")
+
+_CHUNK = 4096
+_DELIMITERS = (",", ";", "\t", "|")
+
+
+@dataclass(frozen=True)
+class _Places:
+    features: list[int]
+    label: int | None
+    client: int | None
+
+
+def _places(names: Sequence[str], wish: Wish) -> _Places:
+    """Which columns are features, which one is the label and which one names the owner."""
+    layout = wish.layout
+    left = list(range(len(names)))
+    client = None
+    if layout.client is not None and (wish.owned or layout.client in names):
+        client = _column(names, layout.client, "client column")
+        left.remove(client)
+    for wanted in layout.drop:
+        dropped = _column(names, wanted, "column to drop")
+        if dropped in left:
+            left.remove(dropped)
+    if not left:
+        raise DataError(f"no feature columns are left of {', '.join(map(repr, names))}.")
+    lowered = {names[index].strip().lower(): index for index in reversed(left)}
+    label = next((lowered[name] for name in LABEL_NAMES if name in lowered), None)
+    if layout.label is not None:
+        label = _column(names, layout.label, "label column")
+        if label not in left:
+            raise DataError(f"the label column '{names[label]}' is also the client column or dropped.")
+    elif wish.labelled:
+        label = left[-1] if label is None else label
+    elif len(left) == wish.width:
+        label = None
+    if label is not None:
+        left.remove(label)
+    unnamed = [index for index in left if not names[index].strip()]
+    if unnamed:
+        raise DataError(
+            f"column {unnamed[0]} has no name; it may be a row number. Name it, or leave it out "
+            f"with --drop {unnamed[0]}."
+        )
+    if wish.width is not None and len(left) != wish.width:
+        raise DataError(
+            f"the model takes {wish.width} features, but {len(left)} columns are left for them. "
+            "Name the label column (--label), or leave columns out (--drop)."
+        )
+    return _Places(left, label if wish.labelled else None, client)
+
+
+def _column(names: Sequence[str], wanted: str, what: str) -> int:
+    if wanted in names:
+        if names.count(wanted) > 1:
+            raise DataError(f"{what} '{wanted}' is not unique: {names.count(wanted)} columns have that name.")
+        return names.index(wanted)
+    if re.fullmatch(r"-?\d+", wanted) and -len(names) <= int(wanted) < len(names):
+        return int(wanted) % len(names)
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    raise DataError(f"no {what} '{wanted}'; the columns are {shown}.")
+
+
+def read_csv(path: Path, wish: Wish) -> Columns:
+    """What `wish` asks for; labels and owners as text. Cells are converted some thousand rows at a time."""
+    blocks: list[Array] = []
+    labels: list[str] = []
+    owners: list[str] = []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream, delimiter=_delimiter(stream.readline(), wish.layout.delimiter))
+            stream.seek(0)
+            names = _csv_names(next(reader, []), wish.layout)
+            if not wish.layout.header:
+                stream.seek(0)
+                reader = csv.reader(stream, delimiter=reader.dialect.delimiter)
+            places = _places(names, wish)
+            for lines, rows in _chunks(reader, names):
+                blocks.append(_numbers(rows, lines, names, places.features))
+                for column, cells in ((places.label, labels), (places.client, owners)):
+                    if column is not None:
+                        cells.extend(_filled(rows, lines, names[column], column))
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise damaged(path, "a csv file in UTF-8", problem) from problem
+    features = np.concatenate(blocks) if blocks else np.empty((0, len(places.features)))
+    return (
+        features,
+        np.array(labels, dtype=str) if places.label is not None else None,
+        np.array(owners, dtype=str) if places.client is not None and wish.owned else None,
+    )
+
+
+def _delimiter(line: str, wanted: str) -> str:
+    if wanted == "auto":
+        return max(_DELIMITERS, key=line.count)
+    wanted = {"tab": "\t", "\\t": "\t"}.get(wanted, wanted)
+    if len(wanted) != 1:
+        raise DataError(f"the delimiter must be one character, 'tab' or 'auto'; got {wanted!r}.")
+    if line.strip() and wanted not in line:
+        other = max(_DELIMITERS, key=line.count)
+        if other in line:
+            name = "tab" if other == "\t" else f"'{other}'"
+            raise DataError(f"the first line has no {wanted!r} in it; try --delimiter {name}.")
+    return wanted
+
+
+def _csv_names(first: list[str], layout: Layout) -> list[str]:
+    """Column names: the first line, or 0, 1, 2, ... for a file without a header."""
+    if not first:
+        raise DataError("no rows at all: the file is empty.")
+    numbered = [str(index) for index in range(len(first))]
+    if not layout.header:
+        return numbered
+    if all(number(cell) is not None for cell in first) and first != numbered:
+        raise DataError(
+            f"the first line holds numbers ({', '.join(first[:3])}, ...), not column names. "
+            "Add a header, or pass --no-header."
+        )
+    return [cell.strip() for cell in first]
+
+
+def _chunks(reader: Any, names: Sequence[str]) -> Iterator[tuple[list[int], list[list[str]]]]:
+    lines: list[int] = []
+    rows: list[list[str]] = []
+    for row in reader:
+        if not row:
+            continue
+        if len(row) != len(names):
+            raise DataError(f"line {reader.line_num} has {len(row)} cells, the first line {len(names)}.")
+        lines.append(reader.line_num)
+        rows.append(row)
+        if len(rows) == _CHUNK:
+            yield lines, rows
+            lines, rows = [], []
+    if rows:
+        yield lines, rows
+
+
+def _numbers(rows: list[list[str]], lines: list[int], names: Sequence[str], columns: list[int]) -> Array:
+    """The feature cells of these rows as float64; the first cell that is not a finite number is named."""
+    try:
+        values = np.array([[row[column] for column in columns] for row in rows], dtype=np.float64)
+    except ValueError:
+        values = np.full((1, 1), np.nan)
+    if not np.all(np.isfinite(values)):
+        for row, line in zip(rows, lines, strict=True):
+            for column in columns:
+                _check_cell(row[column], line, names[column])
+    return values
+
+
+def _check_cell(cell: str, line: int, name: str) -> None:
+    where = f"line {line}, column '{name}'"
+    if not cell.strip():
+        raise DataError(f"{where}: the cell is empty. Fill it in or leave the row out.")
+    value = number(cell)
+    if value is None:
+        raise DataError(
+            f"{where}: {cell!r} is not a number. Encode text as numbers, or leave the column out (--drop)."
+        )
+    if not np.isfinite(value):
+        raise DataError(f"{where}: {cell!r} is NaN or infinite. Remove or impute it.")
+
+
+def _filled(rows: list[list[str]], lines: list[int], name: str, column: int) -> list[str]:
+    cells = [row[column].strip() for row in rows]
+    for cell, line in zip(cells, lines, strict=True):
+        if cell.lower() in ("", "nan", "null"):
+            raise DataError(
+                f"line {line}, column '{name}': the cell is empty. Fill it in or leave the row out."
+            )
+    return cells
+
+
+def read_parquet(path: Path, wish: Wish) -> Columns:
+    """What `wish` asks for; labels and owners in the type of their column."""
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError as problem:
+        raise DataError(
+            "parquet files need pyarrow. Install it: pip install 'fedsolve[parquet]'."
+        ) from problem
+    try:
+        with open(path, "rb") as stream:
+            table = parquet.read_table(stream)
+    except arrow.ArrowException as problem:
+        raise damaged(path, "a parquet file", problem) from problem
+    names = [str(name) for name in table.column_names]
+    places = _places(names, wish)
+    features = np.empty((table.num_rows, len(places.features)))
+    for position, index in enumerate(places.features):
+        kind = table.schema.field(index).type
+        if not (
+            arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)
+        ):
+            raise DataError(
+                f"column '{names[index]}' holds {kind}, not numbers. Encode it, or leave it out (--drop)."
+            )
+        features[:, position] = _whole_column(table.column(index), names[index])
+    labels = None if places.label is None else _whole_column(table.column(places.label), names[places.label])
+    owners = None
+    if places.client is not None and wish.owned:
+        owners = _whole_column(table.column(places.client), names[places.client])
+    return features, labels, owners
+
+
+def _whole_column(column: Any, name: str) -> Array:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"row {row}, column '{name}': the cell is empty. Fill it in or leave the row out.")
+    return np.asarray(column.to_pylist()) if column.type.num_fields else _primitive(column)
+
+
+def _primitive(column: Any) -> Array:
+    values = np.asarray(column.to_numpy())
+    return values.astype(str) if values.dtype.kind == "O" else values

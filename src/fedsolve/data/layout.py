@@ -1,0 +1,62 @@
+"""Where things stand in a data file, and what is wanted of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedsolve.container import Array
+from fedsolve.errors import ModelFileError
+
+Part = Literal["train", "test"]
+PARTS: tuple[Part, ...] = ("test", "train")
+
+Columns = tuple[Array, Array | None, Array | None]
+"""Features, labels and owners as a file has them."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things stand in a file.
+
+    features_key, labels_key: arrays of an npz; found by their usual names when None.
+    label:     label column of a csv or parquet file, by name or by position (from 0; -1 is the last).
+    client:    column or npz array that says who owns each row.
+    drop:      columns to leave out.
+    delimiter: of a csv file; "auto" takes the most frequent of , ; tab | in the first line.
+    header:    whether a csv file starts with column names.
+    """
+
+    features_key: str | None = None
+    labels_key: str | None = None
+    label: str | None = None
+    client: str | None = None
+    drop: tuple[str, ...] = ()
+    delimiter: str = ","
+    header: bool = True
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a reader is asked for; see `tables.read_table`."""
+
+    layout: Layout
+    part: Part | None
+    labelled: bool
+    owned: bool
+    width: int | None
+
+
+def number(text: str) -> float | None:
+    """The number a cell spells, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def damaged(path: str | Path, what: str, problem: Exception) -> ModelFileError:
+    """The error for a file that cannot be decoded."""
+    reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    return ModelFileError(f"{path} is damaged, truncated or not {what} ({reason}). Fetch or write it again.")

@@ -1,0 +1,104 @@
+"""Features, labels and owners from an npz file, by array name."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.layout import PARTS, Columns, Wish, damaged
+from fedsolve.errors import DataError, ModelFileError
+
+FEATURE_KEYS = ("x", "X", "features", "data")
+LABEL_KEYS = ("y", "Y", "labels", "label", "target")
+
+
+def open_npz(path: str | Path) -> Any:
+    """The arrays of an npz file by name, each read when asked for."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except OSError as problem:
+        raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+    except (ValueError, EOFError, zipfile.BadZipFile) as problem:
+        raise damaged(path, "an npz file", problem) from problem
+    if isinstance(found, np.ndarray):
+        raise DataError(f"{path} holds a single array; write one with np.savez(path, x=features, y=labels).")
+    return found
+
+
+def read_npz(path: Path, wish: Wish) -> Columns:
+    """What `wish` asks for, decoded by `scale` and `offset` where the file has them."""
+    with open_npz(path) as arrays:
+        keys: list[str] = arrays.files
+        x_key, y_key = _keys(keys, wish)
+        features = _array(arrays, x_key, path)
+        for name, combine in (("scale", np.multiply), ("offset", np.add)):
+            if name in keys:
+                features = combine(features, _per_column(_array(arrays, name, path), name, features))
+        labels = None if y_key is None else _array(arrays, y_key, path)
+        owners = None
+        if wish.owned and wish.layout.client is not None:
+            owners = _array(arrays, _present(keys, [wish.layout.client], "owners"), path)
+    return features, labels, owners
+
+
+def _keys(keys: Sequence[str], wish: Wish) -> tuple[str, str | None]:
+    """Names of the features and of the labels: those given, x_part and y_part, or the usual ones."""
+    layout, part = wish.layout, wish.part
+    if part is None:
+        part = next((p for p in PARTS if {f"x_{p}", f"X_{p}"} & set(keys)), None)
+    pairs: list[tuple[Sequence[str], Sequence[str]]] = []
+    if part is not None:
+        pairs.append(((f"x_{part}", f"X_{part}"), (f"y_{part}", f"Y_{part}")))
+    if wish.part != "test":
+        pairs.append((FEATURE_KEYS, LABEL_KEYS))
+    if layout.features_key is not None:
+        pairs = [([layout.features_key], LABEL_KEYS)]
+    x_names, y_names = next((pair for pair in pairs if set(pair[0]) & set(keys)), pairs[0])
+    x_key = _present(keys, x_names, "features", "--features-key")
+    if not wish.labelled:
+        return x_key, None
+    y_names = y_names if layout.labels_key is None else [layout.labels_key]
+    return x_key, _present(keys, y_names, "labels", "--labels-key")
+
+
+def _present(keys: Sequence[str], names: Sequence[str], what: str, option: str = "") -> str:
+    found = next((name for name in names if name in keys), None)
+    if found is None:
+        remedy = f" Name it with {option}." if option else ""
+        raise DataError(f"no array '{names[0]}' with {what}; the file has {', '.join(keys)}.{remedy}")
+    return found
+
+
+def _array(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
+    try:
+        return np.asarray(arrays[key])
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as problem:
+        raise damaged(path, "an npz file", problem) from problem
+    except ValueError as problem:
+        if "allow_pickle" in str(problem):
+            raise DataError(
+                f"'{key}' holds Python objects, which are not read from files. "
+                "Save numbers or text, e.g. np.asarray(values, dtype=str)."
+            ) from problem
+        raise damaged(path, "an npz file", problem) from problem
+
+
+def _per_column(values: Array, name: str, features: Array) -> Array:
+    """Checked numbers to decode features = offset + scale * x with, column by column."""
+    if features.ndim != 2 or features.dtype.kind not in "fiub":
+        raise DataError(
+            f"features must be real numbers in rows and columns; got shape {features.shape}, "
+            f"dtype {features.dtype}."
+        )
+    if values.shape not in ((), (1,), (features.shape[1],)) or values.dtype.kind not in "fiu":
+        raise DataError(
+            f"'{name}' must hold one number per column ({features.shape[1]}); "
+            f"got shape {values.shape}, dtype {values.dtype}."
+        )
+    return values

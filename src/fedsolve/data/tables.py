@@ -1,0 +1,168 @@
+"""Features and labels from files: npz, csv and parquet, with errors that name the cell.
+
+A file that cannot be opened or decoded is a `ModelFileError`; contents that cannot be used are a
+`DataError` that says where.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.columns import read_csv, read_parquet
+from fedsolve.data.layout import PARTS, Layout, Part, Wish, number
+from fedsolve.data.npz import open_npz, read_npz
+from fedsolve.errors import DataError, ModelFileError
+from fedsolve.federation.participant import check_arrays
+from fedsolve.labels import encode_labels
+
+__all__ = ["Layout", "Part", "Table", "labels_like", "parts", "read_table"]
+
+# Leading zeros make a code, such as 007, not a number.
+_WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
+_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})(\.\d*)?")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None."""
+
+    features: Array
+    labels: Array | None
+    owners: Array | None
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+def parts(path: str | Path) -> tuple[Part, ...]:
+    """Which of x_train and x_test an npz file has; nothing for files that hold one set of rows."""
+    if _kind(path) != "npz":
+        return ()
+    with open_npz(path) as arrays:
+        return tuple(part for part in PARTS if {f"x_{part}", f"X_{part}"} & set(arrays.files))
+
+
+def read_table(
+    path: str | Path,
+    layout: Layout | None = None,
+    *,
+    part: Part | None = None,
+    labelled: bool = True,
+    owned: bool = False,
+    classes: Array | None = None,
+    width: int | None = None,
+) -> Table:
+    """The rows of a file, checked: real, finite features and, when `labelled`, a label for each.
+
+    part:    which part of an npz with x_train and x_test; the test part when None.
+    owned:   whether to read who owns each row (`layout.client`).
+    classes: the labels a model knows; others are refused, and text is read as their type.
+    width:   features a model expects; others are refused, and an unlabelled file's label column is left out.
+    """
+    layout = layout or Layout()
+    if owned and layout.client is None:
+        raise DataError("owners were asked for but no client column or key is named.")
+    kind = _kind(path)
+    wish = Wish(layout, part, labelled, owned, width)
+    reader = {"npz": read_npz, "csv": read_csv, "parquet": read_parquet}[kind]
+    try:
+        features, labels, owners = reader(Path(path), wish)
+        if labels is not None:
+            labels = _plain_labels(labels)
+        check_arrays(features, np.zeros(len(features)) if labels is None else labels)
+        if len(features) == 0:
+            raise DataError("no rows at all. Check the file or the query that made it.")
+        if width is not None and features.shape[1] != width:
+            raise DataError(f"rows of {width} features are expected; these have {features.shape[1]}.")
+        if labels is not None:
+            if kind == "csv" and classes is None:
+                labels = _spelled(labels)
+            labels = _classlike(labels) if classes is None else labels_like(labels, classes)
+        if owners is not None:
+            owners = _owner_names(owners, len(features))
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from problem
+    except OSError as problem:
+        raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+    return Table(features, labels, owners, str(path))
+
+
+def labels_like(labels: Array, classes: Array) -> Array:
+    """Labels in the type of `classes`; a label outside them is refused by value and row."""
+    if classes.dtype.kind in "US":
+        labels = labels.astype(str)
+    elif labels.dtype.kind in "US":
+        distinct, codes = np.unique(labels, return_inverse=True)
+        values = [number(text) for text in distinct.tolist()]
+        for text, value in zip(distinct.tolist(), values, strict=True):
+            if value is None:
+                row = int(np.flatnonzero(labels == text)[0])
+                shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
+                raise DataError(f"label {text!r} in row {row} is not one of the classes ({shown}).")
+        labels = np.asarray(values)[codes]
+    encode_labels(labels, classes)
+    return labels.astype(classes.dtype)
+
+
+def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
+    suffix = Path(path).suffix.lower()
+    if suffix == ".npz":
+        return "npz"
+    if suffix in (".csv", ".tsv", ".txt"):
+        return "csv"
+    if suffix in (".parquet", ".pq"):
+        return "parquet"
+    raise DataError(
+        f"{path}: unknown kind of file '{suffix}'; known are .npz, .csv (.tsv, .txt) and .parquet."
+    )
+
+
+def _plain_labels(labels: Array) -> Array:
+    """Labels as a vector of numbers or text."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(
+            f"labels must be one per row; got shape {labels.shape}. Give class labels, not one-hot rows."
+        )
+    if labels.dtype.kind not in "iufbUS":
+        raise DataError(f"labels must be numbers or text; got dtype {labels.dtype}.")
+    return np.char.decode(labels, "utf-8") if labels.dtype.kind == "S" else labels
+
+
+def _spelled(labels: Array) -> Array:
+    """Text that spells whole numbers, or numbers, as such; everything else as it is."""
+    distinct, codes = np.unique(labels, return_inverse=True)
+    texts = distinct.tolist()
+    if all(_WHOLE_NUMBER.fullmatch(text) for text in texts):
+        return np.array([int(text) for text in texts], dtype=np.int64)[codes]
+    if all(_NUMBER.fullmatch(text) for text in texts):
+        return np.array([float(text) for text in texts])[codes]
+    return labels
+
+
+def _classlike(labels: Array) -> Array:
+    """The labels, unless they are measurements: fractions that hardly ever repeat."""
+    if labels.dtype.kind == "f":
+        distinct = np.unique(labels)
+        if len(distinct) > max(20, len(labels) // 2) and np.any(distinct != np.rint(distinct)):
+            raise DataError(
+                f"the labels are {len(distinct)} different real numbers (such as {distinct[0]:g}); "
+                "classes are expected. Name the right label column or key."
+            )
+    return labels
+
+
+def _owner_names(owners: Array, rows: int) -> Array:
+    if owners.shape != (rows,):
+        raise DataError(f"{rows} rows but owners of shape {owners.shape}; give one owner per row.")
+    if owners.dtype.kind == "f" and not np.all(np.isfinite(owners)):
+        raise DataError("owners contain NaN or infinite values; give one owner per row.")
+    return owners.astype(str)
