@@ -8,8 +8,8 @@ gamma = `residual_ridge`.
     F_t = gelu(Phi_t B_t + b_t)                Omega_{t+1}: thin sandwich               (Eq. 17)
     Phi_{t+1} = Phi_t + F_t Omega_{t+1}                                                 (Eq. 19)
 
-The server asks for sums (see `plans`), the clients answer from their rows; whatever the
-partition, the result is that of the pooled data.
+The server's side stands here: it asks for sums (see `plans`). The clients' side, which answers
+from their rows, is `deepafl_client`. Whatever the partition, the result is that of the pooled data.
 """
 
 from __future__ import annotations
@@ -22,22 +22,19 @@ import numpy as np
 
 from fedsolve.closedform import moments
 from fedsolve.closedform.activations import check_activation
-from fedsolve.closedform.layers import LayerFeatures, Network
+from fedsolve.closedform.deepafl_client import KIND, blocks_of
+from fedsolve.closedform.layers import Network
 from fedsolve.closedform.models import DeepModel
 from fedsolve.closedform.moments import Preparation, check_scale
 from fedsolve.closedform.plans import LEVEL, StepSums, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.projections import SCHEME, fingerprint
 from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
-from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
 from fedsolve.container import Array
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Block, Chain, Request, Term, Total
+from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run, check_positive, check_whole
-from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.registry import Info, register
-
-KIND = "deepafl"
 
 
 @register(
@@ -61,6 +58,11 @@ class DeepAFL(Method[DeepModel]):
     gain:            factor on the blocks' random projections.
     block_input:     "previous" (Eq. 6) or "initial" (Eq. 89): which features a block starts from.
     exchange:        "textbook", "lean", "single", or "auto": what the federation prefers.
+    skip:            False drops Phi_t from Phi_{t+1}: the paper's ablation 1.
+    projection:      "random", or "identity" for F_t = activation(Phi_t): ablation 2 (3 is activation="none").
+    transformation:  "solved", or "identity" for Phi_{t+1} = Phi_t + F_t: ablation 4.
+    reconstruction:  weight in [0, 1) of recovering Phi_0 beside the labels: 1 - rho of Eq. 88.
+                     These four variants run on the textbook plan.
     participation:   share of the clients asked for each layer, drawn anew each layer by the seed.
     consistent:      whether a layer's classifier and block are asked of the same clients (Appendix M).
     scale:           None or "standard": standardise features by federated sums, one exchange more.
@@ -81,6 +83,10 @@ class DeepAFL(Method[DeepModel]):
     gain: float = 1.0
     block_input: Literal["previous", "initial"] = "previous"
     exchange: str = "auto"
+    skip: bool = True
+    projection: Literal["random", "identity"] = "random"
+    transformation: Literal["solved", "identity"] = "solved"
+    reconstruction: float = 0.0
     participation: float = 1.0
     consistent: bool = True
     scale: Literal["standard"] | None = None
@@ -106,27 +112,59 @@ class DeepAFL(Method[DeepModel]):
             raise DataError(f"track must be None or 'accuracy'; got {self.track!r}.")
         if self.precision not in ("float64", "float32"):
             raise DataError(f"precision must be 'float64' or 'float32'; got {self.precision!r}.")
-        choose_plan(self.exchange, "bytes")
+        self._check_variant()
 
     def start(self, spec: Spec) -> DeepAFLRun:
         return DeepAFLRun(self, spec)
+
+    @property
+    def variant(self) -> bool:
+        """Whether the block differs from the paper's; the recurrences of lean and single then do not hold."""
+        solved = self.transformation == "solved"
+        return not (self.skip and solved and self.projection == "random" and self.reconstruction == 0.0)
+
+    @property
+    def plan(self) -> str:
+        """The exchange plan asked for, with "auto" resolved where only one is possible."""
+        return "textbook" if self.exchange == "auto" and self.variant else self.exchange
+
+    def _check_variant(self) -> None:
+        choose_plan(self.exchange, "bytes")
+        for name, value, known in (
+            ("projection", self.projection, ("random", "identity")),
+            ("transformation", self.transformation, ("solved", "identity")),
+        ):
+            if value not in known:
+                raise DataError(f"{name} must be {' or '.join(map(repr, known))}; got {value!r}.")
+        if not 0.0 <= self.reconstruction < 1.0:
+            raise DataError(f"reconstruction must lie in [0, 1); got {self.reconstruction!r}.")
+        if self.variant and self.exchange not in ("auto", "textbook"):
+            raise DataError(f"this variant runs on the textbook plan; got exchange={self.exchange!r}.")
+        fixed = "identity" in (self.projection, self.transformation)
+        if fixed and self.hidden_width not in (None, self.width):
+            raise DataError(
+                f"an identity needs hidden_width = width ({self.width}); got {self.hidden_width}."
+            )
+        if self.reconstruction and not (self.skip and self.transformation == "solved"):
+            raise DataError("reconstruction needs skip=True and transformation='solved'.")
 
     def agreement(self) -> dict[str, Any]:
         return {"projection_scheme": SCHEME, "fingerprint": fingerprint(self.seed)}
 
 
-# -- the server's side -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LayerSums:
-    """G_t, H_t and sum of y² per output, valid for the cohort they were summed over."""
+    """G_t, H_t and sum of y² per output, valid for the cohort they were summed over.
+
+    anchor is Phi_tᵀPhi_0, for reconstruction only.
+    """
 
     gram: Array
     cross: Array
     label_square: Array
     cohort: tuple[str, ...]
     layer: int
+    anchor: Array | None = None
 
 
 class DeepAFLRun(Run[DeepModel]):
@@ -140,10 +178,10 @@ class DeepAFLRun(Run[DeepModel]):
 
     def __init__(self, method: DeepAFL, spec: Spec) -> None:
         super().__init__(method, spec)
-        self.plan = choose_plan(method.exchange, spec.prefers)
+        self.plan = choose_plan(method.plan, spec.prefers)
         self.preparation: Preparation | None = None
         self.classifiers: list[Array] = []
-        self.blocks: list[Sandwich] = []
+        self.blocks: list[Sandwich | None] = []
         self.risks: list[float] = []
         self.sums: LayerSums | None = None
         self._pending: Request | None = None
@@ -151,7 +189,9 @@ class DeepAFLRun(Run[DeepModel]):
     @property
     def exchanges(self) -> int:
         layers = self.method.layers
-        if not self.plan.merges or (self._partial and not self.method.consistent):
+        if self.method.transformation == "identity":
+            count = layers + 1
+        elif not self.plan.merges or (self._partial and not self.method.consistent):
             count = 2 * layers + 1
         else:
             count = layers + 1 if self._partial else max(layers, 1)
@@ -174,12 +214,12 @@ class DeepAFLRun(Run[DeepModel]):
             return None
         arrays: dict[str, Array] = {}
         if len(self.classifiers) > layer:
-            phase, ask = "block", self.plan.block
+            phase, ask = "block", self._block_statistics
             cohort = self._cohort(clients, layer, phase)
             if "hidden_residual" in ask or self.method.track:
                 arrays["weight"] = self._send(self.classifiers[layer])
         else:
-            phase, ask = "classifier", LEVEL
+            phase, ask = "classifier", LEVEL + (("anchor",) if self.method.reconstruction else ())
             cohort = self._cohort(clients, layer, phase)
             if self.plan.merges and layer < last and (self.method.consistent or not self._partial):
                 phase, ask = "classifier+block", LEVEL + self.plan.block
@@ -188,6 +228,14 @@ class DeepAFLRun(Run[DeepModel]):
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
         self._pending = self._ask(KIND, layer, cohort, note, arrays)
         return self._pending
+
+    @property
+    def _block_statistics(self) -> tuple[str, ...]:
+        if not self.method.skip:
+            return ("hidden_gram", "hidden_cross")
+        if self.method.reconstruction:
+            return ("hidden_gram", "hidden_residual", "hidden_feature", "hidden_initial")
+        return self.plan.block
 
     def absorb(self, total: Total) -> None:
         request = self._pending
@@ -239,8 +287,11 @@ class DeepAFLRun(Run[DeepModel]):
             present = int(np.sum(label_square > 0)) + self.method.intercept
             if self.spec.classes is not None and present < 2:
                 raise DataError("only one class in the whole federation; a classifier needs at least two.")
-        self.sums = LayerSums(gram, cross, label_square, total.cohort, len(self.blocks))
+        anchor = total["anchor"] if self.method.reconstruction else None
+        self.sums = LayerSums(gram, cross, label_square, total.cohort, len(self.blocks), anchor)
         self._solve_classifier(solved)
+        if self.method.transformation == "identity" and len(self.blocks) < self.method.layers:
+            self._append(None)
 
     def _take_block(self, total: Total, solved: list[str]) -> None:
         """Eq. 16-17: the block that best corrects the residual, for this exchange's cohort."""
@@ -248,24 +299,46 @@ class DeepAFLRun(Run[DeepModel]):
         weight = self.classifiers[layer]
         if self.plan.merges:
             residual = total["hidden_cross"] - total["hidden_feature"] @ weight
-        else:
+        elif self.method.skip:
             residual = total["hidden_residual"]
-        exact = sandwich_solve(total["hidden_gram"], residual, weight, self.method.residual_ridge)
-        sent = {"left": self._send(exact.left), "right": self._send(exact.right)}
-        self.chain.append(Block({"layer": layer + 1}, sent))
-        # What counts from here on is the block as the clients have it (rounded in float32 runs).
-        block = _blocks(self.chain, "float64")[-1]
-        self.blocks.append(block)
+        else:
+            residual = total["hidden_cross"]  # without Phi_t the block must give all of Y
+        if self.method.reconstruction:
+            residual, weight = self._with_reconstruction(residual, weight, total)
+        block = self._append(
+            sandwich_solve(total["hidden_gram"], residual, weight, self.method.residual_ridge)
+        )
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
             here = self.sums is not None and self.sums.layer == layer and self.sums.cohort == total.cohort
-            if here and not self._partial:
+            if here and not self._partial and block is not None:
                 step = step_from_hidden(block, *(total[name] for name in self.plan.block))
                 self._advance(step, solved)
             else:
                 self.sums = None
         elif not self.plan.step:
             self.sums = None
+
+    def _with_reconstruction(self, residual: Array, weight: Array, total: Total) -> tuple[Array, Array]:
+        """Eq. 88 as the same sandwich: the decoder Q_t = (G_t + lambda I)^-1 Phi_tᵀPhi_0 beside W_t."""
+        assert self.sums is not None
+        assert self.sums.anchor is not None
+        decoder = ridge_solve(self.sums.gram, self.sums.anchor, self.method.ridge)
+        lost = total["hidden_initial"] - total["hidden_feature"] @ decoder
+        labels, recovery = np.sqrt(1.0 - self.method.reconstruction), np.sqrt(self.method.reconstruction)
+        return (
+            np.hstack([labels * residual, recovery * lost]),
+            np.hstack([labels * weight, recovery * decoder]),
+        )
+
+    def _append(self, exact: Sandwich | None) -> Sandwich | None:
+        """Add a block to the model; what counts from here on is the block as the clients have it."""
+        sent: dict[str, Array] = {}
+        if exact is not None:
+            sent = {"left": self._send(exact.left), "right": self._send(exact.right)}
+        self.chain.append(Block({"layer": len(self.blocks) + 1}, sent))
+        self.blocks.append(blocks_of(self.chain, "float64")[-1])
+        return self.blocks[-1]
 
     def _take_step(self, total: Total, solved: list[str]) -> None:
         """The lean recurrence; a cohort that changed meanwhile leaves no sums, so they are asked for."""
@@ -276,9 +349,10 @@ class DeepAFLRun(Run[DeepModel]):
             self.sums = None
 
     def _advance(self, step: StepSums, solved: list[str]) -> None:
-        sums = self.sums
+        sums, block = self.sums, self.blocks[-1]
         assert sums is not None
-        gram, cross = advance(sums.gram, sums.cross, self.blocks[-1], step)
+        assert block is not None
+        gram, cross = advance(sums.gram, sums.cross, block, step)
         self.sums = LayerSums(gram, cross, sums.label_square, sums.cohort, len(self.blocks))
         self._solve_classifier(solved)
 
@@ -289,7 +363,7 @@ class DeepAFLRun(Run[DeepModel]):
         weight = ridge_solve(sums.gram, sums.cross, self.method.ridge)
         fit = np.sum(weight * (sums.gram @ weight - 2.0 * sums.cross))
         penalty = self.method.ridge * np.sum(weight**2)
-        penalty += self.method.residual_ridge * sum(block.square for block in self.blocks)
+        penalty += self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.classifiers.append(weight)
         self.risks.append(float(np.sum(sums.label_square) + fit + penalty))
         solved.append(f"W{len(self.classifiers) - 1}")
@@ -314,132 +388,18 @@ class DeepAFLRun(Run[DeepModel]):
         note: dict[str, Any] = {"risks": self.risks, "sums": None}
         if self.sums is not None:
             arrays |= {name: getattr(self.sums, name) for name in LEVEL}
+            if self.sums.anchor is not None:
+                arrays["anchor"] = self.sums.anchor
             note["sums"] = {"cohort": self.sums.cohort, "layer": self.sums.layer}
         return arrays, note
 
     def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         self.risks = list(note["risks"])
         self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
-        self.blocks = _blocks(self.chain, "float64")
+        self.blocks = blocks_of(self.chain, "float64")
         if note["sums"] is not None:
             cohort, layer = tuple(note["sums"]["cohort"]), note["sums"]["layer"]
             gram, cross, label_square = (arrays[name] for name in LEVEL)
-            self.sums = LayerSums(gram, cross, label_square, cohort, layer)
+            self.sums = LayerSums(gram, cross, label_square, cohort, layer, arrays.get("anchor"))
         prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
         self.preparation = Preparation.from_arrays(prepared[0]) if prepared else None
-
-
-# -- the client's side -----------------------------------------------------------------------------
-
-
-@step(KIND)
-def answer(data: ClientData, request: Request, memory: Memory) -> Term:
-    """The statistics asked for, in one pass over the rows that also brings Phi to the request's layer.
-
-    Statistics of a step belong to the last block: they are taken while it is applied.
-    """
-    features = _layer_features(data, memory)
-    network, rows, workspace = features.network, features.rows, memory.workspace
-    blocks = _blocks(memory.chain, network.precision)
-    ask, goal = set(request.note["ask"]), request.layer
-    if goal != len(blocks):
-        raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
-    sums = Accumulator(workspace, network.precision)
-    _declare(sums, ask, network, rows.outputs)
-    weight = request.arrays.get("weight")
-    codes = rows.codes if weight is not None and request.note["track"] else None
-    correct = 0
-
-    steps = "step_gram" in ask
-    start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
-    for span in chunks(len(rows), network.width):
-        targets = rows.weighted(span, rows.targets(span))
-        if start < 0:
-            features.start(span)
-        for layer in range(max(start, 0), goal):
-            block = blocks[layer]
-            hidden = features.hidden(span, layer, kept, workspace)
-            output = np.matmul(hidden, block.left)
-            if steps and layer == goal - 1:
-                weighted = rows.weighted(span, output)
-                sums.add_product("step_feature", rows.weighted(span, features.phi[span]), weighted)
-                sums.add_product("step_cross", weighted, targets)
-                sums.add_gram("step_gram", weighted)
-            features.step(span, output, block, workspace)
-        phi = rows.weighted(span, features.phi[span])
-        if "gram" in ask:
-            sums.add_gram("gram", phi)
-            sums.add_product("cross", phi, targets)
-            sums.add("label_square", np.sum(targets**2, axis=0))
-        if "hidden_gram" in ask:
-            hidden = rows.weighted(span, features.hidden(span, goal, kept, workspace))
-            sums.add_gram("hidden_gram", hidden)
-            if "hidden_residual" in ask:
-                sums.add_product("hidden_residual", hidden, targets - phi @ weight)
-            else:
-                sums.add_product("hidden_feature", hidden, phi)
-                sums.add_product("hidden_cross", hidden, targets)
-        if codes is not None:
-            scores = features.phi[span] @ weight
-            correct += int(np.sum(np.argmax(scores, axis=1) == codes[span]))
-    features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
-
-    term = sums.finish()
-    term.counts["rows"] = len(rows)
-    if codes is not None:
-        term.counts |= {"correct": correct, "tracked": len(rows)}
-    return term
-
-
-def _declare(sums: Accumulator, ask: set[str], network: Network, outputs: int) -> None:
-    wide, deep, rank = network.width, network.hidden_width, min(network.width, outputs)
-    shapes: dict[str, tuple[int, ...]] = {
-        "gram": (wide, wide),
-        "cross": (wide, outputs),
-        "label_square": (outputs,),
-        "hidden_gram": (deep, deep),
-        "hidden_residual": (deep, outputs),
-        "hidden_feature": (deep, wide),
-        "hidden_cross": (deep, outputs),
-        "step_feature": (wide, rank),
-        "step_cross": (rank, outputs),
-        "step_gram": (rank, rank),
-    }
-    unknown = ask - shapes.keys()
-    if unknown:
-        raise TermError(f"unknown statistics {sorted(unknown)}. Install the fedsolve version of the server.")
-    for name in sorted(ask):
-        sums.declare(name, shapes[name], symmetric=name.endswith("gram"))
-
-
-def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
-    """This client's features for the run that the chain describes; new when the run is new."""
-    opening = memory.chain.blocks[0].note["opening"]
-    parameters = opening["parameters"]
-    rows = cached_rows(data, memory, parameters["precision"])
-    found = memory.cache.get(KIND)
-    if isinstance(found, LayerFeatures) and found.rows is rows:
-        return found
-    mine = {"projection_scheme": SCHEME, "fingerprint": fingerprint(parameters["seed"])}
-    asked = {name: opening.get(name) for name in mine}
-    if mine != asked:
-        raise TermError(
-            f"the random projections differ: the server has {asked}, this participant {mine}. "
-            "Install the same fedsolve and numpy on both sides."
-        )
-    if data.width != opening["features"]:
-        raise DataError(
-            f"this client has {data.width} features per row, the run uses {opening['features']}. "
-            "All must use the same backbone."
-        )
-    memory.cache.pop(KIND, None)
-    memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)
-    return memory.cache[KIND]  # type: ignore[no-any-return]
-
-
-def _blocks(chain: Chain, precision: str) -> list[Sandwich]:
-    return [
-        Sandwich(*(block.arrays[side].astype(precision, copy=False) for side in ("left", "right")))
-        for block in chain.blocks
-        if "layer" in block.note
-    ]

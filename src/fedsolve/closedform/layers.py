@@ -1,13 +1,14 @@
-"""A client's features at the current layer: a cache that can always be rebuilt from the blocks.
+"""The layers of a DeepAFL network: how features are made, and a client's cache of them.
 
 Phi lives in memory while it fits the participant's budget and in a mapped temporary file
-otherwise; the hidden features F are kept between exchanges only if they fit as well.
+otherwise; the hidden features F are kept between exchanges only if they fit as well. The cache
+can always be rebuilt from the blocks.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -33,31 +34,52 @@ class Network:
     zero_activation: str
     gain: float
     block_input: str
+    skip: bool
+    projection: str
+    transformation: str
+    reconstruction: float
     precision: str
     seed: int
 
     @classmethod
     def from_parameters(cls, features: int, parameters: dict[str, Any]) -> Network:
-        width = parameters["width"]
-        return cls(
-            features=features,
-            width=width,
-            hidden_width=width if parameters["hidden_width"] is None else parameters["hidden_width"],
-            **{n: parameters[n] for n in ("activation", "zero_activation", "gain")},
-            **{n: parameters[n] for n in ("block_input", "precision", "seed")},
-        )
+        known = {field.name for field in fields(cls)}
+        chosen = {name: value for name, value in parameters.items() if name in known}
+        if chosen["hidden_width"] is None:
+            chosen["hidden_width"] = chosen["width"]
+        return cls(features=features, **chosen)
+
+    @property
+    def keeps_initial(self) -> bool:
+        """Whether Phi_0 is needed beyond the first layer."""
+        return self.block_input == "initial" or self.reconstruction > 0
 
     def zero(self, inputs: Array, out: Array | None = None) -> Array:
         """Phi_0 = zero_activation(X A + a) (Eq. 10)."""
         first = projection(self.seed, "zero", 0, self.features, self.width, 1.0, self.precision)
         return activate(self.zero_activation, first.apply(inputs, out))
 
-    def hidden(self, layer: int, source: Array, out: Array | None = None) -> Array:
-        """F_t = activation(Phi B_t + b_t) (Eq. 14); source is Phi_t, or Phi_0 for block_input "initial"."""
-        block = projection(
-            self.seed, "hidden", layer, self.width, self.hidden_width, self.gain, self.precision
-        )
-        return activate(self.activation, block.apply(source, out))
+    def hidden(self, layer: int, phi: Array, initial: Array | None, out: Array) -> Array:
+        """F_t = activation(Phi B_t + b_t) (Eq. 14) of Phi_t, or of Phi_0 (Eq. 89); no B_t when "identity"."""
+        source = initial if self.block_input == "initial" and initial is not None else phi
+        if self.projection == "identity":
+            out[...] = source
+        else:
+            shape = self.width, self.hidden_width
+            projection(self.seed, "hidden", layer, *shape, self.gain, self.precision).apply(source, out)
+        return activate(self.activation, out)
+
+    def output(self, hidden: Array, block: Sandwich | None) -> Array:
+        """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""
+        return hidden if block is None else np.matmul(hidden, block.left)
+
+    def add(self, phi: Array, output: Array, block: Sandwich | None, scratch: Array) -> None:
+        """Phi_{t+1} = Phi_t + P Uᵀ in place (Eq. 19), without Phi_t when there is no skip."""
+        update = output if block is None else np.matmul(output, block.right.T, out=scratch)
+        if self.skip:
+            phi += update
+        else:
+            phi[...] = update
 
 
 class LayerFeatures:
@@ -68,12 +90,13 @@ class LayerFeatures:
         size = np.dtype(network.precision).itemsize * count
         self.rows = rows
         self.network = network
-        keeps_initial = network.block_input == "initial"
-        needed = size * network.width * (2 if keeps_initial else 1)
+        needed = size * network.width * (2 if network.keeps_initial else 1)
         in_memory = needed <= memory.budget
         shape = (count, network.width)
         self.phi = _allocate(shape, network.precision, in_memory, memory)
-        self._initial = _allocate(shape, network.precision, in_memory, memory) if keeps_initial else None
+        self._initial: Array | None = None
+        if network.keeps_initial:
+            self._initial = _allocate(shape, network.precision, in_memory, memory)
         self._hidden: Array | None = None
         if in_memory and needed + size * network.hidden_width <= memory.budget:
             self._hidden = np.empty((count, network.hidden_width), dtype=network.precision)
@@ -109,6 +132,11 @@ class LayerFeatures:
         if self._initial is not None:
             self._initial[span] = self.phi[span]
 
+    def initial(self, span: slice) -> Array:
+        """Phi_0 of these rows, whatever the layer."""
+        assert self._initial is not None
+        return self._initial[span]
+
     def hidden(self, span: slice, layer: int, kept: int, workspace: Workspace) -> Array:
         """F_layer of these rows: the kept one if it is of that layer, else computed."""
         if self._hidden is not None:
@@ -116,17 +144,15 @@ class LayerFeatures:
             if kept == layer:
                 return out
         else:
-            out = workspace.array(
-                "hidden", (span.stop - span.start, self.network.hidden_width), self.phi.dtype
-            )
-        source = self.phi if self._initial is None else self._initial
-        return self.network.hidden(layer, source[span], out)
+            shape = span.stop - span.start, self.network.hidden_width
+            out = workspace.array("hidden", shape, self.phi.dtype)
+        initial = None if self._initial is None else self._initial[span]
+        return self.network.hidden(layer, self.phi[span], initial, out)
 
-    def step(self, span: slice, output: Array, block: Sandwich, workspace: Workspace) -> None:
-        """Phi += P Uᵀ, with P = F A of these rows."""
+    def step(self, span: slice, output: Array, block: Sandwich | None, workspace: Workspace) -> None:
+        """Take these rows past a block whose output is P."""
         phi = self.phi[span]
-        update = workspace.array("update", phi.shape, phi.dtype)
-        phi += np.matmul(output, block.right.T, out=update)
+        self.network.add(phi, output, block, workspace.array("update", phi.shape, phi.dtype))
 
 
 def _allocate(shape: tuple[int, int], dtype: str, in_memory: bool, memory: Memory) -> Array:

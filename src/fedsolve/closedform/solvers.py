@@ -84,6 +84,9 @@ class Sandwich:
     def omega(self) -> Array:
         return self.left @ self.right.T
 
+    def astype(self, dtype: Any) -> Sandwich:
+        return Sandwich(self.left.astype(dtype, copy=False), self.right.astype(dtype, copy=False))
+
     @property
     def square(self) -> float:
         """|Omega|²"""

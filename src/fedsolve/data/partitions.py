@@ -17,7 +17,7 @@ from fedsolve.errors import DataError
 def iid(labels: Any, clients: int, seed: int = 0, min_size: int = 0) -> Array:
     """Rows dealt at random in equal shares (sizes differ by at most one)."""
     labels = _checked(labels, clients, min_size)
-    rng = _rng(seed, "iid")
+    rng = named_rng(seed, "iid")
     owners = np.empty(len(labels), dtype=np.int64)
     owners[rng.permutation(len(labels))] = np.arange(len(labels)) % clients
     return _with_min_size(owners, clients, min_size, rng)
@@ -32,7 +32,7 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int = 0, min_size: 
     labels = _checked(labels, clients, min_size)
     if not (np.isfinite(alpha) and alpha > 0):
         raise DataError(f"alpha must be a finite number > 0; got {alpha!r}.")
-    rng = _rng(seed, "dirichlet")
+    rng = named_rng(seed, "dirichlet")
     owners = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -50,7 +50,7 @@ def shards(labels: Any, clients: int, per_client: int, seed: int = 0, min_size: 
     labels = _checked(labels, clients, min_size)
     if per_client < 1:
         raise DataError(f"per_client must be at least 1; got {per_client}.")
-    rng = _rng(seed, "shards")
+    rng = named_rng(seed, "shards")
     shuffled = rng.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     count = clients * per_client
@@ -77,7 +77,7 @@ def pathological(
             f"{clients} clients with {classes_per_client} classes each cannot hold {len(classes)} classes. "
             "Raise clients or classes_per_client."
         )
-    rng = _rng(seed, "pathological")
+    rng = named_rng(seed, "pathological")
     holders: list[list[int]] = [[] for _ in classes]
     deck: list[int] = []
     for client in rng.permutation(clients):
@@ -149,5 +149,6 @@ def _checked(values: Any, clients: int, min_size: int) -> Array:
     return labels
 
 
-def _rng(seed: int, role: str) -> np.random.Generator:
+def named_rng(seed: int, role: str) -> np.random.Generator:
+    """The random stream of this seed and role."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *role.encode()])))

@@ -1,0 +1,196 @@
+"""The four other ways to deepen an analytic network that DeepAFL is compared with.
+
+DeepAFL paper, Appendix E.3.7 (our reading, the paper gives no formulas). Each layer's classifier
+output is projected back to the features' width and becomes the next layer:
+
+    Phi_0 = tanh(X A + a),   W_t = (G_t + ridge I)^-1 H_t,   Phi_{t+1} = s(Phi_t V_t R_t)
+
+with R_t random and
+    strategy 1: V_t = W_t,      s the identity       (cascade of random features)
+    strategy 2: V_t = W_t E_t,  s the identity       (with a random label encoding E_t)
+    strategy 3: V_t = W_t,      s the activation
+    strategy 4: V_t = W_t E_t,  s the activation
+A classifier fitted to encoded labels Y E_t is W_t E_t, so one exchange of (G_t, H_t) per layer
+serves all four: T + 1 exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsolve.closedform.activations import activate, check_activation
+from fedsolve.closedform.models import StagedModel
+from fedsolve.closedform.projections import SCHEME, fingerprint, projection
+from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Block, Request, Term, Total
+from fedsolve.federation.method import Method, Run, check_positive, check_whole
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.labels import labels_from_note
+from fedsolve.registry import Info, register
+
+KIND = "cascade"
+
+
+@register(
+    Info(
+        key="cascade",
+        title="Cascades: the four deepening strategies DeepAFL is compared with",
+        paper="Tang et al., DeepAFL, ICLR 2026, Appendix E.3.7",
+        exchanges="T+1",
+        up="Gram and cross matrices of the layer's features",
+        down="the layer's classifier, d x C; projections travel as a seed",
+    )
+)
+@dataclass(frozen=True)
+class Cascade(Method["CascadeModel"]):
+    """Parameters: strategy 1 to 4 as above; the rest as for DeepAFL."""
+
+    key: ClassVar[str] = "cascade"
+
+    strategy: int = 3
+    layers: int = 20
+    width: int = 1024
+    ridge: float = 1.0
+    activation: str = "gelu"
+    zero_activation: str = "tanh"
+    gain: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.strategy not in (1, 2, 3, 4):
+            raise DataError(f"strategy must be 1, 2, 3 or 4; got {self.strategy!r}.")
+        check_whole(0, layers=self.layers)
+        check_whole(1, width=self.width)
+        check_positive(ridge=self.ridge, gain=self.gain)
+        check_activation(self.activation)
+        check_activation(self.zero_activation)
+
+    def start(self, spec: Spec) -> CascadeRun:
+        return CascadeRun(self, spec)
+
+    def agreement(self) -> dict[str, Any]:
+        return {"projection_scheme": SCHEME, "fingerprint": fingerprint(self.seed)}
+
+
+def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outputs: int) -> Iterator[Array]:
+    """Phi_0, Phi_1, ... of these rows: one more than there are classifiers to pass through."""
+    first = projection(method.seed, "zero", 0, features.shape[1], method.width)
+    phi = activate(method.zero_activation, first.apply(features))
+    yield phi
+    for layer, weight in enumerate(classifiers):
+        scores = phi @ weight
+        if method.strategy in (2, 4):
+            scores = scores @ projection(method.seed, "encoding", layer, outputs, outputs).weight
+        phi = scores @ projection(method.seed, "cascade", layer, outputs, method.width, method.gain).weight
+        if method.strategy in (3, 4):
+            activate(method.activation, phi)
+        yield phi
+
+
+class CascadeModel(StagedModel):
+    """T + 1 classifiers, each over the features that the ones before it made."""
+
+    family: ClassVar[str] = "cascade"
+
+    def __init__(
+        self,
+        method: Cascade,
+        features: int,
+        classes: Array | None,
+        outputs: int,
+        classifiers: Sequence[Array],
+    ) -> None:
+        super().__init__(
+            features, classes, outputs, method.width, "float64", classifiers, None, method.parameters()
+        )
+        self.method = method
+
+    def _stages(self, features: Array, last: int) -> Iterator[Array]:
+        inputs = np.asarray(features, dtype=np.float64)
+        return stages(self.method, inputs, self.classifiers[:last], self.outputs)
+
+    def _arrays(self) -> dict[str, Array]:
+        return {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
+
+    def _note(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "layers": self.layers}
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> CascadeModel:
+        classifiers = [arrays[f"classifier.{t}"] for t in range(note["layers"] + 1)]
+        classes = labels_from_note(note["classes"])
+        return cls(Cascade(**note["parameters"]), note["features"], classes, note["outputs"], classifiers)
+
+
+class CascadeRun(Run[CascadeModel]):
+    """One exchange of (G_t, H_t) per layer."""
+
+    method: Cascade
+
+    def __init__(self, method: Cascade, spec: Spec) -> None:
+        super().__init__(method, spec)
+        self.classifiers: list[Array] = []
+
+    @property
+    def exchanges(self) -> int:
+        return self.method.layers + 1
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        if len(self.classifiers) > self.method.layers:
+            return None
+        return self._ask(KIND, len(self.classifiers), clients)
+
+    def absorb(self, total: Total) -> None:
+        position, layer = len(self.chain), len(self.classifiers)
+        if total.count("rows") == 0:
+            raise DataError("no rows at all: every client that answered is empty.")
+        gram, cross, ridge = total["gram"], total["cross"], self.method.ridge
+        weight = ridge_solve(gram, cross, ridge)
+        risk = np.sum(total["label_square"]) + np.sum(weight * (gram @ weight - 2.0 * cross))
+        risk += ridge * np.sum(weight**2)
+        self.classifiers.append(weight)
+        self.chain.append(Block({"layer": layer}, {"weight": weight}))
+        self._record("classifier", layer, total, position, risk=float(risk), solved=(f"W{layer}",))
+
+    def model(self) -> CascadeModel:
+        spec = self.spec
+        model = CascadeModel(self.method, spec.features, spec.classes, spec.outputs, self.classifiers)
+        model.history = tuple(self.history)
+        return model
+
+    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        return {}, {}
+
+    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self.classifiers = [block.arrays["weight"] for block in self.chain.blocks if "layer" in block.note]
+
+
+@step(KIND)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """G_t and H_t of the client's rows; features are made anew, which costs little beside G_t."""
+    opening = memory.chain.blocks[0].note["opening"]
+    method = Cascade(**opening["parameters"])
+    rows = cached_rows(data, memory, np.float64)
+    classifiers = [block.arrays["weight"] for block in memory.chain.blocks if "layer" in block.note]
+    sums = Accumulator(memory.workspace, np.float64)
+    sums.declare("gram", (method.width, method.width), symmetric=True)
+    sums.declare("cross", (method.width, rows.outputs))
+    sums.declare("label_square", (rows.outputs,))
+    for span in chunks(len(rows), method.width):
+        *_, phi = stages(method, rows.features(span), classifiers, rows.outputs)
+        phi = rows.weighted(span, phi)
+        targets = rows.weighted(span, rows.targets(span))
+        sums.add_gram("gram", phi)
+        sums.add_product("cross", phi, targets)
+        sums.add("label_square", np.sum(targets**2, axis=0))
+    term = sums.finish()
+    term.counts["rows"] = len(rows)
+    return term

@@ -1,0 +1,141 @@
+"""DeepAFL on the client's side: one pass over the rows answers any request of the server.
+
+The server's side, with the paper and its symbols, is `deepafl`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsolve.closedform.layers import LayerFeatures, Network
+from fedsolve.closedform.projections import SCHEME, fingerprint
+from fedsolve.closedform.solvers import Sandwich
+from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.messages import Chain, Request, Term
+from fedsolve.federation.participant import ClientData, Memory, step
+
+KIND = "deepafl"
+
+
+@step(KIND)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """The statistics asked for, in one pass over the rows that also brings Phi to the request's layer.
+
+    Statistics of a step belong to the last block: they are taken while it is applied.
+    """
+    features = _layer_features(data, memory)
+    network, rows, workspace = features.network, features.rows, memory.workspace
+    blocks = blocks_of(memory.chain, network.precision)
+    ask, goal = set(request.note["ask"]), request.layer
+    if goal != len(blocks):
+        raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
+    sums = Accumulator(workspace, network.precision)
+    _declare(sums, ask, network, rows.outputs)
+    weight = request.arrays.get("weight")
+    codes = rows.codes if weight is not None and request.note["track"] else None
+    correct = 0
+
+    steps = "step_gram" in ask
+    start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
+    for span in chunks(len(rows), network.width):
+        targets = rows.weighted(span, rows.targets(span))
+        if start < 0:
+            features.start(span)
+        for layer in range(max(start, 0), goal):
+            block = blocks[layer]
+            hidden = features.hidden(span, layer, kept, workspace)
+            output = network.output(hidden, block)
+            if steps and layer == goal - 1:
+                weighted = rows.weighted(span, output)
+                sums.add_product("step_feature", rows.weighted(span, features.phi[span]), weighted)
+                sums.add_product("step_cross", weighted, targets)
+                sums.add_gram("step_gram", weighted)
+            features.step(span, output, block, workspace)
+        phi = rows.weighted(span, features.phi[span])
+        if "gram" in ask:
+            sums.add_gram("gram", phi)
+            sums.add_product("cross", phi, targets)
+            sums.add("label_square", np.sum(targets**2, axis=0))
+        if "anchor" in ask:
+            sums.add_product("anchor", phi, rows.weighted(span, features.initial(span)))
+        if "hidden_gram" in ask:
+            hidden = rows.weighted(span, features.hidden(span, goal, kept, workspace))
+            sums.add_gram("hidden_gram", hidden)
+            if "hidden_residual" in ask:
+                sums.add_product("hidden_residual", hidden, targets - phi @ weight)
+            if "hidden_feature" in ask:
+                sums.add_product("hidden_feature", hidden, phi)
+            if "hidden_cross" in ask:
+                sums.add_product("hidden_cross", hidden, targets)
+            if "hidden_initial" in ask:
+                sums.add_product("hidden_initial", hidden, rows.weighted(span, features.initial(span)))
+        if codes is not None:
+            scores = features.phi[span] @ weight
+            correct += int(np.sum(np.argmax(scores, axis=1) == codes[span]))
+    features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
+
+    term = sums.finish()
+    term.counts["rows"] = len(rows)
+    if codes is not None:
+        term.counts |= {"correct": correct, "tracked": len(rows)}
+    return term
+
+
+def _declare(sums: Accumulator, ask: set[str], network: Network, outputs: int) -> None:
+    wide, deep, rank = network.width, network.hidden_width, min(network.width, outputs)
+    shapes: dict[str, tuple[int, ...]] = {
+        "gram": (wide, wide),
+        "cross": (wide, outputs),
+        "label_square": (outputs,),
+        "hidden_gram": (deep, deep),
+        "hidden_residual": (deep, outputs),
+        "hidden_feature": (deep, wide),
+        "hidden_cross": (deep, outputs),
+        "hidden_initial": (deep, wide),
+        "anchor": (wide, wide),
+        "step_feature": (wide, rank),
+        "step_cross": (rank, outputs),
+        "step_gram": (rank, rank),
+    }
+    unknown = ask - shapes.keys()
+    if unknown:
+        raise TermError(f"unknown statistics {sorted(unknown)}. Install the fedsolve version of the server.")
+    for name in sorted(ask):
+        sums.declare(name, shapes[name], symmetric=name.endswith("gram"))
+
+
+def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
+    """This client's features for the run that the chain describes; new when the run is new."""
+    opening = memory.chain.blocks[0].note["opening"]
+    parameters = opening["parameters"]
+    rows = cached_rows(data, memory, parameters["precision"])
+    found = memory.cache.get(KIND)
+    if isinstance(found, LayerFeatures) and found.rows is rows:
+        return found
+    mine = {"projection_scheme": SCHEME, "fingerprint": fingerprint(parameters["seed"])}
+    asked = {name: opening.get(name) for name in mine}
+    if mine != asked:
+        raise TermError(
+            f"the random projections differ: the server has {asked}, this participant {mine}. "
+            "Install the same fedsolve and numpy on both sides."
+        )
+    if data.width != opening["features"]:
+        raise DataError(
+            f"this client has {data.width} features per row, the run uses {opening['features']}. "
+            "All must use the same backbone."
+        )
+    memory.cache.pop(KIND, None)
+    memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)
+    return memory.cache[KIND]  # type: ignore[no-any-return]
+
+
+def blocks_of(chain: Chain, precision: str) -> list[Sandwich | None]:
+    """The blocks of the model so far; None where the transformation is the identity."""
+    return [
+        Sandwich(*(block.arrays[side].astype(precision, copy=False) for side in ("left", "right")))
+        if block.arrays
+        else None
+        for block in chain.blocks
+        if "layer" in block.note
+    ]
