@@ -122,7 +122,9 @@ def test_empty_clients_are_named_and_harmless() -> None:
 
 def test_clients_of_different_width() -> None:
     with pytest.raises(fs.DataError, match=r"'south' has 3 features per row, the others \[4\]"):
-        fs.LocalFederation([Participant("north", ClientData(X, Y)), Participant("south", ClientData(X[:, :3], Y))])
+        fs.LocalFederation(
+            [Participant("north", ClientData(X, Y)), Participant("south", ClientData(X[:, :3], Y))]
+        )
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_an_existing_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     method = fs.DeepAFL(layers=1, width=16)
     method.fit(federation(), checkpoint=tmp_path / "c")
     before = (tmp_path / "c").read_bytes()
-    with pytest.raises(fs.ModelFileError, match="exists. Pass resume=True"):
+    with pytest.raises(fs.ModelFileError, match=r"exists\. Pass resume=True"):
         method.fit(federation(), checkpoint=tmp_path / "c")
     assert (tmp_path / "c").read_bytes() == before
 
@@ -146,7 +146,8 @@ X, y = load_digits(return_X_y=True)
 owners = fs.partition.dirichlet(y, 20, 0.1, seed=3)
 federation = fs.LocalFederation.from_arrays(X / 16, y, owners, clients=20)
 checkpoint = sys.argv[2] if len(sys.argv) > 2 else None
-fs.DeepAFL(layers=30, width=128).fit(federation, checkpoint=checkpoint, resume=checkpoint is not None).save(sys.argv[1])
+model = fs.DeepAFL(layers=30, width=128).fit(federation, checkpoint, resume=checkpoint is not None)
+model.save(sys.argv[1])
 """
 
 

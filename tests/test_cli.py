@@ -111,7 +111,7 @@ def test_every_parameter_is_an_option_with_help_and_the_dataclass_default():
     for name in ("layers", "width", "residual_ridge", "activation", "precision", "exchange"):
         after = page.split(f"--{name.replace('_', '-')} ")[-1]
         assert after.split("[default: ")[1].startswith(f"{defaults[name]}]")
-    assert "[default: 1 for deepafl, 0 for afl]" in page
+    assert "[default: 1 for deepafl, 1 for cascade, 0 for afl]" in page
 
 
 def _class(key):
@@ -426,7 +426,7 @@ BAD_WORDS = {
     "other method's parameter": (
         ("--method", "afl", "--layers", "3"),
         2,
-        "--layers belongs to deepafl, not to afl",
+        "--layers belongs to deepafl and cascade, not to afl",
     ),
     "unknown option": (("--depth", "3"), 2, "No such option"),
     "unknown method": (("--method", "sgd"), 2, "'sgd' is not one of"),

@@ -146,7 +146,9 @@ def test_sum_of_terms() -> None:
 
 def test_only_the_upper_triangle_of_a_symmetric_array_counts() -> None:
     term = some_term()
-    spoiled = Term({"gram": np.triu(term.arrays["gram"]) + np.tril(np.full((5, 5), 9e9), -1)}, {}, term.symmetric)
+    spoiled = Term(
+        {"gram": np.triu(term.arrays["gram"]) + np.tril(np.full((5, 5), 9e9), -1)}, {}, term.symmetric
+    )
     total = Term() + spoiled
     total.mirror()
     np.testing.assert_array_equal(total.arrays["gram"], term.arrays["gram"])

@@ -54,7 +54,9 @@ def test_round_trip(tmp_path: Path, method: str, labels: str) -> None:
 
 def test_two_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
     for name, workers in (("a", 1), ("b", 3)):
-        fs.DeepAFL(layers=4, width=32).fit(federation(CLASSES["integers"], 7, workers=workers)).save(tmp_path / name)
+        fs.DeepAFL(layers=4, width=32).fit(federation(CLASSES["integers"], 7, workers=workers)).save(
+            tmp_path / name
+        )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -73,9 +75,7 @@ def test_stages_and_early_exit() -> None:
         )
         np.testing.assert_array_equal(staged[depth], model.predict(X, layers=depth))
         assert scores[depth] == model.score(X, y, layers=depth)
-    np.testing.assert_array_equal(
-        model.decision_function(X), model.transform(X) @ model.classifiers[-1]
-    )
+    np.testing.assert_array_equal(model.decision_function(X), model.transform(X) @ model.classifiers[-1])
     with pytest.raises(fs.DataError, match=r"between 0 and 4; got 5"):
         model.predict(X, layers=5)
 

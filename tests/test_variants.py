@@ -193,7 +193,7 @@ def test_label_noise_changes_exactly_its_share(rate: float) -> None:
 
 
 def test_label_noise_is_uniform_over_the_other_classes() -> None:
-    noisy = flip_labels(np.zeros(9000, dtype=int).tolist() + [1, 2, 3], 1.0)[:9000]
+    noisy = flip_labels([*[0] * 9000, 1, 2, 3], 1.0)[:9000]
     counts = np.bincount(noisy, minlength=4)
     assert counts[0] == 0
     assert np.all(np.abs(counts[1:] - 3000) < 5 * np.sqrt(3000))
@@ -213,7 +213,7 @@ def test_separability_equals_direct_formulas_and_adds_up() -> None:
     for part in parts:
         total = total + part
     measured = separability(total)
-    groups = [X[LABELS == c] for c in range(4)]
+    groups = [X[c == LABELS] for c in range(4)]
     means = np.array([g.mean(axis=0) for g in groups])
     within = np.array([np.mean(np.sum((g - g.mean(axis=0)) ** 2, axis=1)) for g in groups])
     pairs = [np.sum((means[i] - means[j]) ** 2) for i in range(4) for j in range(i)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedsolve.closedform.afl import AFL
+from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.data import partitions as partition
 from fedsolve.errors import (
@@ -34,6 +35,7 @@ __all__ = [
     "AFL",
     "AFLClassifier",
     "AFLRegressor",
+    "Cascade",
     "ClientData",
     "CohortError",
     "ConditionWarning",

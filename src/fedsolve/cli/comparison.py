@@ -223,7 +223,7 @@ class Comparison:
         test = self.digits.test
         pairs = list(zip(reference.deepafl.classifiers, trained.deepafl.classifiers, strict=True))
         blocks = zip(reference.deepafl.blocks, trained.deepafl.blocks, strict=True)
-        pairs += [(ours.omega, theirs.omega) for ours, theirs in blocks]
+        pairs += [(ours.omega, theirs.omega) for ours, theirs in blocks if ours and theirs]
         same = np.array_equal(reference.afl.predict(test), trained.afl.predict(test))
         same &= np.array_equal(reference.deepafl.staged_predict(test), trained.deepafl.staged_predict(test))
         return Change(

@@ -27,6 +27,11 @@ HELP = {
     "gain": "Factor on the blocks' random projections.",
     "block_input": "Features a block starts from.",
     "exchange": "Plan: fewest bytes (lean), fewest exchanges (single), the paper's (textbook).",
+    "skip": "Keep each layer's features in the next (without: ablation 1).",
+    "projection": "Random projections in the blocks, or none (ablation 2).",
+    "transformation": "Solve each block, or add its hidden features as they are (ablation 4).",
+    "reconstruction": "Weight of recovering the first features beside the labels, in [0, 1).",
+    "strategy": "Which of the four deepening strategies, 1 to 4.",
     "participation": "Share of the clients asked for each layer, in (0, 1].",
     "consistent": "Whether classifier and block of a layer are asked of the same clients.",
     "scale": "Standardise features by federated sums, one exchange more.",
@@ -41,7 +46,7 @@ _CHOICES = {
     "zero_activation": tuple(ACTIVATIONS),
     "exchange": ("auto", *PLANS),
 }
-_FLAGS = {"consistent": "--consistent/--inconsistent"}
+_FLAGS = {"consistent": "--consistent/--inconsistent", "skip": "--skip/--no-skip"}
 
 
 def method_keys() -> list[str]:
