@@ -18,7 +18,10 @@ import click
 
 from fedsolve import __version__
 from fedsolve.cli.command import CONTEXT, write_examples
+from fedsolve.cli.datasets import datasets
 from fedsolve.cli.demo import demo
+from fedsolve.cli.experiment import experiment
+from fedsolve.cli.features import features
 from fedsolve.cli.methods import methods
 from fedsolve.cli.output import Interrupted, one_line, warnings_told
 from fedsolve.cli.predict import evaluate, predict
@@ -122,5 +125,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (demo, methods, train, evaluate, predict):
+for command in (demo, methods, train, evaluate, predict, datasets, features, experiment):
     main.add_command(command)

@@ -11,12 +11,12 @@ import numpy as np
 from rich.console import Console
 
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.options import READING, data_options, layout_from, output_options
+from fedsolve.cli.options import READING, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.cli.report import Report
+from fedsolve.cli.rows import Reader, row_options
 from fedsolve.closedform.models import DeepModel
 from fedsolve.container import Array
-from fedsolve.data.tables import read_table
 from fedsolve.errors import DataError
 from fedsolve.model import Model, load_model
 
@@ -50,22 +50,20 @@ _layers = option(
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
 @_layers
 @_part
-@data_options
+@row_options
 @output_options
 @click.pass_context
 def predict(ctx: click.Context, /, **given: Any) -> None:
     """Predict the class of every row of DATA with the model file MODEL.
 
-    DATA is an npz, csv or parquet file, with or without labels. Scores are least-squares estimates of the
+    DATA is an npz, csv or parquet file, with or without labels, or a dataset as for train. Scores are least-squares estimates of the
     one-hot label: the largest one wins, but they are not probabilities.
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
     model, classes = _classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
-    data = read_table(
-        given["data"], layout_from(given), part=given["part"], labelled=False, width=model.features
-    )
+    data = Reader(given, output).rows(given["data"], given["part"], labelled=False, width=model.features)
     scores = model.decision_function(data.features, **depth)
     labels = classes[np.argmax(scores, axis=1)]
     document: dict[str, Any] = {"model": given["model"], "data": given["data"], "rows": len(data)}
@@ -96,14 +94,14 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
 @_layers
 @option("--staged", is_flag=True, group="Model", help="Accuracy after 0, 1, ..., T blocks instead.")
 @_part
-@data_options
+@row_options
 @output_options
 @click.pass_context
 def evaluate(ctx: click.Context, /, **given: Any) -> None:
     """Compare the predictions of the model file MODEL with the labels of DATA.
 
     Prints accuracy, precision, recall and F1 per class, and the confusion matrix (with more than 20 classes:
-    the most frequent mistakes). DATA is an npz, csv or parquet file.
+    the most frequent mistakes). DATA is an npz, csv or parquet file, or a dataset as for train.
     """
     output = Output(given["as_json"], given["quiet"])
     if given["staged"] and given["layers"] is not None:
@@ -112,9 +110,7 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     depth = _depth(ctx, model, given["layers"])
     if given["staged"] and not isinstance(model, DeepModel):
         raise click.UsageError(f"--staged needs a deep model; this one is {model.family}", ctx)
-    data = read_table(
-        given["data"], layout_from(given), part=given["part"], classes=classes, width=model.features
-    )
+    data = Reader(given, output).rows(given["data"], given["part"], classes=classes, width=model.features)
     assert data.labels is not None
     named = {"model": given["model"], "data": given["data"]}
     if isinstance(model, DeepModel) and given["staged"]:

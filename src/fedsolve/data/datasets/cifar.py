@@ -1,0 +1,232 @@
+"""`cifar10` and `cifar100`: the official Python pickles, or PNG files in class folders."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.datasets import folder
+from fedsolve.data.datasets.address import Address, Known, check_digest, find, read_file
+from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.images import ArrayImages
+from fedsolve.errors import DataError
+
+_SIDE = 32
+
+
+@dataclass(frozen=True)
+class CifarDataset:
+    """Which files make a CIFAR dataset.
+
+    digests: MD5 of each file; those without are not checked.
+    labels, names: keys of the labels in a batch, and of the class names in the file `meta`.
+    """
+
+    name: str
+    title: str
+    batches: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: str
+    names: str
+    classes: int
+    digests: dict[str, str] = field(default_factory=dict)
+    rows: tuple[int, int] = (50000, 10000)
+
+    @property
+    def archive(self) -> str:
+        return f"{self.batches.replace('-batches-py', '-python')}.tar.gz"
+
+    @property
+    def known(self) -> Known:
+        files = (
+            f"{self.batches}/ as {self.archive} unpacks it, or PNG files in {self.name}/train/CLASS and "
+            f"{self.name}/test/CLASS, in the data folder"
+        )
+        return Known(
+            self.name, self.title, files, "https://www.cs.toronto.edu/~kriz/cifar.html", partial(load, self)
+        )
+
+
+def load(spec: CifarDataset, address: Address, root: Path | None) -> Dataset:
+    """The dataset, from pickles where there are some, else from class folders."""
+    address.allow()
+    if root is not None and (root / spec.name / "train").is_dir():
+        return _from_folders(spec, root / spec.name)
+    files = [*spec.train, spec.test, spec.meta]
+    folders = (spec.batches, f"{spec.name}/{spec.batches}", spec.name, ".")
+    try:
+        paths = find(spec.known, root, folders, files)
+    except DataError as problem:
+        packed = [
+            path for place in ("", spec.name) if root and (path := root / place / spec.archive).exists()
+        ]
+        if packed:
+            raise DataError(
+                f"{packed[0]} has to be unpacked first: tar xzf {packed[0]} -C {root}"
+            ) from problem
+        raise
+    batches = {file: _unpickled(spec, paths[file]) for file in files}
+    train = [_batch(spec, paths[file], batches[file]) for file in spec.train]
+    test = _batch(spec, paths[spec.test], batches[spec.test])
+    pixels = np.concatenate([batch[0] for batch in train])
+    labels = np.concatenate([batch[1] for batch in train])
+    names = batches[spec.meta].get(spec.names)
+    if not isinstance(names, list) or len(names) != spec.classes:
+        raise DataError(
+            f"{paths[spec.meta]}: no list '{spec.names}' of {spec.classes} class names. {_again(spec)}"
+        )
+    dataset = Dataset(
+        spec.name,
+        Split(ArrayImages(pixels, str(paths[spec.train[0]].parent)), labels),
+        Split(ArrayImages(test[0], str(paths[spec.test])), test[1]),
+        tuple(_text(name) for name in names),
+    )
+    return _counted(spec, dataset, paths[spec.test].parent)
+
+
+def _from_folders(spec: CifarDataset, path: Path) -> Dataset:
+    classes = folder.class_folders(path / "train")
+    if len(classes) != spec.classes:
+        raise DataError(
+            f"{path / 'train'}: {len(classes)} class folders, but {spec.name} has {spec.classes} classes."
+        )
+    train = folder.class_split(path / "train", classes)
+    test = folder.evaluation_split(path / "test", classes)
+    return _counted(spec, Dataset(spec.name, train, test, tuple(classes)), path)
+
+
+def _counted(spec: CifarDataset, dataset: Dataset, path: Path) -> Dataset:
+    assert dataset.test is not None
+    rows = (len(dataset.train), len(dataset.test))
+    if rows != spec.rows:
+        raise DataError(
+            f"{path}: {rows[0]:,} training and {rows[1]:,} test images, but {spec.name} has {spec.rows[0]:,} "
+            f"and {spec.rows[1]:,}. {_again(spec)}"
+        )
+    return dataset
+
+
+def _batch(spec: CifarDataset, path: Path, batch: dict[str, Any]) -> tuple[Array, Array]:
+    """Images (rows, 32, 32, 3) and labels of one file."""
+    pixels, labels = batch.get("data"), batch.get(spec.labels)
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * _SIDE**2,):
+        seen = f"shape {pixels.shape}, dtype {pixels.dtype}" if isinstance(pixels, np.ndarray) else "none"
+        raise DataError(f"{path}: 'data' must be bytes of shape (images, 3072); got {seen}. {_again(spec)}")
+    positions = np.asarray([] if labels is None else labels)
+    if positions.shape != (len(pixels),) or positions.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: '{spec.labels}' must hold one number for each of {len(pixels)} images; got shape "
+            f"{positions.shape}, dtype {positions.dtype}. {_again(spec)}"
+        )
+    planes = pixels.reshape(-1, 3, _SIDE, _SIDE)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), positions.astype(np.int64)
+
+
+def _unpickled(spec: CifarDataset, path: Path) -> dict[str, Any]:
+    contents = read_file(path)
+    try:
+        found = _Unpickler(io.BytesIO(contents), encoding="bytes").load()
+    except DataError as problem:
+        raise DataError(f"{path}: {problem} {_again(spec)}") from problem
+    # A damaged pickle fails in whatever way its bytes happen to say.
+    except Exception as problem:
+        raise DataError(
+            f"{path}: truncated or damaged pickle ({type(problem).__name__}: {problem}). {_again(spec)}"
+        ) from problem
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: holds a {type(found).__name__}, not a dictionary. {_again(spec)}")
+    check_digest(path, contents, spec.digests.get(path.name), spec.known)
+    return {_text(key): value for key, value in found.items()}
+
+
+def _again(spec: CifarDataset) -> str:
+    return f"Get {spec.archive} again from {spec.known.source}."
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _encoded(text: str, encoding: str = "latin1") -> bytes:
+    """How Python 3 wrote bytes for readers of Python 2."""
+    return text.encode("latin1")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads arrays, lists, dictionaries, text and numbers; refuses everything that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _reconstruct()
+        if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
+            return _from_buffer
+        allowed: dict[tuple[str, str], Any] = {
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            ("_codecs", "encode"): _encoded,
+            ("builtins", "bytes"): bytes,
+            ("__builtin__", "bytes"): bytes,
+        }
+        if (module, name) not in allowed:
+            raise DataError(f"the pickle asks for {module}.{name}, which no official file does; refused.")
+        return allowed[module, name]
+
+
+def _reconstruct() -> Callable[..., Any]:
+    function: Callable[..., Any] = np.empty(0).__reduce__()[0]  # type: ignore[assignment]
+    return function
+
+
+def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> Array:
+    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
+
+
+_COLOURS = "32 x 32 colour, 50,000 + 10,000 images"
+
+CIFAR10 = CifarDataset(
+    name="cifar10",
+    title=f"photographs of animals and vehicles, 10 classes, {_COLOURS}",
+    batches="cifar-10-batches-py",
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test="test_batch",
+    meta="batches.meta",
+    labels="labels",
+    names="label_names",
+    classes=10,
+    digests={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
+)
+
+CIFAR100 = CifarDataset(
+    name="cifar100",
+    title=f"photographs of things and animals, 100 fine classes, {_COLOURS}",
+    batches="cifar-100-python",
+    train=("train",),
+    test="test",
+    meta="meta",
+    labels="fine_labels",
+    names="fine_label_names",
+    classes=100,
+    digests={
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    },
+)
+
+KNOWN = (CIFAR10.known, CIFAR100.known)

@@ -1,0 +1,175 @@
+"""What a dataset is: images or features with labels, in its official training and test part."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.images import Images
+from fedsolve.errors import DataError
+
+HELD_OUT = 0.2
+"""Share of every class kept for testing where a dataset has no test part of its own."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a dataset.
+
+    inputs:   images, or features (rows, width).
+    labels:   (rows,) positions in the dataset's class names.
+    features: (rows, width) what to take for features where images are used without a backbone, if anything.
+    """
+
+    inputs: Images | Array
+    labels: Array
+    features: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Array) -> Split:
+        """These rows alone."""
+        inputs = self.inputs[rows] if isinstance(self.inputs, np.ndarray) else self.inputs.take(rows)
+        return Split(inputs, self.labels[rows], None if self.features is None else self.features[rows])
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What names the contents, as JSON can hold it."""
+        inputs = digest_of(self.inputs) if isinstance(self.inputs, np.ndarray) else self.inputs.identity
+        return {"inputs": inputs, "labels": digest_of(self.labels), "rows": len(self)}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled rows in a training and, usually, a test part, and the names of their classes."""
+
+    name: str
+    train: Split
+    test: Split | None
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for title, split in self.parts().items():
+            if len(split) == 0:
+                raise DataError(f"{self.name}: the {title} part has no rows.")
+            if split.labels.ndim != 1 or split.labels.dtype.kind not in "iu":
+                raise DataError(
+                    f"{self.name}: labels must be positions of classes; got {split.labels.dtype}."
+                )
+            if len(split.inputs) != len(split.labels):
+                raise DataError(
+                    f"{self.name}: the {title} part has {len(split.inputs)} rows but "
+                    f"{len(split.labels)} labels."
+                )
+            if not 0 <= split.labels.min() <= split.labels.max() < len(self.class_names):
+                raise DataError(
+                    f"{self.name}: labels of the {title} part run from {split.labels.min()} to "
+                    f"{split.labels.max()}, but there are {len(self.class_names)} classes."
+                )
+        present = np.bincount(self.train.labels, minlength=len(self.class_names))
+        if not present.all():
+            missing = [self.class_names[index] for index in np.flatnonzero(present == 0)]
+            raise DataError(
+                f"{self.name}: no training row of {named_classes(missing)}. Add some, or leave the class out."
+            )
+
+    @property
+    def is_images(self) -> bool:
+        """Whether rows are images, which a backbone turns into features."""
+        return not isinstance(self.train.inputs, np.ndarray)
+
+    def parts(self) -> dict[str, Split]:
+        """The parts there are, by name."""
+        return {"train": self.train} | ({} if self.test is None else {"test": self.test})
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What names the contents, as JSON can hold it; where they lie does not matter."""
+        parts = {title: split.identity for title, split in self.parts().items()}
+        return parts | {"class_names": list(self.class_names)}
+
+    def limited(self, train: int | None = None, test: int | None = None, seed: int = 0) -> Dataset:
+        """At most so many rows of each part, chosen at random with every class in its proportion."""
+        parts: dict[str, Split] = {}
+        for title, limit in (("train", train), ("test", test)):
+            split = self.parts().get(title)
+            if split is None or limit is None or limit >= len(split):
+                continue
+            classes = len(np.unique(split.labels))
+            if limit < classes:
+                raise DataError(
+                    f"{self.name}: {limit} rows cannot hold all {classes} classes of the {title} part; "
+                    f"ask for {classes} at least."
+                )
+            parts[title] = split.take(in_proportion(split.labels, limit, seed))
+        return replace(self, train=parts.get("train", self.train), test=parts.get("test", self.test))
+
+
+def digest_of(array: Array) -> str:
+    """Hex digest of an array's type, shape and values."""
+    array = np.ascontiguousarray(array)
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}\n".encode())
+    digest.update(array.data)
+    return digest.hexdigest()
+
+
+def named_classes(names: Sequence[str]) -> str:
+    """A few classes by name, for a message."""
+    shown = ", ".join(repr(name) for name in names[:5])
+    word = "class" if len(names) == 1 else "classes"
+    return f"{word} {shown}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def in_proportion(labels: Array, count: int, seed: int) -> Array:
+    """Sorted rows, `count` of them, with each class in its proportion and at least once."""
+    rows_of = _shuffled(labels, seed, "limit")
+    sizes = np.array([len(rows) for rows in rows_of])
+    exact = sizes * (count / len(labels))
+    shares = np.maximum(1, np.floor(exact)).astype(np.int64)
+    while shares.sum() != count:
+        # The class furthest from its exact share gives or gets a row; ties go to the first.
+        step = 1 if shares.sum() < count else -1
+        allowed = shares < sizes if step == 1 else shares > 1
+        shares[np.argmax(np.where(allowed, step * (exact - shares), -np.inf))] += step
+    return np.sort(np.concatenate([rows[:share] for rows, share in zip(rows_of, shares, strict=True)]))
+
+
+def hold_out(split: Split, share: float, seed: int, name: str) -> tuple[Split, Split | None]:
+    """The split as a training and a test part: the same `share` of every class, chosen at random.
+
+    A class keeps at least one training row; share 0 gives no test part.
+    """
+    if not 0 <= share < 1:
+        raise DataError(f"{name}: the share to hold out for testing must be in [0, 1); got {share:g}.")
+    if share == 0:
+        return split, None
+    taken = [
+        rows[: min(len(rows) - 1, round(share * len(rows)))] for rows in _shuffled(split.labels, seed, "test")
+    ]
+    held = np.zeros(len(split), dtype=bool)
+    held[np.concatenate(taken)] = True
+    if not held.any():
+        raise DataError(
+            f"{name}: {len(split)} rows are too few to hold out {share:g} of every class for testing. "
+            "Add rows, or keep all for training with ?test=0."
+        )
+    return split.take(np.flatnonzero(~held)), split.take(np.flatnonzero(held))
+
+
+def _shuffled(labels: Array, seed: int, role: str) -> list[Array]:
+    """The rows of each class present, in random order.
+
+    Sorted by raw Philox integers, which numpy promises for ever: a choice made today is made tomorrow.
+    """
+    key = int.from_bytes(hashlib.sha256(f"fedsolve dataset {role} {seed}".encode()).digest()[:16], "little")
+    ranks = np.random.Philox(key=key).random_raw(len(labels))
+    order = np.lexsort((ranks, labels))
+    bounds = np.flatnonzero(np.diff(labels[order])) + 1
+    return np.split(order, bounds)

@@ -1,0 +1,121 @@
+"""`folder:PATH`: image files in one folder per class."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.datasets.address import Address, Known
+from fedsolve.data.datasets.dataset import Dataset, Split, hold_out, named_classes
+from fedsolve.data.images import SUFFIXES, FileImages, list_images
+from fedsolve.errors import DataError
+
+TESTS = ("test", "val", "valid", "validation")
+"""Folders that may hold the test part beside `train`; the first that exists does."""
+
+
+def load(address: Address, root: Path | None) -> Dataset:
+    """The images under PATH/train and PATH/test, or under PATH with a share of each class held out."""
+    address.allow("test", "seed")
+    share, seed = address.held_out()
+    path = address.path(root)
+    train = path / "train"
+    if not (subfolders(train) if train.is_dir() else []):
+        train = path
+    classes = class_folders(train)
+    whole = class_split(train, classes)
+    test = next((path / name for name in TESTS if (path / name).is_dir()), None) if train != path else None
+    if test is None:
+        held = hold_out(whole, share, seed, str(path))
+        return Dataset(address.text, held[0], held[1], tuple(classes))
+    if "test" in address.options:
+        raise DataError(f"{address.text}: {test} is the test part already; leave out the option 'test'.")
+    return Dataset(address.text, whole, evaluation_split(test, classes), tuple(classes))
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted; numbers in the order of their values."""
+    try:
+        with os.scandir(folder) as listing:
+            names = [entry.name for entry in listing if entry.is_dir() and not entry.name.startswith(".")]
+    except FileNotFoundError as problem:
+        raise DataError(f"{folder}: there is no such folder. Check the path.") from problem
+    except NotADirectoryError as problem:
+        raise DataError(
+            f"{folder}: not a folder. Name the folder that has one subfolder per class."
+        ) from problem
+    except OSError as problem:
+        raise DataError(f"{folder}: cannot read the folder: {problem.strerror or problem}.") from problem
+    numbers = all(name.isdecimal() for name in names)
+    return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The classes: names of the subfolders, of which there must be some."""
+    names = subfolders(folder)
+    if not names:
+        loose = len(list_images(folder))
+        found = f"its {loose:,} images lie in no class" if loose else "it is empty"
+        raise DataError(
+            f"{folder}: no class folders; {found}. Put the images ({', '.join(SUFFIXES)}) of each class "
+            "in a subfolder with the name of the class."
+        )
+    return names
+
+
+def class_split(folder: Path, classes: Sequence[str]) -> Split:
+    """The images of these class folders; each must have some."""
+    listed = [list_images(folder / name) for name in classes]
+    empty = [name for name, names in zip(classes, listed, strict=True) if not names]
+    if len(empty) == len(classes):
+        raise DataError(
+            f"{folder}: no images in any of its {len(classes)} folders (looked for {', '.join(SUFFIXES)})."
+        )
+    if empty:
+        raise DataError(
+            f"{folder / empty[0]}: no images in this class folder"
+            + (f" (nor in {len(empty) - 1} others)" if len(empty) > 1 else "")
+            + f". Add images ({', '.join(SUFFIXES)}) or remove the folder."
+        )
+    return _split(folder, classes, listed)
+
+
+def evaluation_split(folder: Path, classes: Sequence[str]) -> Split:
+    """The images of a test part; classes may be missing, but not be unknown."""
+    found = subfolders(folder)
+    strange = [name for name in found if name not in set(classes)]
+    if strange:
+        raise DataError(
+            f"{folder / strange[0]}: a class of the test part that is not in the training part, which has "
+            f"{named_classes(classes)}. Add training images of it, or remove the folder."
+        )
+    listed = [list_images(folder / name) if name in set(found) else [] for name in classes]
+    if not any(listed):
+        raise DataError(f"{folder}: no images in the class folders of the test part.")
+    missing = [name for name, names in zip(classes, listed, strict=True) if not names]
+    if missing:
+        warnings.warn(f"{folder}: no test image of {named_classes(missing)}.", stacklevel=2)
+    return _split(folder, classes, listed)
+
+
+def _split(folder: Path, classes: Sequence[str], listed: Sequence[Sequence[str]]) -> Split:
+    names = [f"{name}/{file}" for name, files in zip(classes, listed, strict=True) for file in files]
+    labels: Array = np.repeat(np.arange(len(classes)), [len(files) for files in listed])
+    return Split(FileImages(names, folder), labels)
+
+
+KNOWN = (
+    Known(
+        "folder:PATH",
+        "your own images, a folder for each class",
+        "PATH/CLASS/*.png (or jpg, bmp, webp, tif), or PATH/train/CLASS and PATH/test/CLASS; without a test "
+        "folder a fifth of each class is held out: ?test=SHARE&seed=N to choose, ?test=0 for none",
+        "your disk",
+        load,
+    ),
+)

@@ -1,0 +1,162 @@
+"""`hf:NAME`: an image dataset of the Hugging Face hub, or one saved on disk, if `datasets` is installed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.datasets.address import Address, Known, unknown
+from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
+from fedsolve.data.images import to_array
+from fedsolve.errors import DataError
+
+_TESTS = ("test", "validation", "valid", "val")
+_LABELS = ("label", "labels", "fine_label", "target", "class")
+
+
+class HubImages:
+    """The image column of a Hugging Face dataset, decoded row by row."""
+
+    def __init__(self, rows: Any, column: str, source: str) -> None:
+        self._rows = rows
+        self._column = column
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of the encoded images, whatever they are called and wherever they are cached."""
+        kind = importlib.import_module("datasets").Image(decode=False)
+        digest = hashlib.sha256(b"hub\n")
+        encoded = self._rows.select_columns([self._column]).cast_column(self._column, kind)
+        for row in encoded:
+            image = row[self._column]
+            contents = image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
+            digest.update(b"%d " % len(contents) + contents)
+        return digest.hexdigest()
+
+    def read(self, rows: slice | Array) -> list[Array]:
+        chosen = range(len(self))[rows] if isinstance(rows, slice) else rows
+        return [self._image(int(row)) for row in chosen]
+
+    def _image(self, row: int) -> Array:
+        try:
+            return to_array(self._rows[row][self._column])
+        # Decoding happens inside `datasets`, with errors of several libraries.
+        except Exception as problem:
+            raise DataError(f"{self.name(row)}: the image cannot be decoded ({problem}).") from problem
+
+    def take(self, rows: Array) -> HubImages:
+        return HubImages(self._rows.select([int(row) for row in rows]), self._column, self._source)
+
+    def name(self, row: int) -> str:
+        return f"{self._source}, image {row}"
+
+
+def load(address: Address, root: Path | None) -> Dataset:
+    """The dataset's training part and its test part, or validation part, or a share held out."""
+    address.allow("config", "train", "test", "image", "label", "seed")
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError as problem:
+        raise DataError(
+            "datasets of Hugging Face need the package datasets. Install it: pip install 'fedsolve[hf]'."
+        ) from problem
+    found = _fetch(library, address, root)
+    parts: dict[str, Any] = dict(found) if isinstance(found, dict) else {"train": found}
+    train = _chosen(parts, address, "train", ("train",))
+    image, label = _columns(train, address)
+    feature = train.features[label]
+    names = list(getattr(feature, "names", None) or [])
+    values = _labels(train, label)
+    classes = np.arange(len(names)) if names else np.unique(values)
+    names = names or [str(value) for value in classes.tolist()]
+    whole = Split(HubImages(train, image, f"{address.text}, train"), _positions(values, classes, address))
+    given = address.options.get("test", "")
+    if given not in parts and (given.replace(".", "", 1).isdigit() or not set(_TESTS) & set(parts)):
+        share, seed = address.held_out()
+        held = hold_out(whole, share, seed, address.text)
+        return Dataset(address.text, held[0], held[1], tuple(names))
+    test = _chosen(parts, address, "test", _TESTS)
+    images = HubImages(test, image, f"{address.text}, test")
+    labels = _positions(_labels(test, label), classes, address)
+    return Dataset(address.text, whole, Split(images, labels), tuple(names))
+
+
+def _fetch(library: Any, address: Address, root: Path | None) -> Any:
+    path = address.path(root)
+    try:
+        if path.is_dir() and any(
+            (path / f"{kind}.json").exists() for kind in ("dataset_dict", "dataset_info")
+        ):
+            return library.load_from_disk(str(path))
+        name = str(path) if path.exists() else address.rest
+        return library.load_dataset(name, address.options.get("config"))
+    # The hub, the network and the file formats each raise errors of their own.
+    except Exception as problem:
+        reason = " ".join(str(problem).split())
+        raise DataError(
+            f"{address.text}: cannot be loaded ({type(problem).__name__}: {reason}). Check the name at "
+            "https://huggingface.co/datasets, or save the dataset with save_to_disk and name that folder."
+        ) from problem
+
+
+def _chosen(parts: dict[str, Any], address: Address, option: str, usual: tuple[str, ...]) -> Any:
+    name = address.options.get(option) or next((name for name in usual if name in parts), usual[0])
+    if name not in parts:
+        raise unknown(f"{option} part in {address.text}", name, parts)
+    return parts[name]
+
+
+def _columns(rows: Any, address: Address) -> tuple[str, str]:
+    """Names of the columns of images and of labels."""
+    features = rows.features
+    images = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
+    labels = [name for name, kind in features.items() if type(kind).__name__ == "ClassLabel"]
+    labels += [name for name in _LABELS if name in features and name not in labels]
+    chosen = []
+    for option, found in (("image", images), ("label", labels)):
+        name = address.options.get(option) or (found[0] if found else None)
+        if name is None or name not in features:
+            raise DataError(
+                f"{address.text}: no column of {option}s"
+                + (f" called '{name}'" if name else "")
+                + f"; the columns are {', '.join(features)}. Name it with ?{option}=COLUMN."
+            )
+        chosen.append(name)
+    return chosen[0], chosen[1]
+
+
+def _labels(rows: Any, column: str) -> Array:
+    return np.asarray(rows.select_columns([column])[:][column])
+
+
+def _positions(values: Array, classes: Array, address: Address) -> Array:
+    positions = np.searchsorted(classes, values).clip(max=len(classes) - 1)
+    strange = np.unique(values[classes[positions] != values])
+    if len(strange):
+        raise DataError(
+            f"{address.text}: label {strange[0]} is not one of the classes. Choose a part that has labels "
+            "(?test=NAME), or hold out a share (?test=0.2)."
+        )
+    return positions.astype(np.int64)
+
+
+KNOWN = (
+    Known(
+        "hf:NAME",
+        "an image dataset of the Hugging Face hub, or a folder made by save_to_disk",
+        "none; ?config=, ?train=, ?test= (a part or a share), ?image= and ?label= choose configuration, "
+        "parts and columns",
+        "https://huggingface.co/datasets (needs fedsolve[hf])",
+        load,
+    ),
+)

@@ -1,0 +1,240 @@
+"""Images decoded when they are asked for, from an array or from files, named by what they contain.
+
+An image is (height, width, channels) uint8: three channels in the order RGB, or one for grey images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.local import usable_cores
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+"""Names of image files end like this, in any case."""
+
+_BLOCK = 4096
+_CHUNK = 1 << 20
+_ORIENTATION = 0x0112
+
+
+class Images(Protocol):
+    """A sequence of images, decoded when read."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def identity(self) -> str:
+        """Hex digest that names the contents: equal images in equal order, equal identity."""
+
+    def read(self, rows: slice | Array) -> list[Array]:
+        """These images, each (height, width, channels) uint8; sizes may differ."""
+
+    def take(self, rows: Array) -> Images:
+        """The sequence of these images alone, still not decoded."""
+
+    def name(self, row: int) -> str:
+        """What to call an image in a message."""
+
+
+class ArrayImages:
+    """Images of one size: an array of bytes (images, height, width) or (images, height, width, channels)."""
+
+    def __init__(self, pixels: Array, source: str = "array") -> None:
+        if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):
+            raise DataError(
+                f"{source}: images must be bytes (uint8) of shape (images, height, width[, channels]); "
+                f"got shape {pixels.shape}, dtype {pixels.dtype}."
+            )
+        pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+        if pixels.shape[3] not in (1, 3) or 0 in pixels.shape[1:]:
+            raise DataError(
+                f"{source}: images need at least one pixel and 1 or 3 channels, the channels last; "
+                f"got shape {pixels.shape}."
+            )
+        self.pixels = pixels
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @cached_property
+    def identity(self) -> str:
+        digest = hashlib.sha256(f"array {self.pixels.shape}\n".encode())
+        for start in range(0, len(self), _BLOCK):
+            digest.update(np.ascontiguousarray(self.pixels[start : start + _BLOCK]).data)
+        return digest.hexdigest()
+
+    def read(self, rows: slice | Array) -> list[Array]:
+        return list(self.pixels[rows])
+
+    def take(self, rows: Array) -> ArrayImages:
+        return ArrayImages(self.pixels[rows], self.source)
+
+    def name(self, row: int) -> str:
+        return f"{self.source}, image {row}"
+
+
+class FileImages:
+    """Image files under a folder, decoded by a pool of threads; only what was asked for is in memory.
+
+    names:   paths relative to `root`, with '/' between folders; they are part of the identity.
+    workers: threads that decode; one per core when None.
+    """
+
+    def __init__(
+        self, names: Sequence[str], root: str | os.PathLike[str] = ".", workers: int | None = None
+    ) -> None:
+        self.names = list(names)
+        self.root = str(root)
+        self.workers = workers or usable_cores()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, row: int) -> str:
+        return self._path(self.names[row])
+
+    def read(self, rows: slice | Array) -> list[Array]:
+        names = self.names[rows] if isinstance(rows, slice) else [self.names[row] for row in rows]
+        return list(self._pool.map(decode, map(self._path, names)))
+
+    def take(self, rows: Array) -> FileImages:
+        return FileImages([self.names[row] for row in rows], self.root, self.workers)
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of every file's name, size and contents; a file linked many times is read once."""
+        digest = hashlib.sha256(b"files\n")
+        linked: dict[tuple[int, int], bytes] = {}
+        for start in range(0, len(self), _BLOCK):
+            names = self.names[start : start + _BLOCK]
+            states = [_state(self._path(name)) for name in names]
+            inodes = [(state.st_dev, state.st_ino) for state, _ in states]
+            unread = {inode: name for inode, name in zip(inodes, names, strict=True) if inode not in linked}
+            contents = dict(
+                zip(unread, self._pool.map(_contents, map(self._path, unread.values())), strict=True)
+            )
+            for name, inode, (state, is_linked) in zip(names, inodes, states, strict=True):
+                found = contents[inode] if inode in contents else linked[inode]
+                if is_linked:  # the others never come again, and remembering them would take memory
+                    linked[inode] = found
+                spelled = name.encode("utf-8", "surrogateescape")
+                digest.update(b"%d %d " % (len(spelled), state.st_size) + spelled + found)
+        return digest.hexdigest()
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        _pillow().preinit()  # loading Pillow's decoders is not safe from several threads at once
+        return ThreadPoolExecutor(self.workers, thread_name_prefix="images")
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.root, name)
+
+
+def decode(path: str | os.PathLike[str]) -> Array:
+    """The image in a file; one that cannot be read is a `DataError` that names it."""
+    library = _pillow()
+    try:
+        with library.open(path) as image:
+            return to_array(image)
+    except FileNotFoundError as problem:
+        raise DataError(
+            f"{path}: the image file is gone. Put it back, or start again without it."
+        ) from problem
+    except PermissionError as problem:
+        raise DataError(f"{path}: the image file may not be read. Change its permissions.") from problem
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from problem
+    except library.DecompressionBombError as problem:
+        raise DataError(f"{path}: {problem} Scale the image down.") from problem
+    # Pillow's decoders let out whatever the damage made them stumble over.
+    except Exception as problem:
+        reason = str(problem).split("\n")[0].removesuffix(f" {str(path)!r}") or type(problem).__name__
+        raise DataError(
+            f"{path}: the image is truncated, damaged or of an unknown kind ({reason}). "
+            "Replace the file or take it out of the folder."
+        ) from problem
+
+
+def to_array(image: Any) -> Array:
+    """A Pillow image as (height, width, channels) bytes, turned the way its camera says it is held.
+
+    Grey stays one channel, everything else becomes RGB; transparency is dropped, 16-bit grey keeps its
+    upper 8 bits.
+    """
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        from PIL import ImageOps
+
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        return (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)[..., None]
+    if image.mode in ("I", "F"):
+        raise DataError(f"pixels of kind {image.mode} have no fixed range; save the image with 8 bits.")
+    pixels = np.array(image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB"))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def list_images(folder: str | os.PathLike[str]) -> list[str]:
+    """Names of the image files under a folder, relative to it and sorted; links are followed."""
+    names: list[str] = []
+    _collect(str(folder), "", names, frozenset())
+    return names
+
+
+def _collect(folder: str, prefix: str, names: list[str], above: frozenset[tuple[int, int]]) -> None:
+    state = os.stat(folder)
+    here = (state.st_dev, state.st_ino)
+    if here in above:  # a link to a folder that contains it
+        return
+    with os.scandir(folder) as listing:
+        entries = sorted((entry.name, entry.is_dir()) for entry in listing if not entry.name.startswith("."))
+    for name, is_folder in entries:
+        if is_folder:
+            _collect(os.path.join(folder, name), f"{prefix}{name}/", names, above | {here})
+        elif name.lower().endswith(SUFFIXES):
+            names.append(prefix + name)
+
+
+def _state(path: str) -> tuple[os.stat_result, bool]:
+    """The file's state, and whether it may be reached by other names too."""
+    try:
+        state = os.lstat(path)
+        if stat.S_ISLNK(state.st_mode):
+            return os.stat(path), True
+        return state, state.st_nlink > 1
+    except OSError as problem:
+        raise _unreadable(path, problem) from problem
+
+
+def _contents(path: str) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as problem:
+        raise _unreadable(path, problem) from problem
+    return digest.digest()
+
+
+def _unreadable(path: str | Path, problem: OSError) -> DataError:
+    return DataError(f"{path}: cannot read the image file: {problem.strerror or problem}.")
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as problem:
+        raise DataError("image files need Pillow. Install it: pip install pillow.") from problem
+    return Image

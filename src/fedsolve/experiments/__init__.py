@@ -1,0 +1,32 @@
+"""Experiments from files: cells run once, kept as JSON lines, told as tables beside the papers' own.
+
+config     an experiment and the cells it stands for; `reading` makes one of a TOML file
+algorithms what a file can name as a method
+sources    features and labels of a dataset
+cells      one cell: a partition, a method and a seed in, scores and costs out
+runner     run the missing cells of an experiment
+store      the folder of a run: `load_run(folder)` gives its experiment and its finished cells
+tables     mean and standard error over seeds, chi-squared tests; `rendering`: Markdown and LaTeX
+papers     the numbers printed in the papers' tables
+
+One line of RUN/cells.jsonl is one JSON object:
+
+    key         SHA-256 of everything that determines the result, the dataset by its contents
+    cell        the same with the dataset by its address
+    experiment  name of the experiment; title: its title; time: when the cell was finished (UTC)
+    dataset     {name, address, backbone, limit_train, limit_test, random, key, rows, test_rows,
+                features, classes}
+    partition   {name, kind, clients, min_size, the kind's option, heterogeneity, empty_clients}
+    method      label of the method; algorithm: its key (afl, deepafl, cascade, law, local, fedavg)
+    parameters  all parameters of the method but the seed; grid: those that the file varies
+    depths      layers that tables read the model at; the last one where the list is empty
+    noise       share of flipped training labels; seed: of partition, noise and method
+    accuracy, train_accuracy            of the final model, shares of one; test_correct, test_rows
+    accuracy_per_layer, train_accuracy_per_layer, test_correct_per_layer, risk, separability,
+    seconds_per_layer, exchanges_per_layer, bytes_up_per_layer, bytes_down_per_layer
+                lists over layers 0 to T (cumulative where they are costs), null where there are none;
+                separability is {train: [{csr, ifs, dm}, ...], test: ...}, null unless asked for
+    exchanges, bytes_up, bytes_down, seconds        of the whole training, without evaluation
+    measures    other numbers by name: local_best, local_mean, deviation, singular
+    versions, machine                   what it ran on
+"""

@@ -1,0 +1,274 @@
+"""An experiment and the cells it stands for.
+
+A cell is one dataset, one partition, one method at one point of its grid, one share of flipped
+labels and one seed; an experiment is the product of all of these. `reading` makes one of a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsolve import container
+from fedsolve.errors import DataError
+from fedsolve.experiments.algorithms import build, parameter_names
+
+SCHEME = 1
+"""Raised when the same description would give another result; older cells then count as missing."""
+
+PARTITIONS: dict[str, tuple[str, str] | None] = {
+    "iid": None,
+    "dirichlet": ("alpha", "α"),
+    "shards": ("per_client", "s"),
+    "pathological": ("classes_per_client", "c"),
+}
+"""For each kind of partition: the option it needs, and the sign the papers give it."""
+
+METRICS = (
+    "test",
+    "train",
+    "seconds",
+    "exchanges",
+    "megabytes_up",
+    "megabytes_down",
+    "risk",
+    "train_csr",
+    "test_csr",
+    "train_ifs",
+    "test_ifs",
+    "train_dm",
+    "test_dm",
+    "deviation",
+)
+"""What a table can show of a cell."""
+
+AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "noise", "metric")
+"""What rows and columns of a table can stand for, besides the methods' parameters."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """Where the rows come from.
+
+    address and backbone as `fedsolve features build` takes them, or `random`: rows, width and classes
+    of standard normal features with even random labels. Without a backbone a dataset's own features are
+    used. limit_train and limit_test keep that many rows, every class in its proportion. parameters: for
+    the methods that have them and do not set them.
+    """
+
+    name: str
+    address: str | None
+    backbone: str | None = None
+    limit_train: int | None = None
+    limit_test: int | None = None
+    random: Mapping[str, int] | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def identity(self) -> dict[str, Any]:
+        """Where the rows come from, without labels for people."""
+        found = dataclasses.asdict(self)
+        return {name: found[name] for name in found if name not in ("name", "parameters")}
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """How rows are dealt; `options` holds the kind's own option and min_size."""
+
+    name: str
+    kind: str
+    clients: int
+    options: Mapping[str, Any]
+    datasets: tuple[str, ...] | None = None
+
+    @property
+    def setting(self) -> str:
+        """The partition in the papers' signs, such as "α = 0.1"."""
+        named = PARTITIONS[self.kind]
+        return "IID" if named is None else f"{named[1]} = {self.options[named[0]]:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, **self.identity()}
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": self.kind, "clients": self.clients, **self.options}
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method under a label, with the parameters that are fixed and the grid that is not.
+
+    depths: the layers to read a staged model at; only the last one when empty.
+    """
+
+    name: str
+    algorithm: str
+    parameters: Mapping[str, Any]
+    grid: Mapping[str, tuple[Any, ...]]
+    depths: tuple[int, ...] = ()
+    datasets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """How results are laid out: axes of rows and columns (chosen by what varies when empty).
+
+    values: metrics, one table each unless "metric" is an axis. baseline: method label to test against.
+    others: whether rows that only the paper has are shown.
+    """
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    values: tuple[str, ...] = ("test",)
+    baseline: str | None = None
+    others: bool = False
+
+
+@dataclass(frozen=True)
+class PaperRef:
+    """Tables of a paper to show beside ours; `dataset` when its numbers are for another dataset."""
+
+    key: str
+    tables: tuple[str, ...]
+    dataset: str | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured besides test accuracy."""
+
+    train: bool = True
+    separability: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of an experiment: everything that its result depends on, and its labels.
+
+    The seed is that of the partition, of the label noise and of the method.
+    """
+
+    dataset: DatasetSpec
+    partition: PartitionSpec
+    method: MethodSpec
+    parameters: Mapping[str, Any]
+    grid: Mapping[str, Any]
+    noise: float
+    seed: int
+    measure: Measure
+
+    @property
+    def id(self) -> str:
+        """Digest of the description, with the dataset by its address."""
+        return self._digest(self.dataset.identity())
+
+    def key(self, dataset_key: str) -> str:
+        """Digest of the description, with the dataset by its contents."""
+        return self._digest({"key": dataset_key})
+
+    def labels(self) -> dict[str, Any]:
+        """What names this cell for people: labels, and the parameters that the file varies."""
+        return {
+            "method": self.method.name,
+            "algorithm": self.method.algorithm,
+            "depths": list(self.method.depths),
+            "grid": dict(self.grid),
+        }
+
+    def __str__(self) -> str:
+        grid = "".join(f", {name} {value}" for name, value in self.grid.items())
+        noise = f", noise {self.noise:g}" if self.noise else ""
+        return f"{self.method.name}{grid}, {self.partition.name}{noise}, seed {self.seed}"
+
+    def _digest(self, dataset: Mapping[str, Any]) -> str:
+        description = {
+            "scheme": SCHEME,
+            "dataset": dataset,
+            "partition": self.partition.identity(),
+            "algorithm": self.method.algorithm,
+            "parameters": dict(self.parameters),
+            "noise": self.noise,
+            "seed": self.seed,
+            "measure": dataclasses.asdict(self.measure),
+        }
+        return hashlib.sha256(container.canonical_json(description).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A whole experiment file."""
+
+    name: str
+    title: str
+    notes: str
+    paper: PaperRef | None
+    seeds: tuple[int, ...]
+    datasets: tuple[DatasetSpec, ...]
+    partitions: tuple[PartitionSpec, ...]
+    methods: tuple[MethodSpec, ...]
+    noise: tuple[float, ...]
+    measure: Measure
+    table: TableSpec
+    text: str
+
+    def cells(self) -> list[Cell]:
+        """All cells, the first seed of everything before the second."""
+        found = []
+        for dataset, seed, noise in itertools.product(self.datasets, self.seeds, self.noise):
+            for partition, method in itertools.product(self.partitions, self.methods):
+                if _applies(partition, dataset) and _applies(method, dataset):
+                    for grid in _points(method.grid):
+                        parameters = _parameters(dataset, method, grid)
+                        found.append(
+                            Cell(dataset, partition, method, parameters, grid, noise, seed, self.measure)
+                        )
+        return found
+
+    def with_backbone(self, backbone: str) -> Experiment:
+        """The same experiment with every image dataset seen through this backbone."""
+        named = {dataset.backbone for dataset in self.datasets if dataset.backbone is not None}
+        if len(named) != 1:
+            raise DataError(f"{self.name} names {len(named)} backbones; only a single one can be replaced.")
+        datasets = (
+            dataset if dataset.backbone is None else dataclasses.replace(dataset, backbone=backbone)
+            for dataset in self.datasets
+        )
+        return dataclasses.replace(self, datasets=tuple(datasets))
+
+    def only(self, datasets: Sequence[str]) -> Experiment:
+        """The same experiment on some of its datasets, by name."""
+        for name in datasets:
+            known = [dataset.name for dataset in self.datasets]
+            if name not in known:
+                raise DataError(f"{self.name} has no dataset '{name}'; it has {', '.join(known)}.")
+        return dataclasses.replace(self, datasets=tuple(d for d in self.datasets if d.name in datasets))
+
+
+def _points(grid: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Every point of a grid; a single empty one when there is no grid."""
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _parameters(dataset: DatasetSpec, method: MethodSpec, grid: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters but the seed: grid before method before dataset before default."""
+    known = parameter_names(method.algorithm)
+    shared = {name: value for name, value in dataset.parameters.items() if name in known}
+    try:
+        built = build(method.algorithm, shared | dict(method.parameters) | dict(grid))
+    except DataError as problem:
+        raise DataError(f"{method.name}: {problem}") from problem
+    parameters = dataclasses.asdict(built)
+    parameters.pop("seed", None)
+    layers = parameters.get("layers")
+    for depth in method.depths:
+        if layers is not None and depth > layers:
+            raise DataError(f"{method.name} has {layers} layers; depth {depth} of its 'depths' lies beyond.")
+    return parameters
+
+
+def _applies(spec: PartitionSpec | MethodSpec, dataset: DatasetSpec) -> bool:
+    return spec.datasets is None or dataset.name in spec.datasets

@@ -1,0 +1,90 @@
+"""What a run says, one model at a time: coordinates and metrics of every cell at every depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsolve.experiments.config import METRICS, PartitionSpec
+from fedsolve.experiments.store import Run
+
+BACKBONES = {
+    "torchvision:resnet18": "ResNet-18",
+    "torchvision:vgg11": "VGG11",
+    "torchvision:vit_b_16": "ViT-B-16",
+    "efficientnet-lite0": "EfficientNet-Lite0",
+}
+"""Names the papers use for backbones."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A trained model as a table sees it.
+
+    coordinates: dataset, backbone, partition, clients, method, algorithm, depth (None where there are
+        no layers), noise and every parameter. setting: the partition in the papers' signs.
+    varied:      the parameters that the experiment varies for this method.
+    values:      metrics by name, accuracies in per cent. counts: (correct, rows) on the test rows.
+    """
+
+    coordinates: Mapping[str, Any]
+    setting: str
+    varied: tuple[str, ...]
+    seed: int
+    values: Mapping[str, float]
+    counts: tuple[int, int] | None
+
+
+def observations(run: Run) -> list[Observation]:
+    """All of a run, in the order of its experiment: the depths asked for, or the last layer."""
+    return [found for cell in run.cells for found in _of_cell(cell)]
+
+
+def _of_cell(cell: Mapping[str, Any]) -> Iterator[Observation]:
+    dealt = cell["partition"]
+    options = {name: value for name, value in dealt.items() if name not in ("name", "kind", "clients")}
+    setting = PartitionSpec(dealt["name"], dealt["kind"], dealt["clients"], options).setting
+    dataset = cell["dataset"]
+    backbone = dataset["backbone"] or "none"
+    coordinates = dict(cell["parameters"]) | {
+        "dataset": dataset["name"],
+        "backbone": BACKBONES.get(backbone, backbone),
+        "partition": dealt["name"],
+        "clients": dealt["clients"],
+        "method": cell["method"],
+        "algorithm": cell["algorithm"],
+        "noise": cell["noise"],
+        "depth": None,
+    }
+    staged = cell["seconds_per_layer"] is not None
+    last = len(cell["seconds_per_layer"]) - 1 if staged else None
+    for depth in cell["depths"] or [last]:
+        values = _values(cell, depth)
+        correct = cell["test_correct_per_layer"][depth] if staged else cell["test_correct"]
+        counts = None if correct is None else (correct, cell["test_rows"])
+        yield Observation(
+            coordinates | {"depth": depth}, setting, tuple(cell["grid"]), cell["seed"], values, counts
+        )
+
+
+def _values(cell: Mapping[str, Any], depth: int | None) -> dict[str, float]:
+    """The metrics of a cell after `depth` layers; those it has not are left out."""
+    found: dict[str, Any] = {
+        "test": _at(cell, "accuracy", depth),
+        "train": _at(cell, "train_accuracy", depth),
+        "seconds": _at(cell, "seconds", depth),
+        "exchanges": _at(cell, "exchanges", depth),
+        "megabytes_up": _at(cell, "bytes_up", depth),
+        "megabytes_down": _at(cell, "bytes_down", depth),
+        "risk": None if cell["risk"] is None else cell["risk"][depth or 0],
+        "deviation": cell["measures"].get("deviation"),
+    }
+    for part, layers in (cell["separability"] or {}).items():
+        found |= {f"{part}_{name}": value for name, value in layers[depth].items()}
+    factors = {"test": 100.0, "train": 100.0, "megabytes_up": 1e-6, "megabytes_down": 1e-6}
+    return {name: found[name] * factors.get(name, 1.0) for name in METRICS if found.get(name) is not None}
+
+
+def _at(cell: Mapping[str, Any], name: str, depth: int | None) -> Any:
+    return cell[name] if depth is None else (cell[f"{name}_per_layer"] or {depth: None})[depth]

@@ -1,0 +1,314 @@
+"""What the numbers say, in sentences: each is computed, and none is there unless its numbers are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsolve.experiments.figures.readings import (
+    Reading,
+    by_dataset,
+    distinct,
+    groups,
+    mean_error,
+    names_of,
+    readings,
+    varied,
+)
+from fedsolve.experiments.labels import axis_label
+from fedsolve.experiments.statistics import LEVEL, independence
+from fedsolve.experiments.store import Run
+
+_SIGNS = re.compile(" ([±=<]) ")
+
+MOST_TOLD = 4
+"""Methods that one sentence goes through; more would not be read."""
+
+
+def findings(run: Run) -> dict[str, list[str]]:
+    """The sentences on each dataset of a run, the one its experiment is about first.
+
+    What is said of all of them stands under "", and so does everything where there is but one.
+    """
+    datasets = by_dataset(run)
+    found = {"": _backbones(run)}
+    for dataset, cells in datasets.items():
+        items = readings(cells)
+        sentences = _deviation(cells)
+        if items:
+            sentences += [
+                *_parameters(items),
+                *_noise(items),
+                *_partitions(items),
+                *_best(items),
+                *_depth(items),
+                *_separability(cells),
+            ]
+            sentences = sentences or ([] if found[""] else _plain(items))
+        found.setdefault(dataset if len(datasets) > 1 else "", []).extend(sentences)
+    return {dataset: [*map(_unbroken, sentences)] for dataset, sentences in found.items() if sentences}
+
+
+def overall(runs: Sequence[Run]) -> list[str]:
+    """What holds over all runs together: who is indifferent to the partition, and what depth gives."""
+    same = moved = 0
+    gains = []
+    for run in runs:
+        for cells in by_dataset(run).values():
+            items = readings(cells)
+            for of in groups(items, lambda item: item.entry).values():
+                if len(distinct(item.partition for item in of)) > 1 and _closed(of[0]):
+                    same, moved = (same + 1, moved) if _invariant(of) else (same, moved + 1)
+            gains += [gain for cell in cells if _deepafl(cell) and (gain := _gain(cell)) is not None]
+    found = []
+    if same and not moved:
+        found.append(
+            "Wherever a closed-form model was trained on several partitions of the same rows "
+            f"({_count(same, 'comparison')}), it read exactly as many test rows correctly on each."
+        )
+    elif same:
+        found.append(
+            f"In {same} of {same + moved} comparisons a closed-form model read exactly as many test rows "
+            "correctly on every partition of the same rows."
+        )
+    if gains:
+        up = sum(gain > 0 for gain in gains)
+        found.append(
+            f"DeepAFL's residual blocks raised test accuracy in {up} of {len(gains)} trainings, "
+            f"by {np.mean(gains):.1f} points on average."
+        )
+    return found
+
+
+def _backbones(run: Run) -> list[str]:
+    """What each method reaches through each backbone, where one dataset has several."""
+    scores: dict[tuple[str, str], dict[str, str]] = {}
+    for cells in by_dataset(run).values():
+        dataset = cells[0]["dataset"]
+        for method, of in groups(_deepest(readings(cells)), lambda item: item.method).items():
+            backbone = dataset["backbone"] or "none"
+            scores.setdefault((dataset["name"], method), {})[backbone] = _percent(_score(of))
+    found = []
+    for (dataset, method), reached in scores.items():
+        if len(reached) > 1:
+            told = _and([f"{score} through {backbone}" for backbone, score in reached.items()])
+            found.append(f"On {dataset} {method} reaches {told}.")
+    return found
+
+
+def _parameters(items: Sequence[Reading]) -> list[str]:
+    """Where the best point of a grid lies, and how much the grid matters."""
+    found = []
+    for method, of in groups(items, lambda item: item.method).items():
+        parameters = varied(of)
+        if not parameters:
+            continue
+        means = {grid: _score(at) for grid, at in groups(_deepest(of), lambda item: item.grid).items()}
+        best = max(means, key=lambda grid: means[grid][0])
+        worst = min(mean for mean, _ in means.values())
+        where = _and([axis_label(name, value) for name, value in best if name in parameters])
+        ties = sum(mean == means[best][0] for mean, _ in means.values()) - 1
+        tied = f" ({_count(ties, 'other setting')} just as well)" if ties else ""
+        found.append(
+            f"{method} is best at {where} with {_percent(means[best])}{tied}; over the {len(means)} settings "
+            f"tried, accuracy moves by {means[best][0] - worst:.1f} points."
+        )
+    return found
+
+
+def _noise(items: Sequence[Reading]) -> list[str]:
+    """What flipped labels cost each method."""
+    rates = sorted(distinct(item.noise for item in items))
+    if len(rates) < 2:
+        return []
+    told = []
+    for method, of in groups(_deepest(items), lambda item: item.method).items():
+        clean, worst = (
+            mean_error(i.accuracy for i in of if i.noise == rate)[0] for rate in (rates[0], rates[-1])
+        )
+        told.append(f"{method} {clean - worst:.1f} points ({clean:.1f} to {worst:.1f} %)")
+    share = f"{100 * rates[-1]:g} % flipped labels instead of {100 * rates[0]:g} %"
+    return [f"{share} cost {_and(told[:MOST_TOLD])}."]
+
+
+def _partitions(items: Sequence[Reading]) -> list[str]:
+    """Which methods do not notice who owns the rows, and how much the others do."""
+    names = distinct(item.partition for item in items)
+    if len(names) < 2:
+        return []
+    same: list[str] = []
+    told: list[str] = []
+    for method, of in groups(items, lambda item: item.method).items():
+        entries = groups(of, lambda item: item.entry).values()
+        if all(_invariant(entry) for entry in entries):
+            same.append(method)
+        else:
+            spread = max(_spread(entry) for entry in entries)
+            told.append(f"{method} by up to {spread:.1f} points")
+    sentences = []
+    if same:
+        verb = "reads" if len(same) == 1 else "read"
+        sentences.append(
+            f"{_and(same)} {verb} exactly as many test rows correctly on all {len(names)} partitions"
+        )
+    if told:
+        sentences.append(f"{_and(told[:MOST_TOLD])}")
+    if same and told:
+        return [f"{sentences[0]}; the partition moves {sentences[1]}."]
+    return [f"{sentences[0]}." if same else f"The partition moves {sentences[0]}."]
+
+
+def _best(items: Sequence[Reading]) -> list[str]:
+    """The best method and the next one, with the test of their difference."""
+    clean = _clean(items)
+    name = names_of(clean)
+    of = groups(clean, lambda item: item.entry)
+    means = {entry: _score(items) for entry, items in of.items()}
+    ranked = sorted(means, key=lambda entry: -means[entry][0])
+    rival = next((entry for entry in ranked if entry[0] != ranked[0][0]), None)
+    if rival is None:
+        return []
+    gap = means[ranked[0]][0] - means[rival][0]
+    across = " over all partitions" if len(distinct(item.partition for item in clean)) > 1 else ""
+    return [
+        f"{name(of[ranked[0]][0])} is best with {_percent(means[ranked[0]])}{across}, {gap:.1f} points above "
+        f"{name(of[rival][0])}{_significance(of[ranked[0]], of[rival])}."
+    ]
+
+
+def _depth(items: Sequence[Reading]) -> list[str]:
+    """What layers give, for the methods that have them; of a grid the other sentences speak."""
+    told = []
+    for method, of in groups(_clean(items), lambda item: item.method).items():
+        if varied(of):
+            continue
+        cells = {item.cell["key"]: item.cell for item in of}.values()
+        layers = [cell["accuracy_per_layer"] for cell in cells if _gain(cell) is not None]
+        if layers:
+            first, last = (100 * float(np.mean([row[place] for row in layers])) for place in (0, -1))
+            told.append(f"{method} from {first:.1f} to {last:.1f} % ({_count(len(layers[0]) - 1, 'layer')})")
+    return [f"Depth takes {_and(told[:MOST_TOLD])}."] if told else []
+
+
+def _separability(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How separable the test rows become along the layers, where that was measured."""
+    layers = [cell["separability"]["test"] for cell in cells if (cell["separability"] or {}).get("test")]
+    if not layers:
+        return []
+    told = []
+    for ratio in ("csr", "ifs", "dm"):
+        first, last = (float(np.mean([row[place][ratio] for row in layers])) for place in (0, -1))
+        told.append(f"{ratio.upper()} from {first:.3g} to {last:.3g}")
+    return [
+        f"Along the layers, ratios of the test rows within to between classes go: {_and(told)}; lower is better."
+    ]
+
+
+def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How far aggregated weights lie from those of the pooled rows, where that was measured."""
+    worst: dict[str, float] = {}
+    for cell in cells:
+        deviation = cell["measures"].get("deviation")
+        if deviation is not None:
+            worst[cell["method"]] = max(deviation, worst.get(cell["method"], 0.0))
+    told = [f"{value:.1e} for {method}" for method, value in worst.items()]
+    return [f"Aggregated weights deviate from the pooled solution by at most {_and(told)}."] if told else []
+
+
+def _plain(items: Sequence[Reading]) -> list[str]:
+    """What the methods reach and what that takes, where there is nothing to compare."""
+    found = []
+    for method, of in groups(_deepest(items), lambda item: item.method).items():
+        cell = of[0].cell
+        traffic = ((cell["bytes_up"] or 0) + (cell["bytes_down"] or 0)) / 1e6
+        found.append(
+            f"{method} reaches {_percent(_score(of))} in {_count(cell['exchanges'] or 0, 'exchange')} with "
+            f"{traffic:.3g} MB of traffic and {cell['seconds']:.2g} seconds of training."
+        )
+    return found
+
+
+def _score(items: Sequence[Reading]) -> tuple[float, float]:
+    """Mean accuracy and standard error over seeds; partitions of one seed are no further evidence."""
+    seeds = groups(items, lambda item: item.seed).values()
+    return mean_error(mean_error(item.accuracy for item in of)[0] for of in seeds)
+
+
+def _clean(items: Sequence[Reading]) -> list[Reading]:
+    """The readings with the fewest flipped labels."""
+    least = min(item.noise for item in items)
+    return [item for item in items if item.noise == least]
+
+
+def _deepest(items: Sequence[Reading]) -> list[Reading]:
+    """Of each method only its deepest readings."""
+    most = {
+        method: max((item.depth for item in of if item.depth is not None), default=None)
+        for method, of in groups(items, lambda item: item.method).items()
+    }
+    return [item for item in items if item.depth == most[item.method]]
+
+
+def _invariant(items: Sequence[Reading]) -> bool:
+    """Whether, seed by seed, the same number of test rows is read correctly on every partition."""
+    return all(
+        len({item.counts for item in of}) == 1 and of[0].counts is not None
+        for of in groups(items, lambda item: item.seed).values()
+    )
+
+
+def _spread(items: Sequence[Reading]) -> float:
+    means = [mean_error(i.accuracy for i in of)[0] for of in groups(items, lambda i: i.partition).values()]
+    return max(means) - min(means)
+
+
+def _closed(item: Reading) -> bool:
+    """Whether theory promises the same model on every partition: sums over all clients, nothing else."""
+    return item.cell["algorithm"] == "afl" or _deepafl(item.cell)
+
+
+def _deepafl(cell: Mapping[str, Any]) -> bool:
+    """DeepAFL as its paper has it: no part ablated, everybody takes part, labels as they are."""
+    usual = {"skip": True, "projection": "random", "transformation": "solved", "participation": 1.0}
+    parameters = cell["parameters"]
+    whole = all(parameters.get(name, value) == value for name, value in usual.items())
+    return (
+        cell["algorithm"] == "deepafl" and whole and parameters["activation"] != "none" and not cell["noise"]
+    )
+
+
+def _gain(cell: Mapping[str, Any]) -> float | None:
+    layers = cell.get("accuracy_per_layer")
+    return 100.0 * (layers[-1] - layers[0]) if layers and len(layers) > 1 else None
+
+
+def _significance(first: Sequence[Reading], second: Sequence[Reading]) -> str:
+    """The chi-squared test of two accuracies, of test sets counted once."""
+    counts = [[item.counts for item in side if item.counts is not None] for side in (first, second)]
+    if not all(counts):
+        return ""
+    ours, theirs = (np.mean(side, axis=0) for side in counts)
+    p = independence((float(ours[0]), float(ours[1])), (float(theirs[0]), float(theirs[1])))
+    told = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return f"; {told}" if p < LEVEL else f", which may be chance; {told}"
+
+
+def _percent(mean_and_error: tuple[float, float]) -> str:
+    mean, error = mean_and_error
+    return f"{mean:.2f} %" if np.isnan(error) else f"{mean:.2f} ± {error:.2f} %"
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _unbroken(text: str) -> str:
+    """The text with numbers and their signs kept on one line."""
+    return _SIGNS.sub("\u00a0\\1\u00a0", text).replace(" %", "\u00a0%")

@@ -1,0 +1,217 @@
+"""The section of one experiment: question, answer, table, figures, and what stands behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fedsolve.experiments.config import Experiment
+from fedsolve.experiments.figures import plots, slug
+from fedsolve.experiments.figures.plots import Plot
+from fedsolve.experiments.figures.readings import by_dataset, distinct
+from fedsolve.experiments.papers import papers
+from fedsolve.experiments.report.findings import findings
+from fedsolve.experiments.report.markup import Markup, join, tag
+from fedsolve.experiments.report.svg import inline_svg
+from fedsolve.experiments.report.tables import everything_table, results_table
+from fedsolve.experiments.store import Run
+from fedsolve.experiments.tables import tables_of
+
+
+class Section:
+    """An experiment on the page. `number` counts them, `shown` keeps figures that the page has already."""
+
+    def __init__(self, run: Run, number: int, shown: set[str]) -> None:
+        self.run = run
+        self.number = number
+        self.id = f"experiment-{number}-{slug(run.name)}"
+        self.title = run.experiment.title
+        self.findings = findings(run)
+        self._shown = shown
+
+    @property
+    def headline(self) -> str:
+        """The first thing the numbers say."""
+        if not self.findings:
+            return "See its table." if self.run.cells else "Nothing has been run yet."
+        dataset, sentences = next(iter(self.findings.items()))
+        return f"{dataset}: {sentences[0]}" if dataset else sentences[0]
+
+    def html(self) -> Markup:
+        body = [self._head(), self._asked(), self._missing()]
+        if self.run.cells:
+            body += [self._answer(), self._tables(), self._figures()]
+        body += [
+            tag("h3", "Behind the numbers"),
+            self._everything(),
+            self._configuration(),
+            self._provenance(),
+        ]
+        return tag("section", *body, id=self.id, class_="experiment", aria_labelledby=f"{self.id}-title")
+
+    def _head(self) -> Markup:
+        datasets = ", ".join(distinct(dataset.name for dataset in self.run.experiment.datasets))
+        parts = [tag("span", f"Experiment {self.number}"), tag("span", datasets)]
+        ref = self.run.experiment.paper
+        if ref is not None:
+            names = ", ".join(ref.tables)
+            word = (
+                "" if ref.tables[0].startswith("figure") else "Table " if len(ref.tables) == 1 else "Tables "
+            )
+            parts.append(tag("span", f"beside {papers()[ref.key]['paper']}, {word}{names}"))
+        return join([tag("p", *parts, class_="eyebrow"), tag("h2", self.title, id=f"{self.id}-title")])
+
+    def _asked(self) -> Markup:
+        experiment = self.run.experiment
+        setting = [
+            _listed([method.name for method in experiment.methods]),
+            f"on {_listed(_datasets(experiment))}",
+            f"under {_listed([partition.name for partition in experiment.partitions])}",
+            f"with {_counted(len(experiment.seeds), 'seed')}",
+        ]
+        notes = [tag("p", experiment.notes, class_="asked")] if experiment.notes else []
+        return join([*notes, tag("p", f"Setting: {', '.join(setting)}.", class_="asked")])
+
+    def _missing(self) -> Markup:
+        missing, found = self.run.missing, len(self.run.cells)
+        if not missing:
+            return Markup()
+        told = f"{_counted(missing, 'cell')} of {missing + found} have not been run yet"
+        rest = "what follows rests on the others." if found else "there is nothing to show."
+        return tag("p", f"{told}; {rest}", class_="warning", role="note")
+
+    def _answer(self) -> Markup:
+        """A paragraph for each dataset, named where there are several."""
+        paragraphs = [
+            tag("p", tag("b", f"{dataset}. ") if dataset else "", " ".join(sentences))
+            for dataset, sentences in self.findings.items()
+        ]
+        return tag("div", *paragraphs, class_="answer") if paragraphs else Markup()
+
+    def _tables(self) -> Markup:
+        tables = tables_of(self.run)
+        names = [f"{self.number}.{place}" for place in range(1, len(tables) + 1)]
+        baseline = self.run.experiment.table.baseline
+        found = [results_table(table, name, baseline) for table, name in zip(tables, names, strict=True)]
+        return join([tag("h3", "Results"), *found]) if found else Markup()
+
+    def _figures(self) -> Markup:
+        drawn = {dataset: self._fresh(found, dataset) for dataset, found in plots(self.run).items()}
+        parts: list[Markup] = []
+        count = 0
+        for dataset, found in drawn.items():
+            if found and len(drawn) > 1:
+                parts.append(tag("h4", dataset))
+            for plot in found:
+                count += 1
+                parts.append(self._figure(plot, count))
+        return join([tag("h3", "Figures"), *parts]) if parts else Markup()
+
+    def _fresh(self, found: Iterable[Plot], dataset: str) -> list[Plot]:
+        """Without the partitions that the page has shown already."""
+        fresh = []
+        for plot in found:
+            owners = [t["class_counts"] for t in self.run.partitions if dataset.startswith(t["dataset"])]
+            name = json.dumps(owners)
+            if plot.name != "partition" or name not in self._shown:
+                fresh.append(plot)
+            if plot.name == "partition":
+                self._shown.add(name)
+        return fresh
+
+    def _figure(self, plot: Plot, count: int) -> Markup:
+        name = f"{self.number}.{count}"
+        drawing = inline_svg(
+            plot.figure, f"figure-{name.replace('.', '-')}", f"{plot.title} {plot.description}"
+        )
+        caption = [tag("b", f"Figure {name}. {plot.title}"), " ", plot.caption]
+        return tag(
+            "figure",
+            tag("div", drawing, class_="plot"),
+            tag("figcaption", *caption),
+            id=f"figure-{name.replace('.', '-')}",
+        )
+
+    def _everything(self) -> Markup:
+        table = everything_table(self.run) if self.run.cells else None
+        if table is None:
+            return Markup()
+        return _folded(
+            "Accuracy and cost of every model",
+            _counted(len(table.rows), "model"),
+            results_table(table, f"{self.number}.all", None),
+        )
+
+    def _configuration(self) -> Markup:
+        experiment = self.run.experiment
+        return _folded(
+            "Configuration", f"{self.run.name}.toml", tag("pre", tag("code", experiment.text.strip()))
+        )
+
+    def _provenance(self) -> Markup:
+        cells = self.run.cells
+        facts: list[tuple[str, Any]] = [
+            ("Cells", f"{len(cells):,} finished, {self.run.missing:,} missing"),
+            ("Seeds", ", ".join(map(str, self.run.experiment.seeds))),
+        ]
+        for name, found in by_dataset(self.run).items():
+            facts.append(("Data", f"{name}: {_data(found[0]['dataset'])}"))
+        for versions in distinct(_pairs(cell["versions"]) for cell in cells):
+            facts.append(("Versions", versions))
+        for machine in distinct(_pairs(cell["machine"]) for cell in cells):
+            facts.append(("Machine", machine))
+        if cells:
+            times = sorted(cell["time"] for cell in cells)
+            seconds = sum(cell["seconds"] or 0.0 for cell in cells)
+            facts.append(("Finished", f"{_when(times[0])} to {_when(times[-1])} UTC"))
+            facts.append(("Training", f"{_duration(seconds)} in all"))
+        facts.append(("Again", tag("code", f"fedsolve experiment run {self.run.name}.toml")))
+        rows = [part for name, value in facts for part in (tag("dt", name), tag("dd", value))]
+        return _folded("Provenance", _counted(len(cells), "cell"), tag("dl", *rows))
+
+
+def _datasets(experiment: Experiment) -> list[str]:
+    """The datasets by name, each with its backbones where it has several."""
+    backbones: dict[str, list[str]] = {}
+    for dataset in experiment.datasets:
+        backbones.setdefault(dataset.name, []).append(dataset.backbone or "no backbone")
+    return [f"{name} through {_listed(by)}" if len(by) > 1 else name for name, by in backbones.items()]
+
+
+def _folded(title: str, count: str, *content: Markup) -> Markup:
+    summary = tag("summary", title, " ", tag("span", count, class_="count"))
+    return tag("details", summary, tag("div", *content, class_="inside"))
+
+
+def _data(dataset: Mapping[str, Any]) -> str:
+    test = f" and {dataset['test_rows']:,} test" if dataset.get("test_rows") else ""
+    backbone = f", backbone {dataset['backbone']}" if dataset.get("backbone") else ""
+    size = f"{dataset['rows']:,} training{test} rows, {dataset['features']:,} features"
+    return f"{size}, {dataset['classes']:,} classes{backbone}; contents {dataset['key'][:16]}"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _when(time: str) -> str:
+    return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} seconds"
+    return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def _listed(names: list[str], most: int = 6) -> str:
+    rest = len(names) - most
+    if rest > 1:
+        return f"{', '.join(names[:most])} and {rest} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

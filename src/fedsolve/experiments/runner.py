@@ -1,0 +1,222 @@
+"""Run the missing cells of an experiment, one after another, and keep each as soon as it is finished."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedsolve
+from fedsolve import container
+from fedsolve.data.lock import locked
+from fedsolve.data.partitions import class_counts
+from fedsolve.experiments.cells import deal, run_cell
+from fedsolve.experiments.config import Cell, Experiment
+from fedsolve.experiments.sources import Rows, Source
+from fedsolve.experiments.store import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
+from fedsolve.federation.local import usable_cores
+
+LARGEST_COUNTS = 1 << 16
+"""Entries of a (clients, classes) table that is still kept for drawing."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands: finished cells (those found at the start among them) of all, what is under way.
+
+    seconds_left: estimated from finished cells of the same method; None before the first.
+    """
+
+    done: int
+    total: int
+    cell: str
+    remark: str
+    seconds_left: float | None
+
+
+@dataclass
+class Summary:
+    """What a run did."""
+
+    folder: Path
+    total: int
+    found: int = 0
+    ran: int = 0
+    damaged: int = 0
+    seconds: float = 0.0
+
+
+def run_experiment(
+    experiment: Experiment,
+    runs: str | Path,
+    source: Source,
+    *,
+    backbone: str | None = None,
+    workers: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    summary: Summary | None = None,
+) -> Summary:
+    """Run the cells that runs/NAME lacks.
+
+    source:   gives the rows of a dataset (`sources.StoredRows`).
+    backbone: to see every image dataset through, instead of the one the file names.
+    summary:  filled as the run goes on, for a caller that may be interrupted; also returned.
+    """
+    folder = Path(runs) / experiment.name
+    if backbone is not None:
+        experiment = experiment.with_backbone(backbone)
+    cells = experiment.cells()
+    told = summary or Summary(folder, len(cells))
+    told.folder, told.total = folder, len(cells)
+    started = time.perf_counter()
+    with locked(folder / ".lock", f"the experiment in {folder} is being run"):
+        container.write_atomically(folder / TEXT, experiment.text.encode())
+        container.write_atomically(
+            folder / OPTIONS, container.canonical_json({"backbone": backbone}).encode()
+        )
+        journal = Journal(folder)
+        told.damaged = journal.damaged
+        pace = _Pace(cells)
+        partitions = _Partitions(folder)
+        for cell in cells:
+
+            def tick(remark: str, cell: Cell = cell) -> None:
+                if progress is not None:
+                    done = told.found + told.ran
+                    progress(Progress(done, told.total, str(cell), remark, pace.left()))
+
+            rows = source(cell.dataset, cell.seed, tick)
+            partitions.enter(cell, rows)
+            key = cell.key(rows.key)
+            if journal.has(cell.id, key):
+                told.found += 1
+                pace.skip(cell)
+            else:
+                tick("")
+                before = time.perf_counter()
+                journal.append(_record(experiment, cell, key, rows, run_cell(cell, rows, workers, tick)))
+                told.ran += 1
+                pace.finish(cell, time.perf_counter() - before)
+            told.seconds = time.perf_counter() - started
+    return told
+
+
+def _record(
+    experiment: Experiment, cell: Cell, key: str, rows: Rows, outcome: dict[str, Any]
+) -> dict[str, Any]:
+    spec = cell.dataset
+    return {
+        "key": key,
+        "cell": cell.id,
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "dataset": {
+            **spec.identity(),
+            "name": spec.name,
+            "key": rows.key,
+            "rows": len(rows.y_train),
+            "test_rows": None if rows.y_test is None else len(rows.y_test),
+            "features": int(rows.x_train.shape[1]),
+            "classes": len(rows.classes),
+        },
+        **cell.labels(),
+        "parameters": dict(cell.parameters),
+        "noise": cell.noise,
+        "seed": cell.seed,
+        **outcome,
+        "versions": versions(),
+        "machine": machine(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What computes: fedsolve, numpy, scipy and Python."""
+    found = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
+    return {"fedsolve": fedsolve.__version__, **found, "python": platform.python_version()}
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Where it computes: processor, usable cores, system."""
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as stream:
+            named = [line.split(":", 1)[1].strip() for line in stream if line.startswith("model name")]
+        model = named[0] if named else model
+    except OSError:  # not on every platform
+        pass
+    return {"cpu": model, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+@dataclass
+class _Pace:
+    """Guesses the time left: cells of one method on one dataset take about the same time."""
+
+    cells: list[Cell]
+    _waiting: dict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
+    _seen: dict[tuple[Any, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        for cell in self.cells:
+            self._waiting[self._group(cell)] += 1
+
+    def skip(self, cell: Cell) -> None:
+        self._waiting[self._group(cell)] -= 1
+
+    def finish(self, cell: Cell, seconds: float) -> None:
+        self.skip(cell)
+        self._seen[self._group(cell)].append(seconds)
+
+    def left(self) -> float | None:
+        seen = [seconds for group in self._seen.values() for seconds in group]
+        if not seen:
+            return None
+        usual = float(np.mean(seen))
+        return sum(
+            count * (float(np.mean(self._seen[group])) if self._seen.get(group) else usual)
+            for group, count in self._waiting.items()
+        )
+
+    @staticmethod
+    def _group(cell: Cell) -> tuple[Any, ...]:
+        return cell.dataset.name, cell.method.name, *map(str, cell.grid.values())
+
+
+class _Partitions:
+    """Who owned which class, once for each dataset and partition."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / PARTITIONS
+        self._tables = {(table["dataset"], table["name"]): table for table in read_partitions(folder)}
+        self._seen: set[tuple[str, str]] = set()
+
+    def enter(self, cell: Cell, rows: Rows) -> None:
+        name = (cell.dataset.name, cell.partition.name)
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        classes = rows.classes
+        if cell.partition.clients * len(classes) > LARGEST_COUNTS:
+            return
+        labels = np.asarray(rows.y_train)
+        owners = deal(cell.partition, labels, cell.seed)
+        self._tables[name] = {
+            "dataset": cell.dataset.name,
+            **cell.partition.as_dict(),
+            "seed": cell.seed,
+            "classes": [str(label) for label in classes],
+            "class_counts": class_counts(labels, owners, cell.partition.clients).tolist(),
+        }
+        tables = container.canonical_json(list(self._tables.values()))
+        container.write_atomically(self._path, tables.encode())

@@ -1,0 +1,84 @@
+"""The rows of an experiment: features and labels of a dataset, from the feature store or drawn at random."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedsolve import container
+from fedsolve.container import Array
+from fedsolve.data.partitions import named_rng
+from fedsolve.experiments.config import DatasetSpec
+
+Tick = Callable[[str], None]
+"""Told in words how far something is."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features (rows, width) and labels of the training and the test part; key names their contents."""
+
+    x_train: Array
+    y_train: Array
+    x_test: Array | None
+    y_test: Array | None
+    key: str
+
+    @property
+    def classes(self) -> Array:
+        return np.unique(self.y_train)
+
+
+Source = Callable[[DatasetSpec, int, Tick], Rows]
+"""Gives the rows of a dataset for a seed; only random ones depend on the seed."""
+
+
+class StoredRows:
+    """Rows by address, through the feature store where there is a backbone; each dataset is read once.
+
+    data:  folder in which files that an experiment names are looked for, FEDSOLVE_DATA when None.
+    store: folder of the feature store, its usual one when None.
+    """
+
+    def __init__(self, data: str | Path | None = None, store: str | Path | None = None) -> None:
+        self._data = data
+        self._store = store
+        self._held: tuple[DatasetSpec, Rows] | None = None
+
+    def __call__(self, spec: DatasetSpec, seed: int, tick: Tick) -> Rows:
+        if spec.random is not None:
+            return random_rows(spec, seed)
+        # One dataset at a time: cells come dataset by dataset, and two may not fit in memory.
+        if self._held is None or self._held[0] != spec:
+            self._held = None
+            self._held = (spec, self._read(spec, tick))
+        return self._held[1]
+
+    def _read(self, spec: DatasetSpec, tick: Tick) -> Rows:
+        from fedsolve.data.backbones import load_backbone
+        from fedsolve.data.datasets import load_dataset
+        from fedsolve.data.store import FeatureStore, Progress
+
+        def told(progress: Progress) -> None:
+            tick(f"{progress.done:,} of {progress.total:,} images, {progress.rate:.0f} a second")
+
+        assert spec.address is not None
+        tick(f"reading {spec.name}")
+        dataset = load_dataset(spec.address, self._data).limited(spec.limit_train, spec.limit_test)
+        backbone = None if spec.backbone is None else load_backbone(spec.backbone)
+        found = FeatureStore(self._store).build(dataset, backbone, progress=told)
+        return Rows(found.x_train, found.y_train, found.x_test, found.y_test, found.key)
+
+
+def random_rows(spec: DatasetSpec, seed: int) -> Rows:
+    """Standard normal features and the same number of rows in every class, in random order."""
+    assert spec.random is not None
+    rows, width, classes = (spec.random[name] for name in ("rows", "width", "classes"))
+    rng = named_rng(seed, "random rows")
+    labels = rng.permutation(np.arange(rows) % classes)
+    key = hashlib.sha256(container.canonical_json(dict(spec.random)).encode()).hexdigest()
+    return Rows(rng.standard_normal((rows, width)), labels, None, None, key)

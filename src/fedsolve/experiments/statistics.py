@@ -1,0 +1,31 @@
+"""Mean and standard error over seeds, and the chi-squared test of two accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import chi2_contingency
+
+LEVEL = 0.05
+"""Below this p-value a difference is marked."""
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error s / sqrt(n), with s from n - 1; no error for a single value."""
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return float(array.mean()), None
+    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array)))
+
+
+def independence(first: tuple[float, float], second: tuple[float, float]) -> float:
+    """p-value that two models are right equally often: chi-squared test of independence.
+
+    first, second: (correct, rows). The 2 x 2 table of correct and wrong predictions is tested with
+    Yates' correction. Where both are always right, or both always wrong, nothing differs: 1.
+    """
+    table = np.array([(correct, rows - correct) for correct, rows in (first, second)], dtype=np.float64)
+    if np.any(table.sum(axis=0) == 0):
+        return 1.0
+    return float(chi2_contingency(table, correction=True).pvalue)
