@@ -56,7 +56,8 @@ _layers = option(
 def predict(ctx: click.Context, /, **given: Any) -> None:
     """Predict the class of every row of DATA with the model file MODEL.
 
-    DATA is an npz, csv or parquet file, with or without labels, or a dataset as for train. Scores are least-squares estimates of the
+    DATA is an npz, csv or parquet file, with or without labels, or a dataset as for train. Scores are
+    least-squares estimates of the
     one-hot label: the largest one wins, but they are not probabilities.
     """
     output = Output(given["as_json"], given["quiet"])

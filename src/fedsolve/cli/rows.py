@@ -54,7 +54,7 @@ class Reader:
         classes: Array | None = None,
         width: int | None = None,
     ) -> Table:
-        """The rows of a file or of a dataset's part, checked against classes and width where these are known."""
+        """The rows of a file or of a dataset's part, checked against classes and width where known."""
         if not is_address(data):
             return read_table(
                 data, self._layout, part=part, labelled=labelled, owned=owned, classes=classes, width=width

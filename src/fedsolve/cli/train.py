@@ -40,7 +40,7 @@ _GROUP = "Training"
         ),
         (
             "your own images, in one folder per class, as features of a pre-trained backbone",
-            "fedsolve train folder:./images --backbone efficientnet-lite0 --clients 5 --out model.safetensors",
+            "fedsolve train folder:./images --clients 5 --out model.safetensors",
         ),
         (
             "a long run that can be stopped and continued with the same line",
