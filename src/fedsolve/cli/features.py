@@ -321,7 +321,7 @@ def _show_built(page: Console, found: Features, told: dict[str, Any]) -> None:
     facts(page, lines)
 
 
-def _short(text: str, width: int = 22) -> str:
+def _short(text: str, width: int = 18) -> str:
     """A long address by its end, which tells more than its beginning."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 

@@ -140,7 +140,7 @@ def prepare(images: Sequence[Array], preprocessing: Preprocessing, layout: Layou
     """
     if len(images) == 0:
         raise DataError("no images to prepare; give at least one.")
-    # Resizing releases the interpreter lock; so does the look-up on planes this large.
+    # Resizing releases the interpreter lock, so threads are enough.
     workers = min(usable_cores(), len(images))
     if workers == 1:
         resized = [_resized(number, image, preprocessing) for number, image in enumerate(images)]
