@@ -122,7 +122,9 @@ class Browser:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+    def open(
+        self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True
+    ) -> Page:
         """A page from a file, loaded, in a window of its own; `dark` is what the system prefers."""
         context = self.send("Target.createBrowserContext")["browserContextId"]
         target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -133,6 +135,7 @@ class Browser:
         page.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.send("Emulation.setEmulatedMedia", media="", features=[scheme])
+        page.send("Emulation.setScriptExecutionDisabled", value=not scripts)
         page.send("Page.navigate", url=path.resolve().as_uri())
         page.wait_for("Page.loadEventFired")
         return page
@@ -174,6 +177,10 @@ class Page:
         answer = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def text(self) -> str:
+        """The words that the page shows, also where its own scripts are off."""
+        return str(self.evaluate("document.body.innerText"))
 
     def problems(self) -> list[str]:
         """Errors and warnings of the console, uncaught exceptions, requests that failed."""

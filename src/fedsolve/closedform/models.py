@@ -141,6 +141,14 @@ class StagedModel(Model):
                     out[span] = phi
         return out
 
+    def stages(self, features: Any) -> Iterator[tuple[Array, Array]]:
+        """Features (rows, width) and scores (rows, outputs) after 0, 1, ..., T layers, all rows at once.
+
+        The features of a stage may be overwritten by the next; copy what is to be kept.
+        """
+        for layer, phi in enumerate(self._stages(self._checked(features), self.layers)):
+            yield phi, self._classify(phi, layer)
+
     def _scores(self, features: Array) -> Array:
         return self.decision_function(features)
 

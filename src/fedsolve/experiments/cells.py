@@ -135,8 +135,8 @@ def _score_layers(
         found = np.asarray(truth[span])
         # Test rows of a class that nobody trained on count as wrong and have no place in class sums.
         known = np.isin(found, model.classes)
-        for layer, phi in enumerate(model._stages(np.asarray(features[span]), model.layers)):
-            predicted = model.classes[np.argmax(model._classify(phi, layer), axis=1)]
+        for layer, (phi, scores) in enumerate(model.stages(np.asarray(features[span]))):
+            predicted = model.classes[np.argmax(scores, axis=1)]
             correct[layer] += int(np.sum(predicted == found))
             if separable:
                 part = class_sums(phi[known], found[known], model.classes)

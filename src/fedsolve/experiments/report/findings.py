@@ -195,16 +195,19 @@ def _depth(items: Sequence[Reading]) -> list[str]:
 
 def _separability(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """How separable the test rows become along the layers, where that was measured."""
-    layers = [cell["separability"]["test"] for cell in cells if (cell["separability"] or {}).get("test")]
-    if not layers:
-        return []
     told = []
-    for ratio in ("csr", "ifs", "dm"):
-        first, last = (float(np.mean([row[place][ratio] for row in layers])) for place in (0, -1))
-        told.append(f"{ratio.upper()} from {first:.3g} to {last:.3g}")
-    return [
-        f"Along the layers, ratios of the test rows within to between classes go: {_and(told)}; lower is better."
-    ]
+    for method in distinct(cell["method"] for cell in cells):
+        layers = [
+            cell["separability"]["test"]
+            for cell in cells
+            if cell["method"] == method and (cell["separability"] or {}).get("test")
+        ]
+        if layers:
+            first, last = (float(np.mean([row[place]["csr"] for row in layers])) for place in (0, -1))
+            told.append(f"{first:.3g} to {last:.3g} for {method}")
+    if not told:
+        return []
+    return [f"CSR of the test rows, lower being better separated, goes from {_and(told[:MOST_TOLD])}."]
 
 
 def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
