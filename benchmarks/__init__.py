@@ -1,0 +1,1 @@
+"""Speed, traffic and memory of the closed forms: `python -m benchmarks` runs everything."""

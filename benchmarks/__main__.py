@@ -1,0 +1,151 @@
+"""`python -m benchmarks [plans|rate|growth]`: everything, or one part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from benchmarks import growth, machine, plans, rate, report
+from benchmarks.data import Rows, from_file, synthetic
+from benchmarks.transcription import Setting
+from benchmarks.worker import VARIANTS
+from fedsolve.errors import DataError
+
+_json = click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all results here."
+)
+_data = click.option(
+    "--data",
+    "data_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="npz with x_train, y_train (x_test, y_test, scale, offset); synthetic rows without it.",
+)
+
+
+class Bench:
+    """Collects results while they are shown."""
+
+    def __init__(self, json_path: Path | None) -> None:
+        self.console = Console(width=140, highlight=False, markup=False)
+        self.json_path = json_path
+        self.results: dict[str, Any] = {}
+
+    def open(self) -> None:
+        machine.progress("measuring the machine's matrix-multiply rate")
+        self.results["machine"] = machine.describe()
+        report.show_machine(self.console, self.results["machine"])
+
+    def plans(self, rows: Rows, setting: Setting, *how: Any) -> None:
+        result = plans.compare(rows, setting, *how)
+        self.results.setdefault("plans", []).append(result)
+        report.show_plans(self.console, result)
+
+    def rate(self, **sizes: int) -> None:
+        self.results["rate"] = rate.measure(**sizes)
+        report.show_rate(self.console, self.results["rate"])
+
+    def growth(self) -> None:
+        self.results["growth"] = growth.measure()
+        report.show_growth(self.console, self.results["growth"])
+
+    def close(self) -> None:
+        if self.json_path is not None:
+            self.json_path.write_text(json.dumps(self.results, indent=1) + "\n")
+
+
+@click.group(invoke_without_command=True)
+@_json
+@_data
+@click.pass_context
+def main(context: click.Context, json_path: Path | None, data_path: Path | None) -> None:
+    """Speed, traffic and memory of the closed forms. Without a command: all parts."""
+    if context.invoked_subcommand is not None:
+        if json_path is not None or data_path is not None:
+            raise click.UsageError("give --json and --data after the command.")
+        return
+    bench = Bench(json_path)
+    bench.open()
+    setting = Setting(layers=5, width=1024)
+    bench.plans(synthetic(20_000, 512), setting, 100, 0.1)
+    if data_path is not None:
+        bench.plans(_rows(data_path, None), setting, 100, 0.1)
+    bench.rate()
+    bench.growth()
+    bench.close()
+
+
+@main.command("plans")
+@_json
+@_data
+@click.option("--rows", type=click.IntRange(min=1), help="Rows; 20,000 synthetic ones or the whole file.")
+@click.option("--features", default=512, show_default=True, help="Features of synthetic rows.")
+@click.option("--clients", default=100, show_default=True)
+@click.option("--width", default=1024, show_default=True)
+@click.option("--layers", default=5, show_default=True)
+@click.option("--ridge", default=1.0, show_default=True)
+@click.option("--residual-ridge", default=0.01, show_default=True)
+@click.option("--alpha", default=0.1, show_default=True, help="Dirichlet concentration; 0 is IID.")
+@click.option("--repeats", default=3, show_default=True, help="Turns of lean and the transcription.")
+@click.option("--only", multiple=True, type=click.Choice(VARIANTS), help="Variants; all when not given.")
+def plans_command(
+    json_path: Path | None,
+    data_path: Path | None,
+    rows: int | None,
+    features: int,
+    clients: int,
+    width: int,
+    layers: int,
+    ridge: float,
+    residual_ridge: float,
+    alpha: float,
+    repeats: int,
+    only: tuple[str, ...],
+) -> None:
+    """Each exchange plan against a transcription of the authors' formulation."""
+    found = synthetic(rows or 20_000, features) if data_path is None else _rows(data_path, rows)
+    bench = Bench(json_path)
+    bench.open()
+    setting = Setting(layers, width, ridge, residual_ridge)
+    bench.plans(found, setting, clients, alpha or None, repeats, only or VARIANTS)
+    bench.close()
+
+
+@main.command("rate")
+@_json
+@click.option("--clients", default=40, show_default=True)
+@click.option("--rows-each", default=500, show_default=True)
+@click.option("--features", default=512, show_default=True)
+@click.option("--width", default=1024, show_default=True)
+@click.option("--layers", default=5, show_default=True)
+@click.option("--repeats", default=3, show_default=True)
+def rate_command(json_path: Path | None, **sizes: int) -> None:
+    """Share of the machine's matrix-multiply rate that participants reach."""
+    bench = Bench(json_path)
+    bench.open()
+    bench.rate(**sizes)
+    bench.close()
+
+
+@main.command("growth")
+@_json
+def growth_command(json_path: Path | None) -> None:
+    """Seconds against rows, width, clients and layers."""
+    bench = Bench(json_path)
+    bench.open()
+    bench.growth()
+    bench.close()
+
+
+def _rows(path: Path, limit: int | None) -> Rows:
+    try:
+        return from_file(path, limit)
+    except DataError as problem:
+        raise click.UsageError(str(problem)) from None
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

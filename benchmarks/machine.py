@@ -1,0 +1,137 @@
+"""What the numbers were measured on, and the yardstick: the machine's own matrix-multiply rate."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+from threadpoolctl import threadpool_info
+
+import fedsolve
+from fedsolve.federation.local import usable_cores
+from fedsolve.threads import blas_threads
+
+SIDE = 2048
+
+
+def progress(text: str) -> None:
+    """A line on stderr, so that a person sees what is going on."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def matmul_rate(threads: int | None = None, side: int = SIDE, repeats: int = 5) -> float:
+    """Operations per second of the best of `repeats` float64 products; all threads when None."""
+    rng = np.random.default_rng(0)
+    left, right, out = rng.random((side, side)), rng.random((side, side)), np.empty((side, side))
+    best = np.inf
+    with blas_threads(threads):
+        for _ in range(repeats):
+            started = time.perf_counter()
+            np.matmul(left, right, out=out)
+            best = min(best, time.perf_counter() - started)
+    return 2.0 * side**3 / best
+
+
+def describe(side: int = SIDE) -> dict[str, Any]:
+    """Processor, libraries and matrix-multiply rates, as JSON values."""
+    return {
+        "processor": _processor(),
+        "cores": usable_cores(),
+        "memory_bytes": _memory(),
+        "python": platform.python_version(),
+        "fedsolve": fedsolve.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "blas": [
+            {name: library.get(name) for name in ("internal_api", "version", "architecture", "num_threads")}
+            for library in threadpool_info()
+            if library["user_api"] == "blas"
+        ],
+        "matmul_one_thread": matmul_rate(1, side),
+        "matmul_all_threads": matmul_rate(None, side),
+    }
+
+
+class OtherWork:
+    """Share of the machine that other processes took since this was made; None where unknown.
+
+    A run beside a busy neighbour says little, so every measurement is printed with this number.
+    """
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._busy, self._own = _busy_seconds(), _own_seconds()
+
+    def share(self) -> float | None:
+        busy, elapsed = _busy_seconds(), time.perf_counter() - self._started
+        if busy is None or self._busy is None or elapsed <= 0:
+            return None
+        others = (busy - self._busy) - (_own_seconds() - self._own)
+        return max(0.0, others / elapsed / (os.cpu_count() or 1))
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _busy_seconds() -> float | None:
+    """Processor seconds of everything on this machine since it started, stolen ones included."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return None
+    user, nice, system, _, _, interrupt, soft, steal = (int(field) for field in fields)
+    return float(user + nice + system + interrupt + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_memory() -> int | None:
+    """Largest resident size of this process so far, in bytes; None where the system does not tell."""
+    # ru_maxrss survives an exec and would show the parent's peak, so the kernel's own mark comes first.
+    found = _status("VmHWM")
+    if found is not None:
+        return found
+    try:
+        import resource
+    except ImportError:  # not on every platform
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def resident_memory() -> int | None:
+    """Resident size of this process now, in bytes; None where the system does not tell."""
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    values = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(values[0]) * 1024 if values else None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        first = Path("/proc/meminfo").read_text().split()
+    except OSError:
+        return None
+    return int(first[1]) * 1024
