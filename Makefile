@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Tests run in two processes, one BLAS thread each: two threads on busy cores are slower than one.
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-fast check bench clean help
+.PHONY: demo test test-fast check browser bench clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -13,7 +13,7 @@ help:            ## show this list
 demo: $(VENV)/user  ## train every method on embedded data and prove invariance, in about a minute
 	$(BIN)/fedsolve demo
 
-test: check      ## lint, type check and the whole test suite
+test: check browser  ## lint, type check and the whole test suite
 	$(PYTEST)
 
 test-fast: $(VENV)/dev  ## the part of the suite that takes under three minutes
@@ -23,6 +23,12 @@ check: $(VENV)/dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The report is tested in a real browser; where none can be installed those tests are skipped, visibly.
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome \
+	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; } \
+	|| echo "no Chromium found and none could be installed: the browser tests will be skipped"
 
 bench: $(VENV)/user  ## speed, traffic and memory against the authors' formulation
 	$(BIN)/python -m benchmarks

