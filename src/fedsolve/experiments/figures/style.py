@@ -34,7 +34,6 @@ RULE = "#d9dbdf"
 SERIES = ("#1d3f72", "#c4562f", "#12836f", "#8a5aa8", "#b58a00", "#5c626b")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (8, 3)))
-HATCHES = ("", "////", "....", "xxxx", "----", "oo")
 
 # Any: the names matplotlib accepts differ between its versions, and so does their type.
 SETTINGS: Any = {
@@ -67,12 +66,10 @@ SETTINGS: Any = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5.0,
     "lines.markeredgewidth": 0.0,
-    "errorbar.capsize": 2.5,
     "legend.frameon": False,
     "legend.handlelength": 2.8,
     "legend.borderaxespad": 0.0,
     "legend.columnspacing": 1.8,
-    "hatch.linewidth": 0.6,
     # Text stays text, so that it can be selected, searched and set in the reader's own font.
     "svg.fonttype": "none",
     "svg.hashsalt": "fedsolve",

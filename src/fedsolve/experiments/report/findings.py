@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,10 +18,9 @@ from fedsolve.experiments.figures.readings import (
     varied,
 )
 from fedsolve.experiments.labels import axis_label
+from fedsolve.experiments.report.markup import unbroken
 from fedsolve.experiments.statistics import LEVEL, independence
 from fedsolve.experiments.store import Run
-
-_SIGNS = re.compile(" ([±=<]) ")
 
 MOST_TOLD = 4
 """Methods that one sentence goes through; more would not be read."""
@@ -37,9 +35,9 @@ def findings(run: Run) -> dict[str, list[str]]:
     found = {"": _backbones(run)}
     for dataset, cells in datasets.items():
         items = readings(cells)
-        sentences = _deviation(cells)
+        sentences = []
         if items:
-            sentences += [
+            sentences = [
                 *_parameters(items),
                 *_noise(items),
                 *_partitions(items),
@@ -47,9 +45,12 @@ def findings(run: Run) -> dict[str, list[str]]:
                 *_depth(items),
                 *_separability(cells),
             ]
-            sentences = sentences or ([] if found[""] else _plain(items))
+        if not varied(items):
+            sentences += _deviation(cells)
+        if items and not sentences and not found[""]:
+            sentences = _plain(items)
         found.setdefault(dataset if len(datasets) > 1 else "", []).extend(sentences)
-    return {dataset: [*map(_unbroken, sentences)] for dataset, sentences in found.items() if sentences}
+    return {dataset: [*map(unbroken, sentences)] for dataset, sentences in found.items() if sentences}
 
 
 def overall(runs: Sequence[Run]) -> list[str]:
@@ -310,8 +311,3 @@ def _and(words: Sequence[str]) -> str:
 
 def _count(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
-def _unbroken(text: str) -> str:
-    """The text with numbers and their signs kept on one line."""
-    return _SIGNS.sub("\u00a0\\1\u00a0", text).replace(" %", "\u00a0%")

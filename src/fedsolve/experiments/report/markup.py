@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 from typing import Any
 
+_SIGNS = re.compile(" ([±=<]) ")
 _VOID = frozenset({"meta", "col", "br", "hr"})
 
 
@@ -46,3 +48,8 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
     if name in _VOID:
         return Markup(opened)
     return Markup(f"{opened}{join(children)}</{name}>")
+
+
+def unbroken(text: str) -> str:
+    """The text with numbers and their signs kept on one line."""
+    return _SIGNS.sub("\u00a0\\1\u00a0", text).replace(" %", "\u00a0%")

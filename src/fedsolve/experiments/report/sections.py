@@ -13,7 +13,7 @@ from fedsolve.experiments.figures.plots import Plot
 from fedsolve.experiments.figures.readings import by_dataset, distinct
 from fedsolve.experiments.papers import papers
 from fedsolve.experiments.report.findings import findings
-from fedsolve.experiments.report.markup import Markup, join, tag
+from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.report.svg import inline_svg
 from fedsolve.experiments.report.tables import everything_table, results_table
 from fedsolve.experiments.store import Run
@@ -68,11 +68,11 @@ class Section:
         setting = [
             _listed([method.name for method in experiment.methods]),
             f"on {_listed(_datasets(experiment))}",
-            f"under {_listed([partition.name for partition in experiment.partitions])}",
+            f"under {_listed([partition.name for partition in experiment.partitions])}{_clients(experiment)}",
             f"with {_counted(len(experiment.seeds), 'seed')}",
         ]
         notes = [tag("p", experiment.notes, class_="asked")] if experiment.notes else []
-        return join([*notes, tag("p", f"Setting: {', '.join(setting)}.", class_="asked")])
+        return join([*notes, tag("p", unbroken(f"Setting: {', '.join(setting)}."), class_="asked")])
 
     def _missing(self) -> Markup:
         missing, found = self.run.missing, len(self.run.cells)
@@ -112,9 +112,9 @@ class Section:
     def _fresh(self, found: Iterable[Plot], dataset: str) -> list[Plot]:
         """Without the partitions that the page has shown already."""
         fresh = []
+        source = by_dataset(self.run)[dataset][0]["dataset"]["name"]
+        name = json.dumps([t["class_counts"] for t in self.run.partitions if t["dataset"] == source])
         for plot in found:
-            owners = [t["class_counts"] for t in self.run.partitions if dataset.startswith(t["dataset"])]
-            name = json.dumps(owners)
             if plot.name != "partition" or name not in self._shown:
                 fresh.append(plot)
             if plot.name == "partition":
@@ -153,7 +153,7 @@ class Section:
     def _provenance(self) -> Markup:
         cells = self.run.cells
         facts: list[tuple[str, Any]] = [
-            ("Cells", f"{len(cells):,} finished, {self.run.missing:,} missing"),
+            ("Cells", f"{len(cells):,} finished, {self.run.missing or 'none'} missing"),
             ("Seeds", ", ".join(map(str, self.run.experiment.seeds))),
         ]
         for name, found in by_dataset(self.run).items():
@@ -178,6 +178,12 @@ def _datasets(experiment: Experiment) -> list[str]:
     for dataset in experiment.datasets:
         backbones.setdefault(dataset.name, []).append(dataset.backbone or "no backbone")
     return [f"{name} through {_listed(by)}" if len(by) > 1 else name for name, by in backbones.items()]
+
+
+def _clients(experiment: Experiment) -> str:
+    """How many clients, where that is the same for all partitions; else their names tell."""
+    counts = {partition.clients for partition in experiment.partitions}
+    return f" among {_counted(counts.pop(), 'client')}" if len(counts) == 1 else ""
 
 
 def _folded(title: str, count: str, *content: Markup) -> Markup:

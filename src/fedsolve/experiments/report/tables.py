@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from fedsolve.experiments.config import TableSpec
 from fedsolve.experiments.labels import number
-from fedsolve.experiments.report.markup import Markup, join, tag
+from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.store import Run
 from fedsolve.experiments.tables import Entry, Row, Table, tables_of
 
@@ -31,11 +31,11 @@ def results_table(table: Table, name: str, baseline: str | None) -> Markup:
     lines = _lines(table.rows)
     best = _best(table, lines)
     head = [tag("th", _capital(table.corner), scope="col")]
-    head += [tag("th", column, scope="col", class_="number") for column in table.columns]
+    head += [tag("th", unbroken(column), scope="col", class_="number") for column in table.columns]
     body = [
         tag(
             "tr",
-            tag("th", line.row.label, scope="row"),
+            tag("th", unbroken(line.row.label), scope="row"),
             *(_cell(line, column, (place, column) in best, baseline) for column in range(len(table.columns))),
             class_="printed" if line.row.paper else None,
         )
