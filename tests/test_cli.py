@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import save
 from sklearn.datasets import load_digits
 
@@ -23,30 +22,9 @@ from fedsolve.cli.main import main
 from fedsolve.cli.parameters import HELP, parameter_names
 from fedsolve.cli.report import Report
 from fedsolve.federation.method import exchanges
+from tests.command import document, fedsolve, refused
 
 SMALL = ("--layers", "2", "--width", "24", "--clients", "5", "--workers", "1")
-
-
-def fedsolve(*words):
-    """Run the command in this process."""
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
-def document(*words):
-    """The JSON a command prints, which must be all there is on stdout."""
-    result = fedsolve(*words, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def refused(result, code, *fragments):
-    """Assert a failure of this exit code: one line on stderr, nothing on stdout, no traceback."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
-    for fragment in fragments:
-        assert fragment in result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -13,39 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from fedsolve.cli import output
-from fedsolve.cli.datasets import datasets
 from fedsolve.cli.features import _clock, _pace, features
-from fedsolve.cli.main import Group
 from fedsolve.data.datasets import datasets as known_datasets
 from fedsolve.data.extraction import Progress
 from fedsolve.data.store import FeatureStore
-
-main = Group("fedsolve", commands={"features": features, "datasets": datasets})
-
-
-def fedsolve(*words):
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
-def document(*words):
-    """The JSON a command prints, which must be all there is on stdout."""
-    result = fedsolve(*words, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def refused(result, code, *fragments):
-    """Assert a failure of this exit code: one line on stderr, nothing on stdout, no traceback."""
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
-    for fragment in fragments:
-        assert str(fragment) in result.stderr
+from tests.command import document, fedsolve, refused
 
 
 @pytest.fixture

@@ -59,6 +59,18 @@ class Command(click.Command):
                 formatter.write_dl(groups[title], col_max=34)
 
 
+class ExamplesGroup(click.Group):
+    """A group of commands whose help page ends with examples."""
+
+    def __init__(self, *args: Any, examples: tuple[tuple[str, str], ...] = (), **settings: Any) -> None:
+        settings.setdefault("context_settings", CONTEXT)
+        super().__init__(*args, **settings)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, self.examples)
+
+
 def write_examples(formatter: click.HelpFormatter, examples: tuple[tuple[str, str], ...]) -> None:
     """A section of command lines, each under a comment that says what it does."""
     if not examples:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import CONTEXT, LAST, Command, option, write_examples
+from fedsolve.cli.command import LAST, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
 from fedsolve.errors import DataError
@@ -30,14 +30,7 @@ EXAMPLES = (
 )
 
 
-class ExperimentGroup(click.Group):
-    """The group of experiment commands, with examples on its help page."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, EXAMPLES)
-
-
-@click.group(cls=ExperimentGroup, context_settings=CONTEXT)
+@click.group(cls=ExamplesGroup, examples=EXAMPLES)
 def experiment() -> None:
     """Reproduce the papers' tables: run experiment files, resume them, print what came out.
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import CONTEXT, Command, F, option, options, write_examples
+from fedsolve.cli.command import Command, ExamplesGroup, F, option, options
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, facts, megabytes, table
 from fedsolve.data.datasets import Dataset, load_dataset
@@ -35,14 +35,7 @@ EXAMPLES = (
 )
 
 
-class Group(click.Group):
-    """A group whose help page ends with examples."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, EXAMPLES)
-
-
-@click.group(cls=Group, context_settings=CONTEXT)
+@click.group(cls=ExamplesGroup, examples=EXAMPLES)
 def features() -> None:
     """Turn images into features once, and keep them.
 
