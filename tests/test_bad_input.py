@@ -15,7 +15,11 @@ from fedsolve.federation.participant import ClientData, Participant
 X = np.random.default_rng(0).standard_normal((30, 4))
 Y = np.arange(30) % 3
 OWNERS = np.arange(30) % 5
-METHODS: dict[str, Any] = {"afl": fs.AFL(ridge=0.1), "deepafl": fs.DeepAFL(layers=1, width=8)}
+METHODS: dict[str, Any] = {
+    "afl": fs.AFL(ridge=0.1),
+    "deepafl": fs.DeepAFL(layers=1, width=8),
+    "cascade": fs.Cascade(layers=1, width=8),
+}
 
 
 def spoiled(value: float) -> np.ndarray:
@@ -56,7 +60,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "fractional owners": ({"owners": OWNERS / 2}, "owners must be 30 integers"),
     "negative weights": ({"sample_weight": np.full(30, -1.0)}, "not negative"),
     "weights of another length": ({"sample_weight": np.ones(29)}, r"shape \(30,\); got \(29,\)"),
-    "workers": ({"workers": 0}, "workers must be at least 1; got 0"),
+    "mixed list of labels": ({"labels": [0, "a"] * 15}, "mix values of types"),
+    "task": ({"task": "regresion"}, "'classification' or 'regression'; got 'regresion'"),
+    "text targets": (
+        {"task": "regression", "labels": np.array(["a", "b"])[Y % 2]},
+        "regression needs numbers",
+    ),
+    "workers": ({"workers": 0}, "workers must be a whole number, at least 1; got 0"),
     "missing policy": ({"missing": "ignore"}, "'error' or 'continue'; got 'ignore'"),
 }
 
@@ -76,7 +86,7 @@ def test_squares_that_overflow(tmp_path: Path, method: str) -> None:
     """Finite features whose Gram matrix is not: the client is named and nothing is written."""
     features = X.copy()
     features[12] = 1e200
-    if method == "deepafl":  # tanh keeps DeepAFL's own features small
+    if method != "afl":  # tanh keeps the others' own features small
         train(method, tmp_path, features=features)
         return
     with (
@@ -150,3 +160,14 @@ def test_clients_of_different_width() -> None:
 def test_bad_parameters(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(fs.DataError, match=message):
         make()
+
+
+def test_all_weights_zero() -> None:
+    silos = fs.LocalFederation.from_arrays(X, Y, OWNERS, sample_weight=np.zeros(30))
+    with pytest.raises(fs.DataError, match="all sample weights are zero"):
+        fs.AFL(ridge=1.0).fit(silos)
+
+
+def test_a_negative_partition_seed() -> None:
+    with pytest.raises(fs.DataError, match="seed must be a whole number, at least 0; got -1"):
+        fs.partition.iid(Y, 3, seed=-1)

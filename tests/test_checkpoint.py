@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve import container
 from fedsolve.federation.method import Method, Record
 
 X = np.random.default_rng(0).standard_normal((400, 10))
@@ -141,6 +142,7 @@ TRAIN = """
 import sys
 import numpy as np
 import fedsolve as fs
+from fedsolve import container
 from sklearn.datasets import load_digits
 X, y = load_digits(return_X_y=True)
 owners = fs.partition.dirichlet(y, 20, 0.1, seed=3)
@@ -178,3 +180,36 @@ def test_kill_minus_nine_in_a_thirty_layer_run(tmp_path: Path) -> None:
         assert not (tmp_path / "resumed").exists()
     assert start(tmp_path / "resumed", checkpoint).wait(300) == 0
     assert (tmp_path / "resumed").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("exchange", ["lean", "single"])
+def test_resume_on_other_rows_asks_for_the_sums_again(tmp_path: Path, exchange: str) -> None:
+    """The old (G, H) do not describe rows that were not there; each exchange is exact for its own."""
+    method = fs.DeepAFL(layers=3, width=16, exchange=exchange)
+    with pytest.raises(Stop):
+        method.fit(federation(), checkpoint=tmp_path / "c", progress=stop_after(2))
+    owners = fs.partition.dirichlet(Y, 6, 0.1)
+    fewer = fs.LocalFederation.from_arrays(X[:200], Y[:200], owners[:200], clients=6, classes=[0, 1, 2, 3])
+    model = method.fit(fewer, checkpoint=tmp_path / "c", resume=True)
+    kinds = [record.kind for record in model.history[2:]]
+    assert any("classifier" in kind for kind in kinds)
+    assert len(model.history) > method.start(fewer.describe()).exchanges
+
+
+def test_files_honour_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        fs.DeepAFL(layers=1, width=16).fit(federation(), checkpoint=tmp_path / "c").save(tmp_path / "m")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("c", "m")] == [0o600, 0o600]
+
+
+def test_a_checkpoint_without_a_field_is_refused(tmp_path: Path) -> None:
+    method = fs.DeepAFL(layers=1, width=16)
+    method.fit(federation(), checkpoint=tmp_path / "c")
+    arrays, note = container.from_bytes((tmp_path / "c").read_bytes(), what="", error=fs.ModelFileError)
+    del note["history"]
+    (tmp_path / "c").write_bytes(container.to_bytes(arrays, note))
+    with pytest.raises(fs.ModelFileError, match=r"incomplete.*history"):
+        method.fit(federation(), checkpoint=tmp_path / "c", resume=True)

@@ -412,7 +412,7 @@ BAD_WORDS = {
     "unknown activation": (("--activation", "swish"), 2, "'swish' is not one of"),
     "no participation": (("--participation", "0"), 2, "participation must lie in (0, 1]"),
     "no clients": (("--clients", "0"), 2, "clients must be at least 1; got 0"),
-    "no workers": (("--workers", "0"), 2, "workers must be at least 1"),
+    "no workers": (("--workers", "0"), 2, "workers must be a whole number, at least 1"),
     "too few rows": (("--min-size", "100"), 2, "need 2000 rows; there are 300"),
     "other partition's parameter": (
         ("--alpha", "1"),
@@ -492,10 +492,10 @@ def test_predict_and_evaluate_refuse_data_that_do_not_fit(files, tmp_path):
     refused(
         fedsolve("evaluate", files / "linear.safetensors", files / "digits.npz", "--layers", "1"),
         2,
-        "deep model",
+        "model with layers",
     )
     refused(
-        fedsolve("evaluate", files / "linear.safetensors", files / "digits.npz", "--staged"), 2, "deep model"
+        fedsolve("evaluate", files / "linear.safetensors", files / "digits.npz", "--staged"), 2, "model with layers"
     )
     assert list(out.iterdir()) == []
 
@@ -600,3 +600,18 @@ def test_interrupt_exits_130_and_names_the_checkpoint(files, tmp_path):
     assert err.count("\n") == 1
     assert checkpoint.exists()
     assert not out.exists()
+
+
+def test_a_cascade_is_read_layer_by_layer(files, tmp_path):
+    out = tmp_path / "cascade.safetensors"
+    words = ("--method", "cascade", "--layers", "2", "--width", "24", "--workers", "1", "--out", out)
+    assert fedsolve("train", files / "digits.npz", *words).exit_code == 0
+    assert len(document("evaluate", out, files / "digits.npz", "--staged")["staged_accuracy"]) == 3
+    assert fedsolve("predict", out, files / "digits.npz", "--layers", "1").exit_code == 0
+
+
+def test_checkpoint_and_model_must_be_two_files(files, tmp_path):
+    both = tmp_path / "same"
+    result = fedsolve("train", files / "digits.npz", *SMALL, "--checkpoint", both, "--out", both)
+    refused(result, 2, "name the same file")
+    assert not both.exists()

@@ -14,6 +14,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.closedform.layers import LayerFeatures
 from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.method import exchanges
 from fedsolve.federation.participant import ClientData, Memory, Participant, step
 from fedsolve.federation.workspace import Workspace
 
@@ -195,3 +196,69 @@ class TestMemoryBudget:
         # 16 times the rows: Phi would take 126 MB more; only labels, codes and the row index may stay.
         small, large = peak(8192), peak(8192 * 16)
         assert large - small < 8192 * 15 * 40
+
+
+class Misshapen(Participant):
+    """Answers with an array of another shape than everybody else."""
+
+    def answer(self, request: Request, workspace: Workspace | None = None) -> Term | Needs:
+        return Term({"value": np.ones(3), "other": np.ones(1)}, {"rows": 1})
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_term_that_does_not_fit_is_its_participants_failure(workers: int) -> None:
+    plain = [Counting(i, 0.0) for i in range(10)]
+    silos = [*plain[:6], Misshapen("client-005x", ClientData(ROWS, LABELS)), *plain[6:]]
+    request = Request("test", 0, 0, tuple(s.name for s in silos))
+    for _ in range(10):
+        federation = fs.LocalFederation(silos, classes=[0, 1], workers=workers)
+        with pytest.raises(fs.CohortError, match=r"'client-005x' failed.*'value' has shape \(3,\)"):
+            federation.exchange(request, Chain())
+    tolerant = fs.LocalFederation(silos, classes=[0, 1], workers=workers, missing="continue")
+    total = tolerant.exchange(request, Chain())
+    assert list(total.missing) == ["client-005x"]
+    assert total.term.arrays.keys() == {"value"}
+
+
+def test_an_overflow_does_not_spoil_later_runs() -> None:
+    X = np.random.default_rng(0).standard_normal((60, 4)) * 1e200
+    federation = fs.LocalFederation.from_arrays(X, np.arange(60) % 2, np.arange(60) % 3)
+    with np.errstate(over="ignore", invalid="ignore"), pytest.raises(fs.CohortError, match="NaN or infinite"):
+        fs.DeepAFL(layers=0, width=12, zero_activation="none").fit(federation)
+    fs.DeepAFL(layers=1, width=10).fit(federation)
+
+
+def test_an_evaluation_between_exchanges_costs_no_catching_up() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((60, 4)), np.arange(60) % 2
+    federation = fs.LocalFederation.from_arrays(X, y, np.arange(60) % 3)
+    model = fs.AFL(ridge=1.0).fit(federation)
+    run = fs.DeepAFL(layers=3, width=8).start(federation.describe())
+    for _ in exchanges(run, federation):
+        federation.evaluate(model)
+    assert [record.catch_up_bytes for record in run.history] == [0] * 7
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("exchange", ["textbook", "lean", "single"])
+def test_tracked_accuracy_is_the_staged_score(exchange: str, intercept: bool) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 4))
+    y = (X[:, 0] + 0.3 * rng.standard_normal(200) > 1.2).astype(int)
+    federation = fs.LocalFederation.from_arrays(X, y, np.arange(200) % 3)
+    method = fs.DeepAFL(layers=3, width=16, exchange=exchange, intercept=intercept, track="accuracy")
+    model = method.fit(federation)
+    staged = model.staged_score(X, y)
+    tracked = {r.layer: r.accuracy for r in model.history if r.accuracy is not None}
+    assert tracked.keys() == ({1, 2} if exchange == "single" else {0, 1, 2})
+    for layer, accuracy in tracked.items():
+        assert accuracy == staged[layer]
+
+
+def test_federated_r_squared_keeps_its_digits_far_from_zero() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((300, 3))
+    y = 1e8 + X @ rng.standard_normal(3) + 0.01 * rng.standard_normal(300)
+    federation = fs.LocalFederation.from_arrays(X, y, np.arange(300) % 4, task="regression")
+    model = fs.AFL(intercept=True).fit(federation)
+    assert federation.evaluate(model) == pytest.approx(model.score(X, y), abs=1e-9)

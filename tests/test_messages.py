@@ -182,7 +182,7 @@ def test_float32_terms_are_summed_in_float64() -> None:
 
 
 def test_terms_of_different_shapes_do_not_add() -> None:
-    with pytest.raises(TermError, match=r"'a' has shape \(3,\), expected \(2,\)"):
+    with pytest.raises(TermError, match=r"'a' has shape \(3,\) \(plain\), expected \(2,\)"):
         Term({"a": np.ones(2)}) + Term({"a": np.ones(3)})
 
 
@@ -241,3 +241,18 @@ class TestChain:
         blocks = (server.blocks[0], Block({"layer": 1}, {"left": np.zeros((2, 2))}))
         with pytest.raises(TermError, match="digest"):
             Chain().accept(some_request(server, blocks=blocks))
+
+
+@pytest.mark.parametrize("field", ["symmetric", "counts"])
+def test_a_term_without_a_field_is_refused(field: str) -> None:
+    arrays, note = container.from_bytes(encode_term(some_term()), what="", error=TermError)
+    del note[field]
+    with pytest.raises(TermError, match=f"incomplete.*{field}"):
+        decode_term(container.to_bytes(arrays, note))
+
+
+def test_a_request_without_a_field_is_refused() -> None:
+    arrays, note = container.from_bytes(encode_request(some_request(some_chain())), what="", error=TermError)
+    del note["blocks"]
+    with pytest.raises(TermError, match=r"incomplete.*blocks"):
+        decode_request(container.to_bytes(arrays, note))

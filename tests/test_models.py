@@ -170,3 +170,11 @@ def test_bad_labels_to_score() -> None:
         model.score(np.zeros((3, 6)), [0, 1])
     with pytest.raises(fs.DataError, match="no rows"):
         model.score(np.zeros((0, 6)), [])
+
+
+@pytest.mark.parametrize("method", [fs.DeepAFL(layers=1, width=8), fs.Cascade(layers=1, width=8)])
+def test_a_model_of_other_projections_is_refused(tmp_path: Path, method: Any) -> None:
+    path = tmp_path / "m"
+    method.fit(federation(CLASSES["integers"])).save(path)
+    with pytest.raises(fs.ModelFileError, match=r"random projections.*'fingerprint': 'other'"):
+        fs.load_model(rewritten(path, fingerprint="other"))

@@ -257,10 +257,10 @@ def test_what_a_late_participant_is_sent_is_counted_apart(data, owners, exchange
     model = train(exchange, federation, {"W3": lambda f: f.add(members[-1])})
     late = next(record for record in model.history if "silo-9" in record.cohort)
     assert late.layer == 3
-    # Each block is two factors (WIDTH, 10). The plans that ask for G and H, or for a step, sent
-    # Omega3 with that request; the single plan sends it with this one, to everybody.
+    # Each block is two factors (WIDTH, 10). The late participant is sent the whole request again, with
+    # all three blocks and, but for the single plan, the classifier.
     block = 2 * 8 * WIDTH * 10
-    assert late.catch_up_bytes == (2 if exchange == "single" else 3) * block
+    assert late.catch_up_bytes == 3 * block + (0 if exchange == "single" else 8 * WIDTH * 10)
     assert [record.catch_up_bytes for record in model.history if record is not late] == [
         0 for record in model.history if record is not late
     ]

@@ -157,12 +157,13 @@ def test_fingerprint_is_a_hash_of_a_small_projection():
     ],
     ids=["other bits", "other scheme", "none given"],
 )
-def test_a_mismatch_is_refused(digits, monkeypatch, agreement):
-    monkeypatch.setattr(fs.DeepAFL, "agreement", lambda self: agreement)
+@pytest.mark.parametrize("kind", [fs.DeepAFL, fs.Cascade])
+def test_a_mismatch_is_refused(digits, monkeypatch, kind, agreement):
+    monkeypatch.setattr(kind, "agreement", lambda self: agreement)
     data = digits.head(50)
     participant = Participant("one", fs.ClientData(data.features, data.labels))
     federation = fs.LocalFederation([participant])
-    method = fs.DeepAFL(layers=1, width=8)
+    method = kind(layers=1, width=8)
     request = method.start(federation.describe()).request(federation.clients)
     with pytest.raises(fs.TermError, match="the random projections differ"):
         participant.answer(request)

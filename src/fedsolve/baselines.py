@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.closedform.laws import local_only
 from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.method import check_positive, check_whole
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedAvgHead:
     def __post_init__(self) -> None:
         check_whole(1, rounds=self.rounds, epochs=self.epochs, batch=self.batch)
         check_whole(0, seed=self.seed)
-        check_positive(rate=self.rate)
+        check_not_negative(rate=self.rate)
 
     def fit(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,20 +55,22 @@ def from_bytes(
     return arrays, note
 
 
+def with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The arrays whose names start with `prefix`, without it."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace `path` by `data` in one step: a reader sees the old file or the new one, never a part."""
     target = Path(path)
     partial: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as stream:
-            partial = Path(stream.name)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        with open(partial, "xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        partial.chmod(0o644)
         partial.replace(target)
     except BaseException as problem:
         if partial is not None:

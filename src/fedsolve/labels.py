@@ -13,7 +13,8 @@ from fedsolve.errors import DataError
 
 def plain_labels(labels: Any) -> Array:
     """Labels as an array of numbers or text; lists of Python objects are looked into."""
-    array: Array = np.asarray(labels)
+    given = isinstance(labels, np.ndarray) or hasattr(labels, "__array__")
+    array: Array = np.asarray(labels) if given else _untyped(labels)
     if array.dtype.kind == "S":
         return array.astype(str)
     if array.dtype.kind != "O":
@@ -23,6 +24,14 @@ def plain_labels(labels: Any) -> Array:
     if (len(kinds) > 1 and found.dtype.kind not in "fiu") or found.dtype.kind == "O":
         raise DataError(f"labels mix values of types {kinds}; use one type, numbers or text.")
     return found
+
+
+def _untyped(labels: Any) -> Array:
+    """A sequence as an array of Python objects, so that numpy does not turn numbers into text."""
+    try:
+        return np.asarray(labels, dtype=object)
+    except ValueError as problem:
+        raise DataError(f"labels must be one per row; got a ragged sequence ({problem}).") from problem
 
 
 def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ()) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from fedsolve.errors import DataError
 
-T = TypeVar("T", bound=type)
+T = TypeVar("T", bound=type[Any])
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def register(info: Info) -> Callable[[T], T]:
     """Enter a method class under its key."""
 
     def enter(method: T) -> T:
-        _METHODS[info.key] = (info, method)
+        _METHODS[info.key] = (dataclasses.replace(info, gathers=method.gathers), method)
         return method
 
     return enter

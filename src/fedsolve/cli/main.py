@@ -112,7 +112,7 @@ def _verdict(problem: BaseException) -> tuple[str, int, str]:
     return (
         "internal",
         1,
-        f"unforeseen {type(problem).__name__}: {message} Run again with --debug and report it.",
+        f"unforeseen {type(problem).__name__}: {message.rstrip('.')}. Run again with --debug and report it.",
     )
 
 

@@ -15,7 +15,7 @@ from fedsolve.cli.options import READING, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.cli.report import Report
 from fedsolve.cli.rows import Reader, row_options
-from fedsolve.closedform.models import DeepModel
+from fedsolve.closedform.models import StagedModel
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.model import Model, load_model
@@ -109,12 +109,12 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
         raise click.UsageError("--staged shows every depth; leave out --layers", ctx)
     model, classes = _classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
-    if given["staged"] and not isinstance(model, DeepModel):
-        raise click.UsageError(f"--staged needs a deep model; this one is {model.family}", ctx)
+    if given["staged"] and not isinstance(model, StagedModel):
+        raise click.UsageError(f"--staged needs a model with layers; this one is {model.family}", ctx)
     data = Reader(given, output).rows(given["data"], given["part"], classes=classes, width=model.features)
     assert data.labels is not None
     named = {"model": given["model"], "data": given["data"]}
-    if isinstance(model, DeepModel) and given["staged"]:
+    if isinstance(model, StagedModel) and given["staged"]:
         stages = model.staged_score(data.features, data.labels)
         document = named | {"rows": len(data), "staged_accuracy": stages}
         output.result(document, lambda page: _show_stages(page, stages, len(data)))
@@ -136,8 +136,8 @@ def _classifier(path: str) -> tuple[Model, Array]:
 def _depth(ctx: click.Context, model: Model, layers: int | None) -> dict[str, Any]:
     if layers is None:
         return {}
-    if not isinstance(model, DeepModel):
-        raise click.UsageError(f"--layers needs a deep model; this one is {model.family}", ctx)
+    if not isinstance(model, StagedModel):
+        raise click.UsageError(f"--layers needs a model with layers; this one is {model.family}", ctx)
     return {"layers": layers}
 
 

@@ -100,11 +100,11 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     except KeyboardInterrupt as stop:
         raise Interrupted(_stopped(checkpoint)) from stop
     seconds = time.perf_counter() - started
+    if given["out"] is not None:
+        model.save(given["out"])
     accuracy: dict[str, Any] = {"train": federation.evaluate(model), "test": None}
     if test is not None:
         accuracy["test"] = model.score(test.features, test.labels)
-    if given["out"] is not None:
-        model.save(given["out"])
     document = {
         "method": method.key,
         "parameters": method.parameters(),
@@ -126,6 +126,8 @@ def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> st
             raise click.UsageError("--resume needs --checkpoint FILE to resume from", ctx)
         return None
     check_target(path)
+    if given["out"] is not None and os.path.abspath(path) == os.path.abspath(given["out"]):
+        raise click.UsageError("--checkpoint and --out name the same file; choose two", ctx)
     if os.path.exists(path) and not given["resume"]:
         raise ModelFileError(f"checkpoint {path} exists. Pass --resume to continue from it, or remove it.")
     if given["resume"] and not os.path.exists(path):

@@ -14,16 +14,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedsolve.checks import check_not_negative
 from fedsolve.closedform import moments
 from fedsolve.closedform.models import LinearModel
 from fedsolve.closedform.moments import Preparation, check_scale
 from fedsolve.closedform.solvers import ridge_solve
-from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
+from fedsolve.closedform.statistics import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import Method, Run, check_positive
+from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.registry import Info, register
 
@@ -56,7 +57,7 @@ class AFL(Method[LinearModel]):
     scale: Literal["standard"] | None = None
 
     def __post_init__(self) -> None:
-        check_positive(ridge=self.ridge)
+        check_not_negative(ridge=self.ridge)
         check_scale(self.scale)
 
     def start(self, spec: Spec) -> AFLRun:
@@ -78,6 +79,8 @@ class AFL(Method[LinearModel]):
     def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
         if total.count("rows") == 0:
             raise DataError("no rows at all: every client that answered is empty.")
+        if spec.classes is not None and not np.any(total["label_square"]):
+            raise DataError("all sample weights are zero; at least one row must count.")
         if spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
             raise DataError("only one class in the whole federation; a classifier needs at least two.")
         gram, cross = total["gram"], total["cross"]
@@ -158,13 +161,8 @@ class AFLRun(Run[LinearModel]):
 @step(KIND)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
+    check_opening(data, memory.chain)
     rows = cached_rows(data, memory, np.float64)
-    opening = memory.chain.blocks[0].note["opening"]
-    if data.width != opening["features"]:
-        raise DataError(
-            f"this client has {data.width} features per row, the run uses {opening['features']}. "
-            "All must use the same backbone."
-        )
     sums = Accumulator(memory.workspace, np.float64)
     sums.declare("gram", (data.width, data.width), symmetric=True)
     sums.declare("cross", (data.width, rows.outputs))

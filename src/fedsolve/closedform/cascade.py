@@ -22,16 +22,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.closedform.activations import activate, check_activation
 from fedsolve.closedform.models import StagedModel
-from fedsolve.closedform.projections import SCHEME, fingerprint, projection
+from fedsolve.closedform.projections import projection, projection_agreement
 from fedsolve.closedform.solvers import ridge_solve
-from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
+from fedsolve.closedform.statistics import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Block, Request, Term, Total
-from fedsolve.federation.method import Method, Run, check_positive, check_whole
+from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import labels_from_note
 from fedsolve.registry import Info, register
@@ -67,9 +68,9 @@ class Cascade(Method["CascadeModel"]):
     def __post_init__(self) -> None:
         if self.strategy not in (1, 2, 3, 4):
             raise DataError(f"strategy must be 1, 2, 3 or 4; got {self.strategy!r}.")
-        check_whole(0, layers=self.layers)
+        check_whole(0, layers=self.layers, seed=self.seed)
         check_whole(1, width=self.width)
-        check_positive(ridge=self.ridge, gain=self.gain)
+        check_not_negative(ridge=self.ridge, gain=self.gain)
         check_activation(self.activation)
         check_activation(self.zero_activation)
 
@@ -77,7 +78,7 @@ class Cascade(Method["CascadeModel"]):
         return CascadeRun(self, spec)
 
     def agreement(self) -> dict[str, Any]:
-        return {"projection_scheme": SCHEME, "fingerprint": fingerprint(self.seed)}
+        return projection_agreement(self.seed)
 
 
 def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outputs: int) -> Iterator[Array]:
@@ -121,10 +122,11 @@ class CascadeModel(StagedModel):
         return {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
 
     def _note(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "layers": self.layers}
+        return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
 
     @classmethod
     def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> CascadeModel:
+        cls.check_agreement(note)
         classifiers = [arrays[f"classifier.{t}"] for t in range(note["layers"] + 1)]
         classes = labels_from_note(note["classes"])
         return cls(Cascade(**note["parameters"]), note["features"], classes, note["outputs"], classifiers)
@@ -152,6 +154,8 @@ class CascadeRun(Run[CascadeModel]):
         position, layer = len(self.chain), len(self.classifiers)
         if total.count("rows") == 0:
             raise DataError("no rows at all: every client that answered is empty.")
+        if self.spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
+            raise DataError("only one class in the whole federation; a classifier needs at least two.")
         gram, cross, ridge = total["gram"], total["cross"], self.method.ridge
         weight = ridge_solve(gram, cross, ridge)
         risk = np.sum(total["label_square"]) + np.sum(weight * (gram @ weight - 2.0 * cross))
@@ -176,6 +180,7 @@ class CascadeRun(Run[CascadeModel]):
 @step(KIND)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_t and H_t of the client's rows; features are made anew, which costs little beside G_t."""
+    check_opening(data, memory.chain)
     opening = memory.chain.blocks[0].note["opening"]
     method = Cascade(**opening["parameters"])
     rows = cached_rows(data, memory, np.float64)

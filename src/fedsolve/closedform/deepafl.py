@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedsolve.checks import check_choice, check_not_negative, check_whole
 from fedsolve.closedform import moments
 from fedsolve.closedform.activations import check_activation
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
@@ -27,13 +28,13 @@ from fedsolve.closedform.layers import Network
 from fedsolve.closedform.models import DeepModel
 from fedsolve.closedform.moments import Preparation, check_scale
 from fedsolve.closedform.plans import LEVEL, StepSums, advance, choose_plan, step_from_hidden
-from fedsolve.closedform.projections import SCHEME, fingerprint
+from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Block, Request, Total
-from fedsolve.federation.method import Method, Run, check_positive, check_whole
+from fedsolve.federation.method import Method, Run
 from fedsolve.registry import Info, register
 
 
@@ -100,18 +101,15 @@ class DeepAFL(Method[DeepModel]):
         check_whole(1, width=self.width)
         if self.hidden_width is not None:
             check_whole(1, hidden_width=self.hidden_width)
-        check_positive(ridge=self.ridge, residual_ridge=self.residual_ridge, gain=self.gain)
+        check_not_negative(ridge=self.ridge, residual_ridge=self.residual_ridge, gain=self.gain)
         check_activation(self.activation)
         check_activation(self.zero_activation)
         check_scale(self.scale)
-        if self.block_input not in ("previous", "initial"):
-            raise DataError(f"block_input must be 'previous' or 'initial'; got {self.block_input!r}.")
+        check_choice("block_input", self.block_input, ("previous", "initial"))
         if not 0.0 < self.participation <= 1.0:
             raise DataError(f"participation must lie in (0, 1]; got {self.participation!r}.")
-        if self.track not in (None, "accuracy"):
-            raise DataError(f"track must be None or 'accuracy'; got {self.track!r}.")
-        if self.precision not in ("float64", "float32"):
-            raise DataError(f"precision must be 'float64' or 'float32'; got {self.precision!r}.")
+        check_choice("track", self.track, (None, "accuracy"))
+        check_choice("precision", self.precision, ("float64", "float32"))
         self._check_variant()
 
     def start(self, spec: Spec) -> DeepAFLRun:
@@ -130,12 +128,8 @@ class DeepAFL(Method[DeepModel]):
 
     def _check_variant(self) -> None:
         choose_plan(self.exchange, "bytes")
-        for name, value, known in (
-            ("projection", self.projection, ("random", "identity")),
-            ("transformation", self.transformation, ("solved", "identity")),
-        ):
-            if value not in known:
-                raise DataError(f"{name} must be {' or '.join(map(repr, known))}; got {value!r}.")
+        check_choice("projection", self.projection, ("random", "identity"))
+        check_choice("transformation", self.transformation, ("solved", "identity"))
         if not 0.0 <= self.reconstruction < 1.0:
             raise DataError(f"reconstruction must lie in [0, 1); got {self.reconstruction!r}.")
         if self.variant and self.exchange not in ("auto", "textbook"):
@@ -149,22 +143,27 @@ class DeepAFL(Method[DeepModel]):
             raise DataError("reconstruction needs skip=True and transformation='solved'.")
 
     def agreement(self) -> dict[str, Any]:
-        return {"projection_scheme": SCHEME, "fingerprint": fingerprint(self.seed)}
+        return projection_agreement(self.seed)
 
 
 @dataclass(frozen=True)
 class LayerSums:
     """G_t, H_t and sum of y² per output, valid for the cohort they were summed over.
 
-    anchor is Phi_tᵀPhi_0, for reconstruction only.
+    anchor is Phi_tᵀPhi_0, for reconstruction only. `rows` tells other data under the same names apart.
     """
 
     gram: Array
     cross: Array
     label_square: Array
     cohort: tuple[str, ...]
+    rows: int
     layer: int
     anchor: Array | None = None
+
+    def describe(self, total: Total) -> bool:
+        """Whether these sums are over the clients, and the rows, that answered this exchange."""
+        return self.cohort == total.cohort and self.rows == total.count("rows")
 
 
 class DeepAFLRun(Run[DeepModel]):
@@ -288,7 +287,8 @@ class DeepAFLRun(Run[DeepModel]):
             if self.spec.classes is not None and present < 2:
                 raise DataError("only one class in the whole federation; a classifier needs at least two.")
         anchor = total["anchor"] if self.method.reconstruction else None
-        self.sums = LayerSums(gram, cross, label_square, total.cohort, len(self.blocks), anchor)
+        rows = total.count("rows")
+        self.sums = LayerSums(gram, cross, label_square, total.cohort, rows, len(self.blocks), anchor)
         self._solve_classifier(solved)
         if self.method.transformation == "identity" and len(self.blocks) < self.method.layers:
             self._append(None)
@@ -310,7 +310,7 @@ class DeepAFLRun(Run[DeepModel]):
         )
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
-            here = self.sums is not None and self.sums.layer == layer and self.sums.cohort == total.cohort
+            here = self.sums is not None and self.sums.layer == layer and self.sums.describe(total)
             if here and not self._partial and block is not None:
                 step = step_from_hidden(block, *(total[name] for name in self.plan.block))
                 self._advance(step, solved)
@@ -343,7 +343,7 @@ class DeepAFLRun(Run[DeepModel]):
     def _take_step(self, total: Total, solved: list[str]) -> None:
         """The lean recurrence; a cohort that changed meanwhile leaves no sums, so they are asked for."""
         assert self.sums is not None
-        if total.cohort == self.sums.cohort:
+        if self.sums.describe(total):
             self._advance(StepSums(*(total[name] for name in self.plan.step)), solved)
         else:
             self.sums = None
@@ -353,7 +353,7 @@ class DeepAFLRun(Run[DeepModel]):
         assert sums is not None
         assert block is not None
         gram, cross = advance(sums.gram, sums.cross, block, step)
-        self.sums = LayerSums(gram, cross, sums.label_square, sums.cohort, len(self.blocks))
+        self.sums = LayerSums(gram, cross, sums.label_square, sums.cohort, sums.rows, len(self.blocks))
         self._solve_classifier(solved)
 
     def _solve_classifier(self, solved: list[str]) -> None:
@@ -390,7 +390,7 @@ class DeepAFLRun(Run[DeepModel]):
             arrays |= {name: getattr(self.sums, name) for name in LEVEL}
             if self.sums.anchor is not None:
                 arrays["anchor"] = self.sums.anchor
-            note["sums"] = {"cohort": self.sums.cohort, "layer": self.sums.layer}
+            note["sums"] = {name: getattr(self.sums, name) for name in ("cohort", "rows", "layer")}
         return arrays, note
 
     def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
@@ -398,8 +398,8 @@ class DeepAFLRun(Run[DeepModel]):
         self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
         self.blocks = blocks_of(self.chain, "float64")
         if note["sums"] is not None:
-            cohort, layer = tuple(note["sums"]["cohort"]), note["sums"]["layer"]
+            cohort, rows, layer = (note["sums"][name] for name in ("cohort", "rows", "layer"))
             gram, cross, label_square = (arrays[name] for name in LEVEL)
-            self.sums = LayerSums(gram, cross, label_square, cohort, layer, arrays.get("anchor"))
+            self.sums = LayerSums(gram, cross, label_square, tuple(cohort), rows, layer, arrays.get("anchor"))
         prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
         self.preparation = Preparation.from_arrays(prepared[0]) if prepared else None

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedsolve.closedform.layers import LayerFeatures, Network
-from fedsolve.closedform.projections import SCHEME, fingerprint
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.closedform.statistics import Accumulator, cached_rows, chunks
-from fedsolve.errors import DataError, TermError
+from fedsolve.closedform.statistics import Accumulator, cached_rows, check_opening, chunks
+from fedsolve.errors import TermError
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 
@@ -71,7 +70,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             if "hidden_initial" in ask:
                 sums.add_product("hidden_initial", hidden, rows.weighted(span, features.initial(span)))
         if codes is not None:
-            scores = features.phi[span] @ weight
+            scores = rows.uncentred(features.phi[span] @ weight)
             correct += int(np.sum(np.argmax(scores, axis=1) == codes[span]))
     features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
 
@@ -113,18 +112,7 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     found = memory.cache.get(KIND)
     if isinstance(found, LayerFeatures) and found.rows is rows:
         return found
-    mine = {"projection_scheme": SCHEME, "fingerprint": fingerprint(parameters["seed"])}
-    asked = {name: opening.get(name) for name in mine}
-    if mine != asked:
-        raise TermError(
-            f"the random projections differ: the server has {asked}, this participant {mine}. "
-            "Install the same fedsolve and numpy on both sides."
-        )
-    if data.width != opening["features"]:
-        raise DataError(
-            f"this client has {data.width} features per row, the run uses {opening['features']}. "
-            "All must use the same backbone."
-        )
+    check_opening(data, memory.chain)
     memory.cache.pop(KIND, None)
     memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)
     return memory.cache[KIND]  # type: ignore[no-any-return]

@@ -11,9 +11,10 @@ import numpy as np
 
 from fedsolve.closedform.layers import Network
 from fedsolve.closedform.moments import Preparation
+from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.container import Array
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_from_note
 from fedsolve.model import Model
 
@@ -85,6 +86,21 @@ class StagedModel(Model):
         self.classifiers = tuple(classifiers)
         self.preparation = preparation
         self.parameters = parameters or {}
+
+    def agreement(self) -> dict[str, Any]:
+        """Scheme and fingerprint of the random projections that the weights belong to."""
+        return projection_agreement(self.parameters["seed"])
+
+    @staticmethod
+    def check_agreement(note: dict[str, Any]) -> None:
+        """Refuse a model whose projections this machine would not make with the same bits."""
+        mine = projection_agreement(note["parameters"]["seed"])
+        stored = {name: note[name] for name in mine}
+        if mine != stored:
+            raise ModelFileError(
+                f"the model's random projections are {stored}, this fedsolve makes {mine}. "
+                "Use the fedsolve version that wrote it."
+            )
 
     @abstractmethod
     def _stages(self, features: Array, last: int) -> Iterator[Array]:
@@ -226,10 +242,11 @@ class DeepModel(StagedModel):
         return arrays | {"risk": self.risk} | preparation_arrays(self.preparation)
 
     def _note(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "layers": self.layers}
+        return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
 
     @classmethod
     def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:
+        cls.check_agreement(note)
         layers, identity = note["layers"], note["parameters"]["transformation"] == "identity"
         return cls(
             Network.from_parameters(note["features"], note["parameters"]),

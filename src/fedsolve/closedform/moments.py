@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.checks import check_choice
 from fedsolve.closedform.solvers import EPS
-from fedsolve.closedform.statistics import Accumulator, Rows, chunks
+from fedsolve.closedform.statistics import Accumulator, Rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Block, Request, Term, Total
@@ -64,13 +65,13 @@ class Preparation:
 
 def check_scale(scale: str | None) -> None:
     """Refuse an unknown scaling by name."""
-    if scale not in (None, "standard"):
-        raise DataError(f"scale must be None or 'standard'; got {scale!r}.")
+    check_choice("scale", scale, (None, "standard"))
 
 
 @step(KIND)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """n (as sum of weights), sum x, sum x² and sum y of the client's rows."""
+    check_opening(data, memory.chain)
     rows = Rows(data, memory.chain, np.float64)
     sums = Accumulator(memory.workspace, np.float64)
     for name, width in (("weight", 1), ("feature", data.width), ("feature_square", data.width)):

@@ -13,6 +13,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,11 @@ def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) ->
     raw = np.random.Philox(key=key).random_raw((inputs + 1) * outputs)
     raw >>= np.uint64(11)
     return raw.astype(np.float64) * 2.0**-53
+
+
+def projection_agreement(seed: int) -> dict[str, Any]:
+    """What two sides compare before they trust each other's projections."""
+    return {"projection_scheme": SCHEME, "fingerprint": fingerprint(seed)}
 
 
 def fingerprint(seed: int) -> str:

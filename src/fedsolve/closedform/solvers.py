@@ -50,20 +50,18 @@ def _ridge_solve(gram: Array, cross: Array, ridge: float) -> Array:
         pass
     if reciprocal >= width * EPS:
         return np.ascontiguousarray(cho_solve(factor, cross, check_finite=False))
-    return _minimum_norm(gram, cross, ridge)
+    return _minimum_norm(system, cross, ridge)
 
 
-def _minimum_norm(gram: Array, cross: Array, ridge: float) -> Array:
-    """The same objective through eigenvalues; directions the data do not determine get zero."""
-    system = gram.copy()
-    system.flat[:: len(gram) + 1] += ridge
+def _minimum_norm(system: Array, cross: Array, ridge: float) -> Array:
+    """The same solution through eigenvalues; directions the data do not determine get zero."""
     values, vectors = eigh(system, driver="evd", check_finite=False)
     largest = max(float(values[-1]), 0.0)
-    keep = values > len(gram) * EPS * largest
+    keep = values > len(system) * EPS * largest
     smallest = float(np.min(np.abs(values)))
     condition = largest / smallest if smallest > 0 else np.inf
     warnings.warn(
-        f"the system of width {len(gram)} is singular to working precision (condition number "
+        f"the system of width {len(system)} is singular to working precision (condition number "
         f"{condition:.1e}, rank {int(keep.sum())}); the minimum-norm solution is used. "
         f"A larger ridge (now {ridge:g}) avoids this.",
         ConditionWarning,

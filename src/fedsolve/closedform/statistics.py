@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.closedform.blas import add_gram
+from fedsolve.closedform.projections import projection_agreement
 from fedsolve.container import Array
+from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Chain, Term
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
@@ -29,6 +31,24 @@ def chunks(rows: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + length, rows))
 
 
+def check_opening(data: ClientData, chain: Chain) -> None:
+    """Refuse a run this participant cannot take part in: another feature width, other projections."""
+    opening = chain.blocks[0].note["opening"]
+    if data.width != opening["features"]:
+        raise DataError(
+            f"this client has {data.width} features per row, the run uses {opening['features']}. "
+            "All must use the same backbone."
+        )
+    if "seed" in opening["parameters"]:
+        mine = projection_agreement(opening["parameters"]["seed"])
+        asked = {name: opening.get(name) for name in mine}
+        if mine != asked:
+            raise TermError(
+                f"the random projections differ: the server has {asked}, this participant {mine}. "
+                "Install the same fedsolve and numpy on both sides."
+            )
+
+
 class Accumulator:
     """The term of one answer under construction: named sums in the worker's buffers."""
 
@@ -40,7 +60,7 @@ class Accumulator:
 
     def declare(self, name: str, shape: tuple[int, ...], symmetric: bool = False) -> None:
         """Announce a sum; it is zero until something is added."""
-        self.term.arrays[name] = self._workspace.array(f"term.{name}", shape, self._dtype)
+        self.term.arrays[name] = self._workspace.sums(name, shape, self._dtype)
         if symmetric:
             self.term.symmetric |= {name}
         self._empty.add(name)
@@ -117,6 +137,10 @@ class Rows:
         if self._preparation is not None:
             values -= self._preparation["target_mean"].astype(self.dtype)
         return values
+
+    def uncentred(self, scores: Array) -> Array:
+        """Scores with the mean that was taken off the targets."""
+        return scores if self._preparation is None else scores + self._preparation["target_mean"]
 
     def weighted(self, span: slice, values: Array) -> Array:
         """values times the square roots of the sample weights: both factors of a sum carry one."""

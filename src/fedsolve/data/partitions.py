@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.checks import check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 
@@ -151,4 +152,5 @@ def _checked(values: Any, clients: int, min_size: int) -> Array:
 
 def named_rng(seed: int, role: str) -> np.random.Generator:
     """The random stream of this seed and role."""
+    check_whole(0, seed=seed)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *role.encode()])))

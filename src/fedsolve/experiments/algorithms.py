@@ -13,7 +13,7 @@ import fedsolve.closedform.cascade  # noqa: F401  (enters the registry)
 from fedsolve import registry
 from fedsolve.baselines import FedAvgHead
 from fedsolve.errors import DataError
-from fedsolve.federation.method import check_positive
+from fedsolve.checks import check_not_negative
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LocalRidge:
     statistic: Literal["mean", "best"] = "mean"
 
     def __post_init__(self) -> None:
-        check_positive(ridge=self.ridge)
+        check_not_negative(ridge=self.ridge)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class AggregationLaw:
     remove: bool = True
 
     def __post_init__(self) -> None:
-        check_positive(regulariser=self.regulariser)
+        check_not_negative(regulariser=self.regulariser)
 
 
 COMPARISONS: dict[str, type] = {"local": LocalRidge, "law": AggregationLaw, "fedavg": FedAvgHead}

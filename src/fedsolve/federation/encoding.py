@@ -5,10 +5,11 @@ Safetensors with a version field; symmetric arrays are packed as their upper tri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from fedsolve.container import Array, from_bytes, to_bytes
+from fedsolve.container import Array, from_bytes, to_bytes, with_prefix
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Needs, Request, Term, pack_triangle, unpack_triangle
 
@@ -40,20 +41,21 @@ def encode_request(request: Request) -> bytes:
 def decode_request(data: bytes) -> Request:
     """The request of `encode_request`, refused when damaged or of another version."""
     arrays, note = _decode(data, "request")
-    blocks: list[Block] = []
-    for index, block_note in enumerate(note["blocks"]):
-        blocks.append(Block(block_note, _with_prefix(arrays, f"block.{index}.")))
-    return Request(
-        kind=note["kind"],
-        exchange=note["exchange"],
-        layer=note["layer"],
-        cohort=(),
-        note=note["note"],
-        arrays=_with_prefix(arrays, "array."),
-        position=note["position"],
-        digest=note["digest"],
-        blocks=tuple(blocks),
-    )
+    with _complete("request"):
+        return Request(
+            kind=note["kind"],
+            exchange=note["exchange"],
+            layer=note["layer"],
+            cohort=(),
+            note=note["note"],
+            arrays=with_prefix(arrays, "array."),
+            position=note["position"],
+            digest=note["digest"],
+            blocks=tuple(
+                Block(block_note, with_prefix(arrays, f"block.{index}."))
+                for index, block_note in enumerate(note["blocks"])
+            ),
+        )
 
 
 def encode_term(term: Term | Needs) -> bytes:
@@ -77,12 +79,25 @@ def encode_term(term: Term | Needs) -> bytes:
 def decode_term(data: bytes) -> Term | Needs:
     """The answer of `encode_term`, refused when damaged or of another version."""
     arrays, note = _decode(data, "term", "needs")
-    if note["message"] == "needs":
-        return Needs(int(note["have"]))
-    symmetric = frozenset(note["symmetric"])
-    for name in symmetric:
-        arrays[name] = unpack_triangle(arrays[name])
-    return Term(arrays, {name: int(value) for name, value in note["counts"].items()}, symmetric)
+    with _complete("term"):
+        if note["message"] == "needs":
+            return Needs(int(note["have"]))
+        symmetric = frozenset(note["symmetric"])
+        for name in symmetric:
+            arrays[name] = unpack_triangle(arrays[name])
+        return Term(arrays, {name: int(value) for name, value in note["counts"].items()}, symmetric)
+
+
+@contextmanager
+def _complete(message: str) -> Iterator[None]:
+    """Refuse a message that lacks a field, or has one of the wrong type, by name."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise TermError(
+            f"this {message} is incomplete ({type(problem).__name__}: {problem}). Send it again from the "
+            "same fedsolve version."
+        ) from problem
 
 
 def _decode(data: bytes, *messages: str) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -96,7 +111,3 @@ def _decode(data: bytes, *messages: str) -> tuple[dict[str, Array], dict[str, An
     if note.get("message") not in messages:
         raise TermError(f"expected a {messages[0]}, received a {note.get('message')!r}.")
     return arrays, note
-
-
-def _with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

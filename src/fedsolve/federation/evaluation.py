@@ -40,6 +40,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
         encode_labels(labels, model.classes)
     correct = 0
     sums = np.zeros((3, model.outputs))
+    # R² does not depend on where targets are counted from; near them, their squares keep all digits.
+    origin = model.decision_function(np.zeros((1, model.features)))[0]
     for start in range(0, len(data), _ROWS):
         span = slice(start, start + _ROWS)
         predicted = model.predict(data.features(span))
@@ -48,6 +50,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
         else:
             target = np.asarray(labels[span], dtype=np.float64).reshape(-1, model.outputs)
             error = target - predicted.reshape(target.shape)
+            target = target - origin
             sums += [np.sum(error**2, axis=0), np.sum(target, axis=0), np.sum(target**2, axis=0)]
     if model.classes is not None:
         return Term(counts={"correct": correct, "rows": len(data)})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedsolve.checks import check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.engine import Spec
@@ -57,10 +58,10 @@ class LocalFederation:
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise DataError(f"workers must be at least 1; got {workers}.")
-        if missing not in ("error", "continue"):
-            raise DataError(f"missing must be 'error' or 'continue'; got {missing!r}.")
+        if workers is not None:
+            check_whole(1, workers=workers)
+        check_choice("missing", missing, ("error", "continue"))
+        check_choice("task", task, ("classification", "regression"))
         self._participants: dict[str, Participant] = {}
         for participant in participants:
             self.add(participant)
@@ -165,6 +166,12 @@ class LocalFederation:
         participants = self.participants
         width = participants[0].data.width
         if self.task == "regression":
+            for participant in participants:
+                if participant.data.labels.dtype.kind not in "fiub":
+                    raise DataError(
+                        f"'{participant.name}' has targets of type {participant.data.labels.dtype}; "
+                        "regression needs numbers."
+                    )
             outputs = {1 if p.data.labels.ndim == 1 else p.data.labels.shape[1] for p in participants}
             if len(outputs) > 1:
                 raise DataError(f"participants have different numbers of targets: {sorted(outputs)}.")
@@ -191,7 +198,11 @@ class LocalFederation:
                     outcome: _Answer | Exception = _ask(participant, request, chain, workspace)
                 except Exception as problem:  # reported with the participant's name by the ledger
                     outcome = problem
-                ledger.deliver(turn, workspace, outcome)
+                try:
+                    ledger.deliver(turn, workspace, outcome)
+                except BaseException:
+                    ledger.stop()  # the other workers must not wait for a turn that never comes
+                    raise
 
         with blas_threads(None if len(self._participants) == 1 else 1):
             if workers == 1:
@@ -241,10 +252,13 @@ def _ask(participant: Participant, request: Request, chain: Chain, workspace: Wo
         if not isinstance(answer, Needs):
             break
         fuller = request.starting_at(answer.have, chain)
-        catch_up += fuller.nbytes - request.nbytes
+        catch_up += fuller.nbytes
         answer = participant.answer(fuller, workspace)
     if isinstance(answer, Needs):
-        raise TermError(f"it still lacks model blocks from {answer.have} on after being sent them")
+        raise TermError(
+            f"it still lacks model blocks from {answer.have} on after being sent them. Restart it "
+            "(participant.forget()) and resume."
+        )
     answer.check_finite(f"'{participant.name}'")
     return _Answer(answer, catch_up, len(participant))
 
@@ -307,6 +321,11 @@ class _Ledger:
             self._changed.notify_all()
 
     def _enter(self, name: str, outcome: _Answer | Exception) -> None:
+        if isinstance(outcome, _Answer):
+            try:
+                self._term.check_fits(outcome.term)
+            except TermError as problem:
+                outcome = problem
         if isinstance(outcome, Exception):
             self.missing[name] = f"{type(outcome).__name__}: {outcome}"
             if self._stop_on_failure and self._failure is None:
@@ -335,7 +354,8 @@ class _Ledger:
             reasons = "; ".join(f"'{name}': {why}" for name, why in sorted(self.missing.items())[:3])
             raise CohortError(
                 f"{exchange}: {len(self._answered)} of {len(self._request.cohort)} participants answered, "
-                f"at least {min_clients} needed. {reasons or 'Nobody was asked.'}"
+                f"at least {min_clients} needed. {reasons or 'Nobody was asked.'} "
+                "Mend them and resume, or lower min_clients."
             )
         self._term.mirror()
         return Total(

@@ -8,7 +8,7 @@ being summed; they are packed (upper triangle, row slices) when they leave the p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,8 @@ class Chain:
         for everything.
         """
         position = request.position
+        if position == 0:  # a question that needs no model, such as an evaluation, leaves it alone
+            return True
         if len(self) >= position and self.digests[position] == request.digest:
             self.truncate(position)
             return True
@@ -166,21 +168,30 @@ class Term:
 
     def add(self, other: Term, sign: int = 1) -> None:
         """Add `sign * other` in place; differing names are united, equal names must agree in shape."""
+        self.check_fits(other)
         for name, array in other.arrays.items():
             mine = self.arrays.get(name)
             if mine is None:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
                 self.arrays[name] = array.astype(np.float64) * sign
                 continue
-            if mine.shape != array.shape or (name in self.symmetric) != (name in other.symmetric):
-                raise TermError(
-                    f"terms do not fit together: '{name}' has shape {array.shape}, expected {mine.shape}. "
-                    "All participants must answer the same request."
-                )
             _add_triangle(mine, array, sign) if name in self.symmetric else _add(mine, array, sign)
         for name, count in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + sign * count
         self.symmetric |= other.symmetric
+
+    def check_fits(self, other: Term) -> None:
+        """Refuse a term that cannot be added to this one."""
+        for name, array in other.arrays.items():
+            mine = self.arrays.get(name)
+            if mine is None:
+                continue
+            if mine.shape != array.shape or (name in self.symmetric) != (name in other.symmetric):
+                kinds = ["symmetric" if name in t.symmetric else "plain" for t in (other, self)]
+                raise TermError(
+                    f"terms do not fit together: '{name}' has shape {array.shape} ({kinds[0]}), expected "
+                    f"{mine.shape} ({kinds[1]}). All participants must answer the same request."
+                )
 
     def __add__(self, other: Term) -> Term:
         return self._combined(other, 1)
@@ -198,7 +209,9 @@ class Term:
         """Refuse NaN and infinity, by name: one bad term would spoil the sum for everyone."""
         for name, array in self.arrays.items():
             # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
-            if not np.isfinite(np.add.reduce(array, axis=None)):
+            with np.errstate(invalid="ignore", over="ignore"):
+                whole = np.add.reduce(array, axis=None)
+            if not np.isfinite(whole):
                 raise TermError(
                     f"{who}: '{name}' contains NaN or infinite values. Check its features for values "
                     "whose squares overflow; rescale such columns."
@@ -299,10 +312,3 @@ def _mirror(matrix: Array) -> None:
         corner = matrix[row:stop, row:stop]
         lower = np.tril_indices(stop - row, -1)
         corner[lower] = corner.T[lower]
-
-
-def names(clients: Sequence[str], limit: int = 5) -> str:
-    """Client names for a message, the first few of a long list."""
-    shown = ", ".join(f"'{client}'" for client in clients[:limit])
-    more = len(clients) - limit
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -155,8 +155,16 @@ class Run(ABC, Generic[M]):
                 f"{path} is not a checkpoint of version {CHECKPOINT_VERSION} "
                 f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
             )
+        try:
+            self._take_over(arrays, note, path)
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise ModelFileError(
+                f"checkpoint {path} is incomplete ({type(problem).__name__}: {problem}). Start afresh."
+            ) from problem
+
+    def _take_over(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
         chain = Chain(
-            Block(block_note, _with_prefix(arrays, f"block.{index}."))
+            Block(block_note, container.with_prefix(arrays, f"block.{index}."))
             for index, block_note in enumerate(note["blocks"])
         )
         if not len(chain) or chain.digests[1] != self.chain.digests[1]:
@@ -167,7 +175,7 @@ class Run(ABC, Generic[M]):
         self.chain = chain
         self._sent = note["sent"]
         self.history = [_record_from(entry) for entry in note["history"]]
-        self._restore(_with_prefix(arrays, "state."), note["state"])
+        self._restore(container.with_prefix(arrays, "state."), note["state"])
 
 
 class Method(ABC, Generic[M]):
@@ -243,26 +251,7 @@ def opening_classes(chain: Chain) -> Array | None:
     return labels_from_note(chain.blocks[0].note["opening"]["classes"])
 
 
-def _with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-
-
 def _record_from(entry: dict[str, Any]) -> Record:
     for name in ("cohort", "empty", "solved"):
         entry[name] = tuple(entry[name])
     return Record(**entry)
-
-
-def check_whole(least: int, **values: Any) -> None:
-    """Refuse parameters that are not whole numbers of at least `least`, by name."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise DataError(f"{name} must be a whole number, at least {least}; got {value!r}.")
-
-
-def check_positive(**values: Any) -> None:
-    """Refuse parameters below zero or not finite, by name."""
-    for name, value in values.items():
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not number or not np.isfinite(value) or value < 0:
-            raise DataError(f"{name} must be a finite number >= 0; got {value!r}.")

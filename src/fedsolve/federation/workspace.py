@@ -13,12 +13,12 @@ from fedsolve.container import Array
 class Workspace:
     """Named scratch arrays of one worker, kept between calls and grown when needed.
 
-    A buffer is valid until the same name is asked for again. New memory is zeroed, so the unused
-    lower triangle of a symmetric buffer stays finite.
+    A buffer is valid until the same name is asked for again.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Array] = {}
+        self._sums: dict[str, Array] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
         """An array of this shape with unspecified contents."""
@@ -29,3 +29,11 @@ class Workspace:
             self._buffers[name] = buffer
         view: np.ndarray[Any, Any] = buffer[:size].reshape(shape)
         return view
+
+    def sums(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
+        """An array for a term: zeroed when its shape is new, so that an unused lower triangle stays zero."""
+        found = self._sums.get(name)
+        if found is None or found.shape != shape or found.dtype != np.dtype(dtype):
+            found = np.zeros(shape, dtype=dtype)
+            self._sums[name] = found
+        return found
