@@ -494,9 +494,8 @@ def test_predict_and_evaluate_refuse_data_that_do_not_fit(files, tmp_path):
         2,
         "model with layers",
     )
-    refused(
-        fedsolve("evaluate", files / "linear.safetensors", files / "digits.npz", "--staged"), 2, "model with layers"
-    )
+    staged = fedsolve("evaluate", files / "linear.safetensors", files / "digits.npz", "--staged")
+    refused(staged, 2, "model with layers")
     assert list(out.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from fedsolve.cli import output
 from fedsolve.cli.features import _clock, _pace, features
+from fedsolve.data.backbones import pixels
 from fedsolve.data.datasets import datasets as known_datasets
 from fedsolve.data.extraction import Progress
 from fedsolve.data.store import FeatureStore
@@ -140,8 +141,8 @@ def test_partial_features_can_be_removed_together(images, store):
 
 
 def test_progress_tells_pace_and_time_left(images, store, monkeypatch):
-    assert _pace(Progress("train", 100, 4000, 2.0, 50.0)) == "50 images/s, 1:18 left"
-    assert _pace(Progress("train", 0, 4000, 0.0, 0.0)) == "0 images/s"
+    assert _pace(Progress("train", 100, 4000, 100, 2.0, 50.0)) == "50 images/s, 1:18 left"
+    assert _pace(Progress("train", 0, 4000, 0, 0.0, 0.0)) == "0 images/s"
     assert _clock(3723.4) == "1:02:03"
 
     class Terminal(io.StringIO):
@@ -176,6 +177,36 @@ calls = []
 pixels.Pixels = Waiting
 Group("fedsolve", commands={"features": features}).main([word for word in sys.argv[1:] if word != "--wait"])
 """
+
+
+def test_images_of_an_earlier_run_do_not_count_as_extracted(images, store, monkeypatch):
+    """Stopped in the test part: the training part was finished before."""
+    words = (
+        "features",
+        "build",
+        f"folder:{images}",
+        "--backbone",
+        "pixels:8",
+        "--batch",
+        4,
+        "--store",
+        store,
+    )
+    seen = []
+
+    class Stopping(pixels.Pixels):
+        def extract(self, batch):
+            if len(seen) == 7:  # six batches of 24 training images, then one of 6 test images
+                raise KeyboardInterrupt
+            seen.append(len(batch))
+            return super().extract(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pixels, "Pixels", Stopping)
+        stopped = fedsolve(*words)
+    assert sum(seen) == 28
+    assert "28 of 30 images are done" in stopped.stderr
+    assert document(*words)["extracted"] == 2
 
 
 def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(images, store):
@@ -217,3 +248,48 @@ def test_the_how_to_page_works_as_written(tmp_path, monkeypatch, capsys):
     score, predicted = capsys.readouterr().out.splitlines()
     assert float(score) > 0.9
     assert predicted.count("digit") == 3
+
+
+# -- rows by address -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    """A csv file with numbered classes in its first column."""
+    chance = np.random.default_rng(3)
+    classes = np.arange(60) % 3
+    rows = np.c_[classes, chance.standard_normal((60, 4)) + classes[:, None]]
+    path = tmp_path / "flowers.csv"
+    np.savetxt(
+        path,
+        rows,
+        delimiter=",",
+        fmt=["%d", "%.6f", "%.6f", "%.6f", "%.6f"],
+        header="kind,a,b,c,d",
+        comments="",
+    )
+    return path
+
+
+def test_a_model_of_a_file_is_evaluated_on_its_address(flowers, tmp_path):
+    """Names of classes in an address are text; the file's labels are numbers."""
+    model = tmp_path / "m.safetensors"
+    document("train", flowers, "--label", "kind", "--method", "afl", "--clients", 3, "--out", model)
+    whole = document("evaluate", model, flowers, "--label", "kind")
+    told = document("evaluate", model, f"csv:{flowers}?label=kind&test=0")
+    assert told["accuracy"] == whole["accuracy"]
+    assert (told["rows"], whole["rows"]) == (60, 60)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--label", "kind"], ["--drop", "a"], ["--delimiter", "tab"], ["--no-header"], ["--labels-key", "y"]],
+)
+def test_options_for_files_are_refused_for_addresses(flowers, tmp_path, words):
+    model = tmp_path / "m.safetensors"
+    document("train", flowers, "--label", "kind", "--method", "afl", "--clients", 3, "--out", model)
+    address = f"csv:{flowers}?label=kind"
+    refused(fedsolve("evaluate", model, address, *words), 2, address, "?label=NAME&header=no")
+    out = ("--method", "afl", "--clients", 3, "--out", tmp_path / "other.safetensors")
+    refused(fedsolve("train", address, *out, *words), 2, address, "write them after a question mark")
+    assert not (tmp_path / "other.safetensors").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.baselines import FedAvgHead
+from fedsolve.closedform import laws
 from fedsolve.closedform.separability import class_sums, separability
 from fedsolve.data.noise import flip_labels
 from fedsolve.errors import DataError, ModelFileError
@@ -26,6 +28,7 @@ from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.runner import Progress, run_experiment
 from fedsolve.experiments.sources import Rows, StoredRows, Tick, random_rows
 from fedsolve.experiments.store import CELLS, DAMAGED, load_run
+from tests.command import document
 
 SHIPPED = Path(__file__).parent.parent / "experiments"
 FULL = sorted(path for folder in ("deepafl", "afl", "real") for path in (SHIPPED / folder).glob("*.toml"))
@@ -211,6 +214,27 @@ def test_the_documented_file_is_one(tmp_path: Path) -> None:
         assert f"`{axis}`" in page or axis.split("_")[-1] in ("csr", "ifs", "dm")
 
 
+def test_the_recipe_for_features_as_bytes_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's recipe, on digits and their pixels instead of CIFAR-10 and EfficientNet-Lite0."""
+    page = (SHIPPED.parent / "docs" / "how-to-reproduce-a-table.md").read_text()
+    (recipe,) = (text.split("```")[0] for text in page.split("```python\n")[1:] if "savez" in text)
+    for old, new in (('cifar10"', 'digits"'), ("efficientnet-lite0", "pixels:8"), (":512]", ":16]")):
+        assert recipe.count(old) == 1
+        recipe = recipe.replace(old, new)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSOLVE_STORE", str(tmp_path / "store"))
+    (tmp_path / "datasets").mkdir()
+    exec(recipe, scope := {})
+    rows = StoredRows(tmp_path / "datasets")(
+        DatasetSpec("d", "npz:cifar10_lite0.npz"), 0, lambda remark: None
+    )
+    exact = scope["found"].x_train @ scope["directions"]
+    assert rows.x_train.shape == (len(exact), 16)
+    assert np.all(np.abs(rows.x_train - exact) <= 0.5001 * scope["scale"])
+    assert rows.x_test is not None
+    assert len(rows.x_test) == len(scope["found"].x_test)
+
+
 # -- one cell --------------------------------------------------------------------------------------
 
 
@@ -228,7 +252,7 @@ def test_a_deep_cell_is_the_model_scored_at_every_layer(tmp_path: Path) -> None:
     found = run_cell(cell, ROWS, workers=1)
 
     labels = flip_labels(ROWS.y_train, 0.25, seed=0)
-    owners = fs.partition.dirichlet(labels, 7, 0.5, seed=0)
+    owners = fs.partition.dirichlet(ROWS.y_train, 7, 0.5, seed=0)
     federation = fs.LocalFederation.from_arrays(ROWS.x_train, labels, owners, clients=7, workers=1)
     model = fs.DeepAFL(**parameters, seed=0).fit(federation)
     assert found["accuracy_per_layer"] == model.staged_score(ROWS.x_test, ROWS.y_test).tolist()
@@ -249,6 +273,9 @@ def test_a_deep_cell_is_the_model_scored_at_every_layer(tmp_path: Path) -> None:
         assert found[f"{name}_per_layer"][2] == shorter[name]
         assert found[f"{name}_per_layer"][4] == found[name]
     assert sorted(found["seconds_per_layer"]) == found["seconds_per_layer"]
+    # Who owns which row does not depend on the labels that were flipped.
+    dealt = fs.partition.heterogeneity(ROWS.y_train, owners)
+    assert found["partition"]["heterogeneity"] == shorter["partition"]["heterogeneity"] == dealt
     counts = np.bincount(owners, minlength=7)
     assert found["partition"]["empty_clients"] == int(np.sum(counts == 0))
 
@@ -285,12 +312,23 @@ def test_the_aggregation_law_is_afl_with_the_regulariser_left_in_or_out(tmp_path
     scores = [fs.AFL(ridge=r).fit(federation).score(ROWS.x_test, ROWS.y_test) for r in (7 * 2.0, 0.0)]
     assert [left["accuracy"], removed["accuracy"]] == scores
     assert removed["measures"]["deviation"] < 1e-12 < left["measures"]["deviation"]
-    # More clients than rows: the Gram matrix of an empty client is zero, which nothing can be solved with.
-    many = '[[partition]]\nkind = "iid"\nclients = 300\n'
-    plain = 'name = "W"\nmethod = "law"\nparameters = {regulariser = 0.0}'
-    singular = run_cell(cell_of(tmp_path, plain, partition=many), ROWS)
+    owners = deal(cell_of(tmp_path, method % "false").partition, ROWS.y_train, seed=0)
+    merged = laws.aggregate(
+        laws.local_solution(ROWS.x_train[owners == k], np.eye(3)[ROWS.y_train[owners == k]], 2.0)
+        for k in range(7)
+    )
+    joint = np.linalg.lstsq(ROWS.x_train, np.eye(3)[ROWS.y_train], rcond=None)[0]
+    # The paper's norm is the sum over all entries.
+    assert left["measures"]["deviation"] == pytest.approx(np.abs(joint - merged.weight).sum(), rel=1e-9)
+    # A feature that is blank in every row: sums of Gram matrices cannot be inverted.
+    plain = 'name = "W"\nmethod = "law"\nparameters = {regulariser = 0.0, remove = %s}'
+    blank = np.where(np.arange(6) == 2, 0.0, ROWS.x_train)
+    singular = run_cell(cell_of(tmp_path, plain % "false"), dataclasses.replace(ROWS, x_train=blank))
     assert singular["measures"] == {"singular": True}
     assert singular["accuracy"] is None
+    # Nothing was added that could be removed.
+    nothing = run_cell(cell_of(tmp_path, plain % "true"), ROWS)
+    assert (nothing["measures"], nothing["accuracy"], nothing["seconds"]) == ({}, None, None)
 
 
 def test_fedavg_uses_the_seed_of_the_cell(tmp_path: Path) -> None:
@@ -465,6 +503,10 @@ def test_datasets_and_backbones_can_be_chosen(tmp_path: Path) -> None:
     assert {(c["dataset"]["name"], c["dataset"]["features"], c["dataset"]["rows"]) for c in run.cells} == {
         ("b", 4, 101)
     }
+    # The list counts what was run through the other backbone.
+    for words in ([tmp_path / "toy.toml"], []):
+        (listed,) = document("experiment", "list", *words, "--runs", tmp_path)["experiments"]
+        assert (listed["cells"], listed["finished"]) == (8, 4)
     run_experiment(experiment, tmp_path, source, workers=1)
     assert {c["dataset"]["features"] for c in load_run(tmp_path / "toy").cells} == {16}
 

@@ -75,6 +75,25 @@ def test_nothing_to_aggregate() -> None:
         laws.aggregate_pair(laws.local_solution(X, Y), laws.local_solution(X[:, :5], Y))
 
 
+def test_clients_of_few_rows_are_merged_by_their_pseudo_inverse() -> None:
+    """Eq. 6 with R_u and R_v as pseudo-inverses, and an empty client changes nothing."""
+    first, second = laws.local_solution(X[:8], Y[:8]), laws.local_solution(X[8:19], Y[8:19])
+    joint = np.linalg.inv(first.gram + second.gram)
+
+    def share(own: laws.LocalSolution, other: laws.LocalSolution) -> np.ndarray:
+        ratio = np.linalg.pinv(own.gram, hermitian=True) @ other.gram
+        return (np.eye(12) - ratio + ratio @ joint @ other.gram) @ own.weight
+
+    merged = laws.aggregate_pair(first, second)
+    assert relative(merged.weight, share(first, second) + share(second, first)) < 1e-9
+    assert relative(merged.weight, np.linalg.lstsq(X[:19], Y[:19], rcond=None)[0]) > 0.1
+    # Rows that repeat add no rank.
+    twice = laws.local_solution(np.vstack([X[:4], X[:4]]), np.vstack([Y[:4], Y[:4]]))
+    assert relative(twice.weight, np.linalg.lstsq(X[:4], Y[:4], rcond=None)[0]) < 1e-9
+    empty = laws.local_solution(X[:0], Y[:0])
+    assert relative(laws.aggregate_pair(merged, empty).weight, merged.weight) < 1e-12
+
+
 def test_local_only_models() -> None:
     owners = np.arange(300) % 2
     models = laws.local_only(X, Y, owners, clients=3, ridge=0.5)
@@ -96,5 +115,6 @@ def test_table_a1_in_shape() -> None:
     assert list(table) == [2, 10, 20, 50, 100, 200]
     assert all(with_ri < 1e-9 for _, with_ri in table.values())
     assert max(table[2][0], table[10][0]) < 1e-9
-    assert min(table[20][0], table[50][0], table[100][0], table[200][0]) > 0.1
-    assert table[200][0] > 1e6
+    # The paper has 0.986 for 20 clients. Beyond that, rounding errors grow with every singular merger.
+    assert 0.9 < table[20][0] < 1.1
+    assert table[20][0] < table[50][0] < 1e3 < table[100][0] < table[200][0]

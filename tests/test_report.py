@@ -307,6 +307,18 @@ def test_the_best_of_a_column_is_bold_and_a_paper_never():
     assert '<tr class="printed"><th scope="row">FedX' in drawn
 
 
+def test_a_papers_numbers_keep_the_digits_it_printed():
+    rows = (
+        Row("AFL", (Entry("seconds", 100.25, 0.004, 3),)),
+        Row("paper, Table 9", (Entry("seconds", 279.68, 0.14),), "9"),
+        Row("FedX (paper, Table 9)", (Entry("seconds", 1083.25, 0.5),), "9"),
+    )
+    drawn = results_table(Table("T", "method", ("seconds",), rows, ()), "1", None)
+    assert "paper 279.68 ± 0.14" in drawn
+    assert "1083.25" in drawn
+    assert re.sub("<.*?>", "", drawn).count("100.250 ± 0.004") == 1
+
+
 def test_a_place_without_a_value_sorts_as_empty():
     rows = (Row("a", (None, Entry("test", None, None, 3))),)
     drawn = results_table(Table("T", "method", ("x", "y"), rows, ()), "1", None)

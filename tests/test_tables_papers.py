@@ -17,12 +17,13 @@ from fedsolve.experiments import runner
 from fedsolve.experiments.cells import _outcome
 from fedsolve.experiments.config import METRICS, Cell
 from fedsolve.experiments.labels import METRIC_NAMES, axis_label, number
+from fedsolve.experiments.observations import BACKBONES, observations
 from fedsolve.experiments.papers import papers, printed, same
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.rendering import latex, markdown
 from fedsolve.experiments.runner import run_experiment
 from fedsolve.experiments.sources import Rows
-from fedsolve.experiments.statistics import independence, mean_and_error
+from fedsolve.experiments.statistics import compare, independence, mean_and_error
 from fedsolve.experiments.store import Run, load_run
 from fedsolve.experiments.tables import Table, tables_of
 
@@ -118,6 +119,44 @@ def test_chi_squared_by_hand() -> None:
 
 
 # -- layout ----------------------------------------------------------------------------------------
+
+
+def test_groups_are_compared_by_their_mean_counts() -> None:
+    """Three seeds of one test set are as certain as one, and models without counts do not count."""
+    one = independence((630, 1000), (600, 1000))
+    assert compare([(629, 1000), None, (631, 1000)], [(600, 1000)] * 3) == one
+    assert compare([None], [(600, 1000)]) is None
+    assert compare([(600, 1000)], []) is None
+
+
+def test_a_dataset_without_test_rows_has_tables(run_of: Callable[..., Run]) -> None:
+    """A staged model then has neither accuracies nor counts, at any depth."""
+
+    def untested(cell: Cell) -> dict[str, Any]:
+        if cell.method.algorithm == "afl":
+            return {"train_accuracy": 0.7}
+        layers = [0.7 + layer / 100 for layer in range(21)]
+        return {
+            "train_accuracy": layers[-1],
+            "train_accuracy_per_layer": layers,
+            "seconds_per_layer": [1.0] * 21,
+        }
+
+    text = HEAD + DEEP + '[table]\nvalues = ["test", "train"]\nbaseline = "AFL"\n'
+    test, train = tables_of(run_of(text, untested))
+    assert {text for row in cells_of(test) for text in row[1:]} == {"–"}
+    assert [row[0] for row in cells_of(train)] == ["AFL", "DeepAFL (T = 5)", "DeepAFL (T = 20)"]
+    assert cells_of(train)[1][1] == "75.00 ± 0.00"
+
+
+def test_a_backbone_keeps_its_name_whatever_its_options(run_of: Callable[..., Run]) -> None:
+    address = "torchvision:vgg11?shorter_side=224&normalise=half"
+    text = HEAD.replace('address = "cifar100"', f'address = "cifar100"\nbackbone = "{address}"')
+    text = text.replace("seeds", 'paper = {key = "afl", table = "4"}\nseeds')
+    run = run_of(text, scores)
+    assert {one.coordinates["backbone"] for one in observations(run)} == {"VGG11"}
+    (table,) = tables_of(run)
+    assert cells_of(table)[1] == ["paper, Table 4", "60.43", "60.43"]
 
 
 def test_means_errors_and_marks(run_of: Callable[..., Run]) -> None:
@@ -274,7 +313,9 @@ def test_every_table_of_the_papers_is_a_full_grid() -> None:
         ("deepafl", "23", {"depth": 5, "method": "Strategy (4)"}, 53.26, 0.12),
         ("deepafl", "28", {"depth": 10, "participation": 0.6, "consistent": False}, 64.09, None),
         ("deepafl", "29", {"depth": 20, "noise": 0.5}, 60.45, None),
-        ("deepafl", "30", {"depth": 25, "block_input": "initial", "metric": "test"}, 68.23, None),
+        ("deepafl", "30", {"depth": 25, "method": "DeepAFL from Φ0", "metric": "test"}, 68.23, None),
+        ("deepafl", "30", {"method": "AFL", "metric": "train"}, 61.55, None),
+        ("deepafl", "30", {"method": "AFL", "metric": "test"}, 58.56, None),
         ("deepafl", "31", {"depth": 15, "metric": "train_ifs"}, 3.15, None),
         ("deepafl", "figure 7", {"dataset": "CIFAR-100", "method": "FedAvg", "clients": 1000}, 41.01, None),
         ("afl", "1", {"dataset": "CIFAR-10", "partition": "s = 4", "method": "FedNTD"}, 70.24, 0.11),
@@ -342,10 +383,9 @@ def test_shipped_files_meet_their_papers() -> None:
         for cell in experiment.cells():
             if cell.seed != experiment.seeds[0]:
                 continue
-            backbone = {"resnet18": "ResNet-18", "vgg11": "VGG11", "vit_b_16": "ViT-B-16"}
             coordinates = dict(cell.parameters) | {
                 "dataset": cell.dataset.name,
-                "backbone": backbone.get((cell.dataset.backbone or "").removeprefix("torchvision:")),
+                "backbone": BACKBONES.get((cell.dataset.backbone or "").partition("?")[0]),
                 "partition": cell.partition.setting,
                 "clients": cell.partition.clients,
                 "method": cell.method.name,
@@ -389,6 +429,14 @@ def test_markdown(run_of: Callable[..., Run]) -> None:
     )
 
 
+def test_what_the_file_notes_stands_under_its_tables(run_of: Callable[..., Run]) -> None:
+    text = HEAD.replace("seeds", 'notes = "FedAvg: last_round."\nseeds')
+    (table,) = tables_of(run_of(text, scores))
+    assert markdown(table).endswith("standard error.  \nFedAvg: last\\_round.\n")
+    assert r"standard error. FedAvg: last\_round.}" in latex(table)
+    assert table.as_dict()["remark"] == "FedAvg: last_round."
+
+
 def test_latex(run_of: Callable[..., Run]) -> None:
     def far(cell: Cell) -> dict[str, Any]:
         correct = 600 if cell.method.name == "AFL" else 900
@@ -430,6 +478,9 @@ def test_a_table_is_json(run_of: Callable[..., Run]) -> None:
         ("test", 85.204, 0.049, "85.20 ± 0.05"),
         ("seconds", 0.0080712, 0.00036, "0.00807 ± 0.00036"),
         ("seconds", 1234.6, 12.34, "1235 ± 12"),
+        ("seconds", 123.44, 0.0312, "123.44 ± 0.03"),
+        ("risk", 4012.3456, 3.2e-12, "4012 ± 3e-12"),
+        ("risk", 4012.3456, 0.0, "4012 ± 0"),
         ("exchanges", 21.0, 0.0, "21"),
         ("megabytes_up", 19.08, 1e-15, "19.1"),
         ("train_csr", 0.58834, 0.0131, "0.5883 ± 0.0131"),

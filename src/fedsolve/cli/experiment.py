@@ -211,6 +211,8 @@ def _entry(one: Experiment, folder: Path) -> dict[str, Any]:
     finished = 0
     if (folder / TEXT).is_file():
         kept = load_run(folder)
+        if kept.backbone is not None and len(one.backbones) == 1:
+            one = one.with_backbone(kept.backbone)
         ids = {record["cell"] for record in kept.cells}
         finished = sum(cell.id in ids for cell in one.cells())
     return {

@@ -90,7 +90,7 @@ def built(
         with output.bar(backbone, "image") as bar:
 
             def advance(progress: Progress) -> None:
-                told[bool(told) :] = [progress]  # the first and the last
+                told[:] = [progress]
                 bar(progress.done, progress.total, _pace(progress))
 
             found = FeatureStore(store).build(dataset, network, batch=batch, progress=advance)
@@ -98,7 +98,7 @@ def built(
         raise Interrupted(_stopped(told)) from stop
     if not told:
         return Built(found)
-    return Built(found, told[-1].done - told[0].done, told[-1].seconds, told[-1].rate)
+    return Built(found, told[-1].fresh, told[-1].seconds, told[-1].rate)
 
 
 def _limit(part: str) -> Callable[[F], F]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from fedsolve.cli.command import F, option, options
@@ -11,9 +12,8 @@ from fedsolve.cli.output import Output
 from fedsolve.container import Array
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.store import Features
-from fedsolve.data.tables import Part, Table, parts, read_table
+from fedsolve.data.tables import Layout, Part, Table, labels_like, parts, read_table
 from fedsolve.errors import DataError
-from fedsolve.labels import encode_labels
 
 _GROUP = "Images and named datasets"
 
@@ -75,10 +75,16 @@ class Reader:
             )
         labels = features.names(codes)
         if labelled and classes is not None:
-            encode_labels(labels, classes)
+            # Names of classes are text, also where a model was trained on the numbers that they spell.
+            labels = labels_like(labels, classes)
         return Table(rows, labels if labelled else None, None, data)
 
     def _features(self, data: str) -> Features:
+        if dataclasses.replace(self._layout, client=None) != Layout():
+            raise DataError(
+                f"{data}: --label, --drop, --delimiter, --no-header and --*-key do not apply to an address; "
+                "write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
+            )
         if data not in self._found:
             dataset = load_dataset(data, self._given["root"])
             backbone = self._given["backbone"]

@@ -20,30 +20,50 @@ from fedsolve.errors import DataError
 
 @dataclass(frozen=True)
 class LocalSolution:
-    """A client's (or an aggregate's) solution: weight W (d, C), gram C (d, d), and how many clients."""
+    """A client's (or an aggregate's) solution: weight W (d, C), gram C (d, d), and how many clients.
+
+    inverse: R where it is a pseudo-inverse; None where systems with C are solved as they are.
+    """
 
     weight: Array
     gram: Array
     clients: int = 1
+    inverse: Array | None = None
 
 
 def local_solution(features: Array, targets: Array, regulariser: float = 0.0) -> LocalSolution:
     """W_k minimising |Y_k - X_k W|² + regulariser |W|² (Eq. 3 and 15): C_k = X_kᵀX_k + regulariser I.
 
     With regulariser 0 and fewer rows than columns, the pseudo-inverse of C_k gives the
-    minimum-norm solution, as in the paper's runs without RI.
+    minimum-norm solution; it then stands for R_k throughout.
     """
     gram = features.T @ features + regulariser * np.eye(features.shape[1])
     cross = features.T @ targets
-    weight = solve(gram, cross, assume_a="pos") if regulariser > 0 else pinvh(gram) @ cross
-    return LocalSolution(np.asarray(weight), gram)
+    if regulariser > 0:
+        return LocalSolution(np.asarray(solve(gram, cross, assume_a="pos")), gram)
+    inverse = _pseudo_inverse(features, gram)
+    return LocalSolution(inverse @ cross, gram, inverse=inverse)
+
+
+def _pseudo_inverse(features: Array, gram: Array) -> Array:
+    """The pseudo-inverse of gram = XᵀX; of few rows X by their own singular values, which is cheaper."""
+    rows, width = features.shape
+    if rows >= width:
+        return np.asarray(pinvh(gram))
+    _, values, directions = np.linalg.svd(features, full_matrices=False)
+    # The rank is that of the Gram matrix in float64, as pinvh has it.
+    kept = values**2 > width * np.finfo(np.float64).eps * values.max(initial=0.0) ** 2
+    scaled = directions[kept] / values[kept, None]
+    return np.asarray(scaled.T @ scaled)
 
 
 def aggregate_pair(first: LocalSolution, second: LocalSolution) -> LocalSolution:
     """The absolute aggregation law (Eq. 5-6, third term with plus).
 
     W = A_u W_u + A_v W_v,  A_u = I - R_u C_v + R_u C_v (C_u + C_v)^-1 C_v,  A_v likewise.
-    Equals the joint solution of both clients whenever C_u and C_v are invertible.
+    Equals the joint solution of both clients whenever C_u and C_v are invertible. The sum C_u + C_v is
+    inverted as it is: while it is singular, rounding errors grow from one merger to the next. With a
+    pseudo-inverse there as well they do not, and Table A.1 without RI would not explode as the paper's does.
     """
     if first.weight.shape != second.weight.shape:
         raise DataError(f"weights of shapes {first.weight.shape} and {second.weight.shape} do not fit.")
@@ -57,8 +77,9 @@ def _share(own: LocalSolution, other: Array, joint: Array) -> Array:
 
     Applied to W from the right, so that only thin systems are solved.
     """
-    inner = own.weight - solve(joint, other @ own.weight)
-    return np.asarray(own.weight - solve(own.gram, other @ inner))
+    inner = other @ (own.weight - solve(joint, other @ own.weight))
+    back = solve(own.gram, inner) if own.inverse is None else own.inverse @ inner
+    return np.asarray(own.weight - back)
 
 
 def aggregate(solutions: Iterable[LocalSolution]) -> LocalSolution:

@@ -58,12 +58,12 @@ def _places(names: Sequence[str], wish: Wish) -> _Places:
     if unnamed:
         raise DataError(
             f"column {unnamed[0]} has no name; it may be a row number. Name it, or leave it out "
-            f"with --drop {unnamed[0]}."
+            f"with --drop {unnamed[0]} (?drop={unnamed[0]} in an address)."
         )
     if wish.width is not None and len(left) != wish.width:
         raise DataError(
             f"the model takes {wish.width} features, but {len(left)} columns are left for them. "
-            "Name the label column (--label), or leave columns out (--drop)."
+            "Name the label column (--label, in an address ?label=), or leave columns out (--drop, ?drop=)."
         )
     return _Places(left, label if wish.labelled else None, client)
 
@@ -118,7 +118,11 @@ def _delimiter(line: str, wanted: str) -> str:
         other = max(_DELIMITERS, key=line.count)
         if other in line:
             name = "tab" if other == "\t" else f"'{other}'"
-            raise DataError(f"the first line has no {wanted!r} in it; try --delimiter {name}.")
+            sign = "tab" if other == "\t" else other
+            raise DataError(
+                f"the first line has no {wanted!r} in it; try --delimiter {name} "
+                f"(?delimiter={sign} in an address)."
+            )
     return wanted
 
 
@@ -132,7 +136,7 @@ def _csv_names(first: list[str], layout: Layout) -> list[str]:
     if all(number(cell) is not None for cell in first) and first != numbered:
         raise DataError(
             f"the first line holds numbers ({', '.join(first[:3])}, ...), not column names. "
-            "Add a header, or pass --no-header."
+            "Add a header, or pass --no-header (?header=no in an address)."
         )
     return [cell.strip() for cell in first]
 
@@ -174,7 +178,8 @@ def _check_cell(cell: str, line: int, name: str) -> None:
     value = number(cell)
     if value is None:
         raise DataError(
-            f"{where}: {cell!r} is not a number. Encode text as numbers, or leave the column out (--drop)."
+            f"{where}: {cell!r} is not a number. Encode text as numbers, or leave the column out "
+            "(--drop, or ?drop= in an address)."
         )
     if not np.isfinite(value):
         raise DataError(f"{where}: {cell!r} is NaN or infinite. Remove or impute it.")
@@ -213,7 +218,8 @@ def read_parquet(path: Path, wish: Wish) -> Columns:
             arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)
         ):
             raise DataError(
-                f"column '{names[index]}' holds {kind}, not numbers. Encode it, or leave it out (--drop)."
+                f"column '{names[index]}' holds {kind}, not numbers. Encode it, or leave it out "
+                "(--drop, or ?drop= in an address)."
             )
         features[:, position] = _whole_column(table.column(index), names[index])
     labels = None if places.label is None else _whole_column(table.column(places.label), names[places.label])

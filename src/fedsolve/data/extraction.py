@@ -41,6 +41,7 @@ class Progress:
     part:    "train" or "test".
     done:    images of all parts that are done, those of earlier runs included.
     total:   images of all parts.
+    fresh:   images that this run extracted.
     seconds: since this run began.
     rate:    images per second of this run.
     """
@@ -48,6 +49,7 @@ class Progress:
     part: str
     done: int
     total: int
+    fresh: int
     seconds: float
     rate: float
 
@@ -120,7 +122,7 @@ class _Clock:
         if self._progress is not None:
             seconds = time.perf_counter() - self._started
             rate = self._fresh / seconds if seconds > 0 else 0.0
-            self._progress(Progress(part, self._done, self._total, seconds, rate))
+            self._progress(Progress(part, self._done, self._total, self._fresh, seconds, rate))
 
 
 def _extract_part(

@@ -70,7 +70,8 @@ def _keys(keys: Sequence[str], wish: Wish) -> tuple[str, str | None]:
 def _present(keys: Sequence[str], names: Sequence[str], what: str, option: str = "") -> str:
     found = next((name for name in names if name in keys), None)
     if found is None:
-        remedy = f" Name it with {option}." if option else ""
+        spelt = option.removeprefix("--").replace("-", "_")
+        remedy = f" Name it with {option} (?{spelt}= in an address)." if option else ""
         raise DataError(f"no array '{names[0]}' with {what}; the file has {', '.join(keys)}.{remedy}")
     return found
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import fedsolve.closedform.cascade  # noqa: F401  (enters the registry)
 from fedsolve import registry
 from fedsolve.baselines import FedAvgHead
-from fedsolve.errors import DataError
 from fedsolve.checks import check_not_negative
+from fedsolve.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,14 @@ _SPAN = 8192
 def run_cell(cell: Cell, rows: Rows, workers: int | None = None, tick: Tick | None = None) -> dict[str, Any]:
     """The outcome of a cell as JSON values: scores, costs, and what the partition turned out to be.
 
-    Training accuracy is measured against the labels trained on, flipped ones included.
+    Training accuracy is measured against the labels trained on, flipped ones included. Rows are dealt by
+    the labels as they were before.
     """
     tick = tick or (lambda remark: None)
-    labels = flip_labels(rows.y_train, cell.noise, cell.seed) if cell.noise else np.asarray(rows.y_train)
-    owners = deal(cell.partition, labels, cell.seed)
+    true = np.asarray(rows.y_train)
+    labels = flip_labels(true, cell.noise, cell.seed) if cell.noise else true
+    # Clients own rows; a wrong label does not move a row elsewhere, so noise alone differs along its axis.
+    owners = deal(cell.partition, true, cell.seed)
     parameters = dict(cell.parameters)
     if "seed" in parameter_names(cell.method.algorithm):
         parameters["seed"] = cell.seed
@@ -53,7 +56,7 @@ def run_cell(cell: Cell, rows: Rows, workers: int | None = None, tick: Tick | No
         )
         outcome = _federated(method, federation, rows, labels, cell.measure, tick)
     dealt = {
-        "heterogeneity": partitions.heterogeneity(labels, owners),
+        "heterogeneity": partitions.heterogeneity(true, owners),
         "empty_clients": cell.partition.clients - len(np.unique(owners)),
     }
     return {"partition": cell.partition.as_dict() | dealt, **outcome}
@@ -189,7 +192,10 @@ def _local(method: LocalRidge, rows: Rows, labels: Array, owners: Array, clients
 
 
 def _law(method: AggregationLaw, rows: Rows, labels: Array, owners: Array, clients: int) -> dict[str, Any]:
-    """AFL, Eq. 5-16, and |W - W_aggregated|_1 against the joint solution; singular systems give no model."""
+    """AFL, Eq. 5-16, and how far it is from the joint solution: the sum of absolute differences.
+
+    Singular systems give no model, and neither does the removal of a regulariser of 0.
+    """
     features, codes = _encoded(rows.x_train, labels, labels)
     targets = np.eye(int(codes.max()) + 1)[codes]
     width, outputs = features.shape[1], targets.shape[1]
@@ -197,13 +203,16 @@ def _law(method: AggregationLaw, rows: Rows, labels: Array, owners: Array, clien
     outcome = _outcome(exchanges=1)
     outcome["bytes_up"] = 8 * clients * width * (width + outputs)
     outcome["bytes_down"] = 8 * clients * width * outputs
+    if method.remove and method.regulariser == 0:
+        # Nothing was added that could be removed; the paper's Table 3 has N/A there.
+        return outcome
     weight = _merged(method, features, targets, owners, clients)
     outcome["seconds"] = time.perf_counter() - started
     outcome["measures"] = {"singular": weight is None}
     if weight is None:
         return outcome
     joint = ridge_solve(features.T @ features, features.T @ targets, 0.0)
-    outcome["measures"]["deviation"] = float(np.linalg.norm(joint - weight, 1))
+    outcome["measures"]["deviation"] = float(np.abs(joint - weight).sum())
     _enter(outcome, "train", [_hits(features @ weight, codes)], len(codes), staged=False)
     if rows.x_test is not None and rows.y_test is not None:
         test, truth = _encoded(rows.x_test, rows.y_test, labels)
@@ -222,8 +231,7 @@ def _merged(
                 laws.local_solution(features[owners == k], targets[owners == k], method.regulariser)
                 for k in range(clients)
             )
-            remove = method.remove and method.regulariser > 0
-            weight = laws.remove_regulariser(merged, method.regulariser) if remove else merged.weight
+            weight = laws.remove_regulariser(merged, method.regulariser) if method.remove else merged.weight
         except (LinAlgError, ValueError):
             # Exactly singular, or grown beyond float64 (scipy refuses what is not finite).
             return None

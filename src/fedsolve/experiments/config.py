@@ -17,7 +17,7 @@ from fedsolve import container
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import build, parameter_names
 
-SCHEME = 1
+SCHEME = 2
 """Raised when the same description would give another result; older cells then count as missing."""
 
 PARTITIONS: dict[str, tuple[str, str] | None] = {
@@ -227,11 +227,17 @@ class Experiment:
                         )
         return found
 
+    @property
+    def backbones(self) -> set[str]:
+        """The backbones that the datasets name."""
+        return {dataset.backbone for dataset in self.datasets if dataset.backbone is not None}
+
     def with_backbone(self, backbone: str) -> Experiment:
         """The same experiment with every image dataset seen through this backbone."""
-        named = {dataset.backbone for dataset in self.datasets if dataset.backbone is not None}
-        if len(named) != 1:
-            raise DataError(f"{self.name} names {len(named)} backbones; only a single one can be replaced.")
+        if len(self.backbones) != 1:
+            raise DataError(
+                f"{self.name} names {len(self.backbones)} backbones; only a single one can be replaced."
+            )
         datasets = (
             dataset if dataset.backbone is None else dataclasses.replace(dataset, backbone=backbone)
             for dataset in self.datasets

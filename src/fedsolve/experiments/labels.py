@@ -41,6 +41,7 @@ _WORDS = {
 }
 _PLAIN = ("dataset", "backbone", "partition", "activation", "zero_activation")
 _NAMES = {"remove": "regulariser", "noise": "flipped labels", "regulariser": "regulariser"}
+_MORE_DECIMALS = 3
 _COUNTS = ("exchanges", "megabytes_up", "megabytes_down")
 
 
@@ -69,6 +70,7 @@ def axis_label(axis: str, value: Any) -> str:
 def number(metric: str, value: float | None, error: float | None = None, printed: bool = False) -> str:
     """A value and its error with the digits that mean something, the same for both.
 
+    An error is never rounded away: the value gets more decimals, or the error an exponent where it is tiny.
     printed: a paper's number, which keeps the digits it has.
     """
     if value is None:
@@ -86,4 +88,9 @@ def number(metric: str, value: float | None, error: float | None = None, printed
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     if metric in _COUNTS and value == round(value):
         decimals = 0
+    if metric not in ("test", "train") and error and round(error, decimals) == 0:
+        needed = -math.floor(math.log10(error))
+        if needed > decimals + _MORE_DECIMALS:
+            return f"{value:.{decimals}f} ± {error:.0e}"
+        decimals = needed
     return f"{value:.{decimals}f}" + ("" if error is None else f" ± {error:.{decimals}f}")

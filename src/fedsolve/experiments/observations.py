@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsolve.experiments.config import METRICS, PartitionSpec
+from fedsolve.experiments.statistics import Counts
 from fedsolve.experiments.store import Run
 
 BACKBONES = {
@@ -33,7 +34,7 @@ class Observation:
     varied: tuple[str, ...]
     seed: int
     values: Mapping[str, float]
-    counts: tuple[int, int] | None
+    counts: Counts | None
 
 
 def observations(run: Run) -> list[Observation]:
@@ -49,7 +50,8 @@ def _of_cell(cell: Mapping[str, Any]) -> Iterator[Observation]:
     backbone = dataset["backbone"] or "none"
     coordinates = dict(cell["parameters"]) | {
         "dataset": dataset["name"],
-        "backbone": BACKBONES.get(backbone, backbone),
+        # Options after the question mark say how images are prepared; the network is the same.
+        "backbone": BACKBONES.get(backbone.partition("?")[0], backbone),
         "partition": dealt["name"],
         "clients": dealt["clients"],
         "method": cell["method"],
@@ -61,11 +63,25 @@ def _of_cell(cell: Mapping[str, Any]) -> Iterator[Observation]:
     last = len(cell["seconds_per_layer"]) - 1 if staged else None
     for depth in cell["depths"] or [last]:
         values = _values(cell, depth)
-        correct = cell["test_correct_per_layer"][depth] if staged else cell["test_correct"]
-        counts = None if correct is None else (correct, cell["test_rows"])
         yield Observation(
-            coordinates | {"depth": depth}, setting, tuple(cell["grid"]), cell["seed"], values, counts
+            coordinates | {"depth": depth},
+            setting,
+            tuple(cell["grid"]),
+            cell["seed"],
+            values,
+            counts_at(cell, depth),
         )
+
+
+def counts_at(cell: Mapping[str, Any], depth: int | None) -> Counts | None:
+    """Test rows that a cell reads correctly after `depth` layers, and all of them.
+
+    depth: None for the last layer, or for no layers at all. None comes back where there are no test rows,
+        or where only a mean is known.
+    """
+    layers = cell["test_correct_per_layer"]
+    correct = layers[depth] if layers and depth is not None else cell["test_correct"]
+    return None if correct is None else (int(correct), int(cell["test_rows"]))
 
 
 def _values(cell: Mapping[str, Any], depth: int | None) -> dict[str, float]:

@@ -39,7 +39,7 @@ def markdown(table: Table) -> str:
     for row in table.rows:
         cells = [_plain(row.label), *(_plain(text) for text in _texts(row))]
         lines.append(_line([f"*{cell}*" if cell else "" for cell in cells] if row.paper else cells))
-    notes = [f"{_plain(note)}  " for note in table.notes]
+    notes = [f"{_plain(note)}  " for note in _all_notes(table)]
     return "\n".join([f"### {_plain(table.title)}", "", *lines, "", *notes]).rstrip() + "\n"
 
 
@@ -48,7 +48,7 @@ def latex(table: Table) -> str:
     lines = [
         r"\begin{table}[t]",
         r"\centering",
-        rf"\caption{{{_tex(table.title)}. {' '.join(map(_tex, table.notes))}}}".replace(" }", "}"),
+        rf"\caption{{{_tex(table.title)}. {' '.join(map(_tex, _all_notes(table)))}}}".replace(" }", "}"),
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",
         _tex_line([table.corner, *table.columns]),
@@ -59,6 +59,10 @@ def latex(table: Table) -> str:
         lines.append(_tex_line(cells, r"\textit{%s}" if row.paper else "%s"))
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
+
+
+def _all_notes(table: Table) -> list[str]:
+    return [*table.notes, *([table.remark] if table.remark else [])]
 
 
 def _texts(row: Row) -> list[str]:

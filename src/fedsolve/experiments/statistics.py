@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+Counts = tuple[int, int]
+"""Test rows that a model reads correctly, and all of them."""
+
 LEVEL = 0.05
 """Below this p-value a difference is marked."""
 
@@ -16,6 +19,19 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     if len(array) < 2:
         return float(array.mean()), None
     return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array)))
+
+
+def compare(first: Sequence[Counts | None], second: Sequence[Counts | None]) -> float | None:
+    """p-value that two groups of models are right equally often; None where one has no counts.
+
+    Counts are means over the models of a group, of one test set each: adding up seeds would count every
+    test row several times and call small differences certain.
+    """
+    known = [[counts for counts in side if counts is not None] for side in (first, second)]
+    if not all(known):
+        return None
+    ours, theirs = (np.mean(side, axis=0).tolist() for side in known)
+    return independence((ours[0], ours[1]), (theirs[0], theirs[1]))
 
 
 def independence(first: tuple[float, float], second: tuple[float, float]) -> float:

@@ -29,6 +29,7 @@ class Run:
     """A run folder: the experiment, its finished cells in the experiment's order, how many it lacks.
 
     partitions: {dataset, name, seed, clients, classes, class_counts} of each partition's first seed.
+    backbone:   what it was last run with instead of the file's own; None where that was not replaced.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Run:
     cells: list[dict[str, Any]]
     missing: int
     partitions: list[dict[str, Any]]
+    backbone: str | None = None
 
     @property
     def name(self) -> str:
@@ -53,9 +55,9 @@ def load_run(folder: str | Path) -> Run:
             f"{folder} is not a run: it has no {TEXT}. Name a folder that 'fedsolve experiment run' made."
         )
     experiment = read_experiment(folder / TEXT, name=folder.name)
-    options = _read_json(folder / OPTIONS, {})
-    if options.get("backbone") is not None:
-        experiment = experiment.with_backbone(options["backbone"])
+    backbone = _read_json(folder / OPTIONS, {}).get("backbone")
+    if backbone is not None:
+        experiment = experiment.with_backbone(backbone)
     held = {record["cell"]: record for record in read_lines(folder / CELLS)[0]}
     planned = experiment.cells()
     found = []
@@ -68,7 +70,7 @@ def load_run(folder: str | Path) -> Run:
             found.append(record | labels)
     named = {(cell.dataset.name, cell.partition.name) for cell in planned}
     tables = [t for t in read_partitions(folder) if (t["dataset"], t["name"]) in named]
-    return Run(folder, experiment, found, len(planned) - len(found), tables)
+    return Run(folder, experiment, found, len(planned) - len(found), tables, backbone)
 
 
 def read_partitions(folder: Path) -> list[dict[str, Any]]:

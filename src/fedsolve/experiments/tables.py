@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedsolve.experiments.config import Experiment, TableSpec
 from fedsolve.experiments.labels import METRIC_NAMES, axis_label, axis_name, number
 from fedsolve.experiments.observations import Observation, observations
 from fedsolve.experiments.papers import Printed, papers, printed, same
-from fedsolve.experiments.statistics import LEVEL, independence, mean_and_error
+from fedsolve.experiments.statistics import LEVEL, compare, mean_and_error
 from fedsolve.experiments.store import Run
 
 Place = tuple[Any, ...]
@@ -37,9 +35,13 @@ class Entry:
         return self.p is not None and self.p < LEVEL
 
     @property
+    def plain(self) -> str:
+        """The number as people read it; a paper's keeps the digits it was printed with."""
+        return number(self.metric, self.mean, self.error, printed=self.seeds is None)
+
+    @property
     def text(self) -> str:
-        printed = self.seeds is None and self.mean is not None
-        return number(self.metric, self.mean, self.error, printed) + ("*" if self.marked else "")
+        return self.plain + ("*" if self.marked else "")
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table for people: `corner` names the rows' axes, notes say how to read it."""
+    """A table for people: `corner` names the rows' axes, notes say how to read it.
+
+    remark: what the experiment's file says of all its tables.
+    """
 
     title: str
     corner: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    remark: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The table as JSON values."""
@@ -76,6 +82,7 @@ class Table:
                 for row in self.rows
             ],
             "notes": list(self.notes),
+            "remark": self.remark,
         }
 
 
@@ -204,6 +211,7 @@ class _Builder:
             tuple(self._label(self.layout.columns, column) for column in columns.values()),
             tuple(lines),
             tuple(self._notes(lines)),
+            self._experiment.notes,
         )
 
     @property
@@ -228,20 +236,13 @@ class _Builder:
         return Entry(metric, mean, error, len(values), p)
 
     def _p(self, group: list[Observation]) -> float | None:
-        """Against the baseline under the same conditions; counts are means over seeds, of one test set each.
-
-        Adding up seeds would count every test row several times and call small differences certain.
-        """
+        """Against the baseline under the same conditions."""
         baseline = self._experiment.table.baseline
         first = group[0]
         if baseline is None or first.coordinates["method"] == baseline:
             return None
         rivals = [one for one in self.found if one.coordinates["method"] == baseline and _alike(one, first)]
-        counts = [[one.counts for one in side if one.counts is not None] for side in (group, rivals)]
-        if not all(counts):
-            return None
-        ours, theirs = (tuple(np.mean(side, axis=0).tolist()) for side in counts)
-        return independence((ours[0], ours[1]), (theirs[0], theirs[1]))
+        return compare([one.counts for one in group], [one.counts for one in rivals])
 
     def _printed(self) -> list[Printed]:
         ref = self._experiment.paper

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from fedsolve.experiments.figures.lines import Series
 from fedsolve.experiments.labels import axis_label
-from fedsolve.experiments.statistics import mean_and_error
+from fedsolve.experiments.observations import counts_at
+from fedsolve.experiments.statistics import Counts, mean_and_error
 from fedsolve.experiments.store import Run
 
 T = TypeVar("T", bound=Hashable)
@@ -35,11 +36,9 @@ class Reading:
         return self.method, self.depth, self.grid, self.noise
 
     @property
-    def counts(self) -> tuple[int, int] | None:
+    def counts(self) -> Counts | None:
         """Test rows it reads correctly, and all of them; None where only a mean is known."""
-        layers = self.cell.get("test_correct_per_layer")
-        correct = layers[self.depth] if layers and self.depth is not None else self.cell.get("test_correct")
-        return None if correct is None else (int(correct), int(self.cell["test_rows"]))
+        return counts_at(self.cell, self.depth)
 
 
 def readings(cells: Sequence[Mapping[str, Any]]) -> list[Reading]:

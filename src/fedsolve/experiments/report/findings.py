@@ -19,7 +19,7 @@ from fedsolve.experiments.figures.readings import (
 )
 from fedsolve.experiments.labels import axis_label
 from fedsolve.experiments.report.markup import unbroken
-from fedsolve.experiments.statistics import LEVEL, independence
+from fedsolve.experiments.statistics import LEVEL, compare
 from fedsolve.experiments.store import Run
 
 MOST_TOLD = 4
@@ -291,11 +291,9 @@ def _gain(cell: Mapping[str, Any]) -> float | None:
 
 def _significance(first: Sequence[Reading], second: Sequence[Reading]) -> str:
     """The chi-squared test of two accuracies, of test sets counted once."""
-    counts = [[item.counts for item in side if item.counts is not None] for side in (first, second)]
-    if not all(counts):
+    p = compare([item.counts for item in first], [item.counts for item in second])
+    if p is None:
         return ""
-    ours, theirs = (np.mean(side, axis=0) for side in counts)
-    p = independence((float(ours[0]), float(ours[1])), (float(theirs[0]), float(theirs[1])))
     told = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
     return f"; {told}" if p < LEVEL else f", which may be chance; {told}"
 

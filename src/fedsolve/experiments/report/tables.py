@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from fedsolve.experiments.config import TableSpec
-from fedsolve.experiments.labels import number
 from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.store import Run
 from fedsolve.experiments.tables import Entry, Row, Table, tables_of
@@ -115,14 +114,14 @@ def _cell(line: _Line, column: int, best: bool, baseline: str | None) -> Markup:
 
 def _number(entry: Entry) -> Markup:
     """Mean and standard error, the error in a lighter ink."""
-    mean, sign, error = number(entry.metric, entry.mean, entry.error).partition(" ± ")
+    mean, sign, error = entry.plain.partition(" ± ")
     return join([mean, tag("span", sign, error, class_="error") if sign else ""])
 
 
 def _printed(entry: Entry | None) -> Markup:
     if entry is None:
         return Markup()
-    return tag("span", f"paper {number(entry.metric, entry.mean, entry.error)}", class_="paper")
+    return tag("span", f"paper {entry.plain}", class_="paper")
 
 
 def _best(table: Table, lines: Sequence[_Line]) -> set[tuple[int, int]]:
