@@ -24,3 +24,8 @@ def blas_threads(limit: int | None) -> AbstractContextManager[Any]:
         return nullcontext()
     context: AbstractContextManager[Any] = _controller().limit(limits=limit, user_api="blas")
     return context
+
+
+def several_threads() -> bool:
+    """Whether BLAS may use more than one thread here and now."""
+    return any(library.num_threads > 1 for library in _controller().select(user_api="blas").lib_controllers)

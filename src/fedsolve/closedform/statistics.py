@@ -16,6 +16,7 @@ from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import encode_labels
+from fedsolve.threads import several_threads
 
 _CHUNK_BYTES = 16 << 20
 
@@ -67,6 +68,11 @@ class Accumulator:
 
     def add_gram(self, name: str, rows: Array) -> None:
         """name += rowsᵀ rows"""
+        if several_threads():
+            # numpy and scipy may each bring a BLAS whose threads wait by spinning: used in turn, the two
+            # keep each other from the cores. numpy has the large products, so it takes this one too.
+            self.add_product(name, rows, rows)
+            return
         add_gram(rows, self.term.arrays[name], accumulate=name not in self._empty)
         self._empty.discard(name)
 
