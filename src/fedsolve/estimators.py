@@ -7,6 +7,7 @@ rows, the method gives the same model.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, Self
@@ -52,7 +53,7 @@ def project_to_simplex(scores: Array) -> Array:
 # -- what is predicted: classes or numbers ---------------------------------------------------------
 
 
-class _Estimator(BaseEstimator):  # type: ignore[misc]
+class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     """What all four share: one silo of rows in, scores of the model, predictions from scores."""
 
     model_: Model
@@ -71,8 +72,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         features: Array = validate_data(self, X, dtype=_REAL, reset=False)
         return features
 
+    @abstractmethod
     def _decide(self, scores: Array) -> Array:
-        raise NotImplementedError
+        """Predictions from scores (rows, outputs)."""
 
     def _silo(
         self, features: Array, targets: Array, weights: Array | None, classes: Array | None = None
