@@ -147,5 +147,58 @@ def _rows(path: Path, limit: int | None) -> Rows:
         raise click.UsageError(str(problem)) from None
 
 
+@main.command("overhead")
+@click.option("--pairs", default=20, show_default=True, help="Pairs of rounds per method, timed A B B A.")
+@click.option("--network", default="mobilenet_v2", show_default=True)
+@click.option("--clients", default=2, show_default=True)
+@click.option("--rows", default=320, show_default=True, help="Rows of every client.")
+@click.option("--epochs", default=1, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@_json
+def _overhead(json_path: Path | None, **how: Any) -> None:
+    """What feedback alignment and a proximal term add to a round of FedAvg (needs torch)."""
+    from benchmarks import overhead
+
+    found = overhead.measure(**how)
+    report.show_overhead(Console(width=140, highlight=False, markup=False), found)
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+@main.command("fashion-mnist")
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
+@click.option("--rounds", default=100, show_default=True)
+@click.option("--seeds", default="0,1,2", show_default=True, help="One process per arm and seed.")
+@click.option("--device", default="auto", show_default=True)
+@click.option(
+    "--seconds", default=1e9, show_default=False, help="Stop after this time; the same command continues."
+)
+@click.option("--arm", "arms", multiple=True, help="Only these, such as FedLC+FLFA.")
+@click.option("--seed", type=int, default=None, help="Run one arm and seed in this process.")
+def _fashion_mnist(
+    data: Path,
+    out: Path,
+    rounds: int,
+    seeds: str,
+    device: str,
+    seconds: float,
+    arms: tuple[str, ...],
+    seed: int | None,
+) -> None:
+    """FLFA on Fashion-MNIST in the paper's setting, with and without feedback alignment (needs torch)."""
+    from benchmarks import fashion_mnist
+
+    chosen = list(arms or fashion_mnist.ARMS)
+    if seed is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        fashion_mnist.run_arm(chosen[0], seed, data, out, rounds, device, seconds)
+        return
+    told = fashion_mnist.run_all(
+        data, out, rounds, [int(s) for s in seeds.split(",")], device, seconds, chosen
+    )
+    report.show_arms(Console(width=140, highlight=False, markup=False), told)
+
+
 if __name__ == "__main__":
     main(prog_name="python -m benchmarks")

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.baselines import FedAvgHead
 from fedsolve.closedform import laws
 from fedsolve.closedform.separability import class_sums, separability
 from fedsolve.data.noise import flip_labels
@@ -28,6 +27,7 @@ from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.runner import Progress, run_experiment
 from fedsolve.experiments.sources import Rows, StoredRows, Tick, random_rows
 from fedsolve.experiments.store import CELLS, DAMAGED, load_run
+from fedsolve.gradient import FedAvg
 from tests.command import document
 
 SHIPPED = Path(__file__).parent.parent / "experiments"
@@ -338,11 +338,12 @@ def test_fedavg_uses_the_seed_of_the_cell(tmp_path: Path) -> None:
     ).cells()
     for cell in cells:
         owners = fs.partition.dirichlet(ROWS.y_train, 7, 0.5, seed=cell.seed)
-        head = FedAvgHead(rounds=3, rate=0.2, seed=cell.seed).fit(ROWS.x_train, ROWS.y_train, owners, 7, 3)
+        federation = fs.LocalFederation.from_arrays(ROWS.x_train, ROWS.y_train, owners, clients=7)
+        model = FedAvg(rounds=3, rate=0.2, seed=cell.seed).fit(federation)
         found = run_cell(cell, ROWS)
-        assert found["accuracy"] == np.mean(head.predict(ROWS.x_test) == ROWS.y_test)
-        assert found["bytes_up"] + found["bytes_down"] == head.nbytes
-        assert found["exchanges"] == 3
+        assert found["accuracy"] == model.score(ROWS.x_test, ROWS.y_test)
+        assert found["accuracy_per_round"][-1] == found["accuracy"]
+        assert found["exchanges"] == len(found["loss_per_round"]) == 3
 
 
 def test_test_rows_of_an_unknown_class_count_as_wrong(tmp_path: Path) -> None:

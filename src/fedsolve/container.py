@@ -32,7 +32,7 @@ def canonical_json(value: Any) -> str:
 
 def to_bytes(arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
     """Named arrays and a JSON note as one exact, self-describing string of bytes."""
-    tensors = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     return _save_tensors(tensors, metadata={_KEY: canonical_json(note)})
 
 

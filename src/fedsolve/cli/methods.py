@@ -2,45 +2,98 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import Any
+
 import click
 from rich.console import Console
 
 from fedsolve import registry
-from fedsolve.cli.command import Command
+from fedsolve.cli.command import Command, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts
+from fedsolve.cli.parameters import is_gradient, method_keys
+from fedsolve.errors import DataError
+
+EXTRA = "fedsolve[torch]"
 
 
 @click.command(
     cls=Command,
     examples=(
         ("the methods, their papers and their traffic", "fedsolve methods"),
+        ("those that train by gradient", "fedsolve methods --family gradient"),
         ("the same for a program", "fedsolve methods --json"),
     ),
 )
+@option(
+    "--family",
+    type=click.Choice(["closed-form", "gradient"]),
+    group="Methods",
+    help="Only the methods of this family.",
+)
 @output_options
-def methods(as_json: bool, quiet: bool) -> None:
+def methods(family: str | None, as_json: bool, quiet: bool) -> None:
     """List the methods: paper, exchanges, what travels up and down, sums or gathers.
 
     "Sums" means the server needs only the total of all clients' answers, so secure aggregation applies;
-    "gathers" means it needs each client's answer by itself.
+    "gathers" means it needs each client's answer by itself. The parameters of a method, with their
+    defaults: fedsolve train --method NAME --help.
     """
-    known = registry.methods()
+    known = [told for told in map(described, method_keys()) if family in (None, told["family"])]
 
     def show(page: Console) -> None:
-        for info in known:
-            page.print(f"[bold]{info.key}[/bold]  {info.title}")
-            facts(
-                page,
-                [
-                    ("  paper", info.paper),
-                    ("  exchanges", info.exchanges),
-                    ("  a client sends", info.up),
-                    ("  a client is sent", info.down),
-                    ("  the server sees", "every answer (gathers)" if info.gathers else "only sums"),
-                ],
-            )
+        for told in known:
+            page.print(f"[bold]{told['key']}[/bold]  {told['title']}")
+            facts(page, _lines(told))
             page.print()
-        page.print("T layers, d features per layer, C classes.", style="dim")
+        if family != "gradient":
+            page.print("T layers, d features per layer, C classes.", style="dim")
+        if family != "closed-form":
+            page.print("Weights are those of the network that is trained.", style="dim")
 
-    Output(as_json, quiet).result({"methods": [info.as_dict() for info in known]}, show)
+    Output(as_json, quiet).result({"methods": known}, show)
+
+
+def described(key: str) -> dict[str, Any]:
+    """What a user wants to know of a method before choosing it, as JSON can hold it."""
+    info = next(info for info in registry.methods() if info.key == key)
+    method: Any = registry.method_class(key)
+    gradient = is_gradient(key)
+    return info.as_dict() | {
+        "family": "gradient" if gradient else "closed-form",
+        "feedback_alignment": gradient and _takes_feedback(method),
+        "keeps_state": gradient and method.keeps_state,
+        "needs": [EXTRA] if gradient else [],
+        "available": not gradient or importlib.util.find_spec("torch") is not None,
+    }
+
+
+def _takes_feedback(method: Any) -> bool:
+    """Whether the method's own checks let feedback alignment pass."""
+    try:
+        method(network="mlp", feedback="lowest")
+    except DataError:
+        return False
+    return True
+
+
+def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [
+        ("  paper", told["paper"]),
+        ("  exchanges", told["exchanges"]),
+        ("  a client sends", told["up"]),
+        ("  a client is sent", told["down"]),
+        ("  the server sees", "every answer (gathers)" if told["gathers"] else "only sums"),
+    ]
+    if told["family"] == "gradient":
+        method: Any = registry.method_class(told["key"])
+        once = method.rounds == 1
+        named = "yes, in layers that are named: a choice would need an earlier round" if once else "yes"
+        extra = "" if told["available"] else f", not installed: pip install '{EXTRA}'"
+        lines += [
+            ("  a client keeps", "its own state between rounds" if told["keeps_state"] else "nothing"),
+            ("  feedback alignment", named if told["feedback_alignment"] else "no"),
+            ("  needs", f"{EXTRA}{extra}"),
+        ]
+    return lines

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import click
 
 from fedsolve import registry
-from fedsolve.cli.command import F, option
+from fedsolve.cli.command import Command, F, Option
 from fedsolve.closedform.activations import ACTIVATIONS
 from fedsolve.closedform.plans import PLANS
 from fedsolve.federation.method import Method
+from fedsolve.gradient.method import GradientMethod
 
 HELP = {
     "layers": "T, the number of residual blocks.",
@@ -32,14 +38,53 @@ HELP = {
     "transformation": "Solve each block, or add its hidden features as they are (ablation 4).",
     "reconstruction": "Weight of recovering the first features beside the labels, in [0, 1).",
     "strategy": "Which of the four deepening strategies, 1 to 4.",
-    "participation": "Share of the clients asked for each layer, in (0, 1].",
+    "participation": "Share of the clients asked for each layer, or in each round, in (0, 1].",
     "consistent": "Whether classifier and block of a layer are asked of the same clients.",
     "scale": "Standardise features by federated sums, one exchange more.",
     "intercept": "Fit an intercept from sums of features and targets.",
-    "track": "Let clients count correct predictions whenever a classifier reaches them.",
-    "precision": "float32 is faster and gives up exact invariance.",
-    "seed": "Seed of the random projections and of partial participation.",
+    "track": "accuracy (closed form): clients count correct predictions whenever a classifier reaches them. "
+    "drift (gradient): measure how far clients move apart, one exchange more a round.",
+    "precision": "float32 is faster; closed forms then give up exact invariance.",
+    "seed": "Seed of random projections, initial weights, batches and partial participation.",
+    "network": "On features: linear, mlp:256, mlp:512,128. On images: cnn, mobilenet_v2, resnet18, resnet50, "
+    "the last three also with GroupNorm (resnet18:gn). Your own: package.module:function.",
+    "rounds": "Times that weights go to the clients and come back.",
+    "epochs": "Local passes over the rows in a round.",
+    "batch": "Rows of a local step.",
+    "last_batch": "What to do with the rows that do not fill a batch.",
+    "rate": "Learning rate.",
+    "rate_decay": "Factor on the learning rate from round to round.",
+    "optimiser": "Local optimiser, begun afresh in every round.",
+    "momentum": "Momentum of the local SGD.",
+    "weight_decay": "Local weight decay.",
+    "clip": "Largest norm of a local gradient; longer ones are shortened.",
+    "weighting": "Whether clients count by their rows or all alike.",
+    "buffers": "Running statistics of BatchNorm: averaged, or kept by each client.",
+    "feedback": "Replace the backward weights of some layers by the global ones: in the layers where clients "
+    "agree least (lowest), most (highest), whichever the distribution suggests (skewness), or in named ones "
+    "(features.3,classifier).",
+    "feedback_layers": "How many layers are chosen, 1 to 3 in the paper.",
+    "feedback_matrix": "Backward weights: the global ones, or fixed random ones (ablation).",
+    "feedback_scaling": "Backward weights get the norm of the local layer, of each of its rows, or none.",
+    "feedback_route": "direct: the output's error goes straight to the layer (DFA, ablation).",
+    "feedback_first": "Let the first layer be chosen too, where it changes nothing (the paper's rule).",
+    "feedback_sketch": "Numbers a layer's update is sketched to for the choice; 0 sends it whole.",
+    "shape": "Images as channels,height,width.  Read off the images of a dataset, or off common widths.",
+    "device": "cpu, cuda, cuda:1, or auto for a GPU where there is one.",
+    "server_form": "momentum as in the paper (classic), Nesterov's, or with steps damped by 1 - beta.",
+    "server_steps": "steps on the aggregation weights in every round.",
+    "generator_steps": "steps on the generator after every round.",
+    "generator_rate": "learning rate of the generator.",
+    "noise_width": "numbers of noise the generator starts from.",
+    "generator_width": "width of the generator's hidden layer.",
 }
+"""What a parameter is, in words for a help page; where there are none, those of the algorithm's own class."""
+
+BOTH = "Parameters of closed-form and gradient methods"
+EVERY_CLOSED_FORM = "Parameters of every closed-form method"
+BY_GRADIENT = "Training by gradient"
+FEEDBACK = "Feedback alignment (any gradient method)"
+SINGLE = "Parameters of single gradient methods"
 
 _CHOICES = {
     "activation": tuple(ACTIVATIONS),
@@ -47,23 +92,71 @@ _CHOICES = {
     "exchange": ("auto", *PLANS),
 }
 _FLAGS = {"consistent": "--consistent/--inconsistent", "skip": "--skip/--no-skip"}
+_ALSO = {"feedback": "--feedback-alignment"}
+_METAVARS = {"network": "NAME", "feedback": "HOW|LAYERS", "shape": "C,H,W", "device": "NAME"}
+_FOCUS = "fedsolve.method"
+
+
+def is_gradient(key: str) -> bool:
+    """Whether a method trains by gradient; the others solve in closed form."""
+    return issubclass(registry.method_class(key), GradientMethod)
 
 
 def method_keys() -> list[str]:
-    """Keys of the methods that can be trained."""
-    return [info.key for info in registry.methods()]
+    """Keys of the methods that can be trained, the closed-form ones first."""
+    return sorted((info.key for info in registry.methods()), key=lambda key: (is_gradient(key), key))
+
+
+class MethodOption(Option):
+    """A parameter of methods; the help page of one method shows its own words and default."""
+
+    def __init__(self, *names: Any, name_: str, **settings: Any) -> None:
+        self.parameter = name_
+        super().__init__(*names, **settings)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        key = ctx.meta.get(_FOCUS)
+        if record is None or key is None:
+            return record
+        defaults = _owners()[self.parameter]
+        if key not in defaults:
+            return None
+        text, default = help_text(key, self.parameter), _default_text(self.parameter, defaults[key])
+        return record[0], f"{text[:1].upper()}{text[1:]}  [default: {default}]"
+
+
+class MethodCommand(Command):
+    """A command with parameters of methods: `--method NAME --help` is the help page of that method."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        joined = " ".join(args).replace("--method=", "--method ").split()
+        after = [word for before, word in pairwise(joined) if before == "--method"]
+        if after and after[-1] in method_keys():
+            ctx.meta[_FOCUS] = after[-1]
+        return super().parse_args(ctx, args)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        key = ctx.meta.get(_FOCUS)
+        if key is not None:
+            info = next(info for info in registry.methods() if info.key == key)
+            with formatter.section(f"Only what goes with --method {key} is shown below"):
+                formatter.write_text(f"{info.title}. {info.paper}.")
 
 
 def method_options(command: F) -> F:
     """Decorator: one option for each parameter of each method, with the dataclass's default in its help."""
     owners = _owners()
-    everyone = len(method_keys())
+    ranks = [BOTH, EVERY_CLOSED_FORM, "", BY_GRADIENT, FEEDBACK, SINGLE]
 
-    def place(name: str) -> tuple[bool, int]:
-        return len(owners[name]) < everyone, list(owners).index(name)
+    def place(name: str) -> tuple[int, int]:
+        group = _group(name, owners[name])
+        return ranks.index(group if group in ranks else ""), list(owners).index(name)
 
     for name in sorted(owners, key=place, reverse=True):
-        command = _decorator(name, owners[name], everyone)(command)
+        settings = _settings(name, owners[name])
+        command = click.option(*settings.pop("names"), cls=MethodOption, name_=name, **settings)(command)
     return command
 
 
@@ -72,33 +165,77 @@ def parameter_names() -> list[str]:
     return list(_owners())
 
 
+def help_text(key: str, name: str) -> str:
+    """What a parameter means to a method.
+
+    Where all gradient methods have it, an algorithm's class may say something more to the point; where only
+    some have it, the class is asked when there are no words here.
+    """
+    own, general = _documented(registry.method_class(key)).get(name, ""), HELP.get(name, "")
+    return own or general if is_gradient(key) and name in _common() else general or own
+
+
 def build_method(key: str, given: dict[str, Any], ctx: click.Context) -> Method[Any]:
     """The method with the parameters that were given (not None); the others keep their defaults."""
     owners = _owners()
     chosen = {name: value for name, value in given.items() if value is not None}
     mine = [name for name in owners if key in owners[name]]
-    for name in chosen:
+    for name, value in chosen.items():
         if name not in mine:
-            takes = ", ".join(_option_name(other) for other in mine)
+            takes = f", which takes {', '.join(_option_name(other) for other in mine)}"
+            if is_gradient(key):
+                takes = f"; --method {key} --help lists what does"
             raise click.UsageError(
-                f"{_option_name(name)} belongs to {' and '.join(owners[name])}, not to {key}, "
-                f"which takes {takes}",
-                ctx,
+                f"{_option_name(name)} belongs to {_owners_told(owners[name])}, not to {key}{takes}", ctx
             )
-    values = {
-        name: None if value == "none" and _nullable(key, name) else value for name, value in chosen.items()
+        values = _values(key, name)
+        if values is not None and value not in values:
+            raise click.UsageError(
+                f"{_option_name(name)} {value} does not go with {key}, which takes {' or '.join(values)}", ctx
+            )
+    values_of = {
+        name: None if value == "none" and _takes_none(key, name) else value for name, value in chosen.items()
     }
-    method: Method[Any] = registry.method_class(key)(**values)
+    method: Method[Any] = registry.method_class(key)(**values_of)
     return method
 
 
 def _owners() -> dict[str, dict[str, Any]]:
     """For each parameter name: the methods that take it, with their defaults."""
+
+    def place(key: str) -> tuple[bool, int, str]:
+        fields = len(dataclasses.fields(registry.method_class(key)))
+        # The longest list of parameters comes first; of gradient methods the plainest.
+        return is_gradient(key), fields if is_gradient(key) else -fields, key
+
     owners: dict[str, dict[str, Any]] = {}
-    for key in sorted(method_keys(), key=lambda key: -len(dataclasses.fields(registry.method_class(key)))):
+    for key in sorted(method_keys(), key=place):
         for field in dataclasses.fields(registry.method_class(key)):
             owners.setdefault(field.name, {})[key] = field.default
     return owners
+
+
+def _common() -> set[str]:
+    return {field.name for field in dataclasses.fields(GradientMethod)}
+
+
+def _group(name: str, owners: Mapping[str, Any]) -> str:
+    closed = [key for key in owners if not is_gradient(key)]
+    if len(closed) < len(owners):
+        if closed:
+            return BOTH
+        if name not in _common():
+            return SINGLE
+        return FEEDBACK if name.startswith("feedback") else BY_GRADIENT
+    if len(closed) == sum(not is_gradient(key) for key in method_keys()):
+        return EVERY_CLOSED_FORM
+    return f"Parameters of {' and '.join(closed)}"
+
+
+def _owners_told(owners: Mapping[str, Any]) -> str:
+    closed = [key for key in owners if not is_gradient(key)]
+    everyone = len(owners) - len(closed) == sum(map(is_gradient, method_keys()))
+    return " and ".join([*closed, "gradient methods"] if everyone else owners)
 
 
 def _hint(key: str, name: str) -> tuple[Any, bool]:
@@ -110,38 +247,86 @@ def _hint(key: str, name: str) -> tuple[Any, bool]:
     return hint, False
 
 
-def _nullable(key: str, name: str) -> bool:
+def _takes_none(key: str, name: str) -> bool:
+    """Whether the word "none" stands for None: of choices and of text; a number is left out instead."""
     hint, optional = _hint(key, name)
-    return optional and typing.get_origin(hint) is Literal
+    return optional and (hint is str or typing.get_origin(hint) is Literal)
 
 
-def _decorator(name: str, defaults: dict[str, Any], everyone: int) -> Callable[[F], F]:
-    key = next(iter(defaults))
+def _values(key: str, name: str) -> list[str] | None:
+    """The words a method takes for a parameter that has a few; None for all others."""
     hint, _ = _hint(key, name)
-    settings: dict[str, Any] = {"default": None, "show_default": False}
-    names = [_option_name(name), name]
+    if name in _CHOICES or typing.get_origin(hint) is not Literal:
+        return None
+    return [*map(str, typing.get_args(hint)), *(["none"] if _takes_none(key, name) else [])]
+
+
+def _settings(name: str, defaults: dict[str, Any]) -> dict[str, Any]:
+    """What click is told of a parameter."""
+    hint, _ = _hint(next(iter(defaults)), name)
+    names = [*([_ALSO[name]] if name in _ALSO else []), _option_name(name), name]
+    settings: dict[str, Any] = {"default": None, "show_default": False, "group": _group(name, defaults)}
+    if name in _METAVARS:
+        settings["metavar"] = _METAVARS[name]
+    choices = [value for key in defaults for value in _values(key, name) or ()]
     if name in _CHOICES:
         settings["type"] = click.Choice(_CHOICES[name])
         if len(_CHOICES[name]) > 4:
             settings["metavar"] = "NAME"
-    elif typing.get_origin(hint) is Literal:
-        choices = [str(value) for value in typing.get_args(hint)]
-        settings["type"] = click.Choice([*choices, "none"] if _nullable(key, name) else choices)
+    elif choices:
+        # "none" last, whichever method brought it.
+        settings["type"] = click.Choice(sorted(dict.fromkeys(choices), key=lambda value: value == "none"))
     elif hint is bool:
         names = [_FLAGS.get(name, f"{_option_name(name)}/--no-{name.replace('_', '-')}"), name]
     else:
         settings["type"] = hint
-    shared = len(defaults) == everyone
-    settings["group"] = "Parameters of every method" if shared else f"Parameters of {' and '.join(defaults)}"
-    settings["help"] = f"{HELP.get(name, '')}  [default: {_told(name, defaults)}]".strip()
-    return option(*names, **settings)
+    text = HELP.get(name, "")
+    if settings["group"] == SINGLE:
+        text = " ".join(_by_method(name, defaults))
+    return settings | {"names": names, "help": f"{text}  [default: {_told(name, defaults)}]".strip()}
+
+
+def _by_method(name: str, owners: Mapping[str, Any]) -> list[str]:
+    """What the parameter is, after the names of the methods that mean the same by it."""
+    meanings: dict[str, list[str]] = {}
+    for key in owners:
+        meanings.setdefault(help_text(key, name), []).append(key)
+    return [f"{', '.join(keys)}: {text}" for text, keys in meanings.items()]
+
+
+@cache
+def _documented(method: type) -> dict[str, str]:
+    """What a class says of its parameters, in lines `name: text` or `name, name: text` of its docstring."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in inspect.cleandoc(method.__doc__ or "").splitlines():
+        start = re.fullmatch(r"(\w+(?:, \w+)*): +(\S.*)", line)
+        if start is not None:
+            names = start[1].split(", ")
+            found |= dict.fromkeys(names, start[2])
+        elif names and line.startswith(" "):
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return found
 
 
 def _told(name: str, defaults: dict[str, Any]) -> str:
+    """The default, or the defaults with the methods that have them."""
     texts = {key: _default_text(name, value) for key, value in defaults.items()}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
-    return ", ".join(f"{text} for {key}" for key, text in texts.items())
+    if name not in _common():
+        return ", ".join(f"{text} for {key}" for key, text in texts.items())
+    closed = {key: text for key, text in texts.items() if not is_gradient(key)}
+    usual = Counter(text for key, text in texts.items() if key not in closed).most_common(1)[0][0]
+    parts = [f"{text} for {key}" for key, text in closed.items()]
+    parts.append(f"{usual} for gradient methods" if closed else usual)
+    others: dict[str, list[str]] = {}
+    for key, text in texts.items():
+        if key not in closed and text != usual:
+            others.setdefault(text, []).append(key)
+    return "; ".join([", ".join(parts), *(f"{text} for {', '.join(keys)}" for text, keys in others.items())])
 
 
 def _default_text(name: str, value: Any) -> str:

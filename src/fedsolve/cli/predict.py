@@ -10,6 +10,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from fedsolve.cli import images
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.options import READING, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
@@ -18,6 +19,8 @@ from fedsolve.cli.rows import Reader, row_options
 from fedsolve.closedform.models import StagedModel
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.gradient.method import find_device
+from fedsolve.gradient.models import GradientModel
 from fedsolve.model import Model, load_model
 
 _part = option(
@@ -28,6 +31,12 @@ _part = option(
 )
 _layers = option(
     "--layers", type=int, group="Model", help="Stop after this many blocks of a deep model.  [default: all]"
+)
+_device = option(
+    "--device",
+    metavar="NAME",
+    group="Model",
+    help="Gradient models: cpu, cuda, or auto for a GPU where there is one.  [default: cpu]",
 )
 
 
@@ -49,6 +58,7 @@ _layers = option(
 @option("--out", metavar="FILE", group="Predictions", help="Where to write the csv.  [default: stdout]")
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
 @_layers
+@_device
 @_part
 @row_options
 @output_options
@@ -57,15 +67,16 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     """Predict the class of every row of DATA with the model file MODEL.
 
     DATA is an npz, csv or parquet file, with or without labels, or a dataset as for train. Scores are
-    least-squares estimates of the
-    one-hot label: the largest one wins, but they are not probabilities.
+    least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
+    but they are not probabilities.
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
     model, classes = _classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
+    _prepare(ctx, model, given)
     data = Reader(given, output).rows(given["data"], given["part"], labelled=False, width=model.features)
-    scores = model.decision_function(data.features, **depth)
+    scores = _scores(model, data.features, depth)
     labels = classes[np.argmax(scores, axis=1)]
     document: dict[str, Any] = {"model": given["model"], "data": given["data"], "rows": len(data)}
     if given["out"] is not None:
@@ -94,6 +105,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
 @click.argument("data")
 @_layers
 @option("--staged", is_flag=True, group="Model", help="Accuracy after 0, 1, ..., T blocks instead.")
+@_device
 @_part
 @row_options
 @output_options
@@ -111,6 +123,7 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     depth = _depth(ctx, model, given["layers"])
     if given["staged"] and not isinstance(model, StagedModel):
         raise click.UsageError(f"--staged needs a model with layers; this one is {model.family}", ctx)
+    _prepare(ctx, model, given)
     data = Reader(given, output).rows(given["data"], given["part"], classes=classes, width=model.features)
     assert data.labels is not None
     named = {"model": given["model"], "data": given["data"]}
@@ -119,7 +132,8 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
         document = named | {"rows": len(data), "staged_accuracy": stages}
         output.result(document, lambda page: _show_stages(page, stages, len(data)))
         return
-    report = Report.of(data.labels, model.predict(data.features, **depth), classes)
+    predicted = classes[np.argmax(_scores(model, data.features, depth), axis=1)]
+    report = Report.of(data.labels, predicted, classes)
     output.result(named | {"layers": depth.get("layers")} | report.as_dict(), report.show)
 
 
@@ -133,12 +147,30 @@ def _classifier(path: str) -> tuple[Model, Array]:
     return model, model.classes
 
 
+def _prepare(ctx: click.Context, model: Model, given: dict[str, Any]) -> None:
+    """Set the device of a gradient model, and the backbone by which images reach its network."""
+    if not isinstance(model, GradientModel):
+        if given["device"] is not None:
+            raise click.UsageError(f"--device is for gradient models; this one is {model.family}", ctx)
+        return
+    images.check_torch(model.parameters["network"], f"the model {given['model']}")
+    if given["device"] is not None:
+        model.device = str(find_device(given["device"]))
+    given["backbone"] = images.for_model(model, given["data"], given)
+
+
 def _depth(ctx: click.Context, model: Model, layers: int | None) -> dict[str, Any]:
     if layers is None:
         return {}
     if not isinstance(model, StagedModel):
         raise click.UsageError(f"--layers needs a model with layers; this one is {model.family}", ctx)
     return {"layers": layers}
+
+
+def _scores(model: Model, features: Array, depth: dict[str, Any]) -> Array:
+    if isinstance(model, GradientModel):
+        return images.scores(model, features)
+    return model.decision_function(features, **depth)
 
 
 def _csv(labels: Array, scores: Array | None, classes: Array) -> str:

@@ -17,7 +17,7 @@ One line of RUN/cells.jsonl is one JSON object:
     dataset     {name, address, backbone, limit_train, limit_test, random, key, rows, test_rows,
                 features, classes}
     partition   {name, kind, clients, min_size, the kind's option, heterogeneity, empty_clients}
-    method      label of the method; algorithm: its key (afl, deepafl, cascade, law, local, fedavg)
+    method      label of the method; algorithm: its key (as `fedsolve methods` lists them, law, local)
     parameters  all parameters of the method but the seed; grid: those that the file varies
     depths      layers that tables read the model at; the last one where the list is empty
     noise       share of flipped training labels; seed: of partition, noise and method
@@ -27,6 +27,8 @@ One line of RUN/cells.jsonl is one JSON object:
                 lists over layers 0 to T (cumulative where they are costs), null where there are none;
                 separability is {train: [{csr, ifs, dm}, ...], test: ...}, null unless asked for
     exchanges, bytes_up, bytes_down, seconds        of the whole training, without evaluation
-    measures    other numbers by name: local_best, local_mean, deviation, singular
+    accuracy_per_round, loss_per_round, drift_per_round         of gradient methods, absent for others
+    measures    other numbers by name: local_best, local_mean, deviation, singular, drift, best_round,
+                tail_rounds
     versions, machine                   what it ran on
 """

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import fedsolve.closedform.cascade  # noqa: F401  (enters the registry)
+import fedsolve.closedform.cascade
+import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
-from fedsolve.baselines import FedAvgHead
 from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
 
@@ -44,7 +44,7 @@ class AggregationLaw:
         check_not_negative(regulariser=self.regulariser)
 
 
-COMPARISONS: dict[str, type] = {"local": LocalRidge, "law": AggregationLaw, "fedavg": FedAvgHead}
+COMPARISONS: dict[str, type] = {"local": LocalRidge, "law": AggregationLaw}
 
 
 def algorithms() -> dict[str, type]:

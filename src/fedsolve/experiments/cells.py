@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from scipy.linalg import LinAlgError, LinAlgWarning
 
-from fedsolve.baselines import FedAvgHead
 from fedsolve.closedform import laws
 from fedsolve.closedform.models import DeepModel, StagedModel
 from fedsolve.closedform.separability import ClassSums, class_sums, separability
@@ -48,8 +47,6 @@ def run_cell(cell: Cell, rows: Rows, workers: int | None = None, tick: Tick | No
         outcome = _local(method, rows, labels, owners, cell.partition.clients)
     elif isinstance(method, AggregationLaw):
         outcome = _law(method, rows, labels, owners, cell.partition.clients)
-    elif isinstance(method, FedAvgHead):
-        outcome = _fedavg(method, rows, labels, owners, cell.partition.clients, tick)
     else:
         federation = LocalFederation.from_arrays(
             rows.x_train, labels, owners, clients=cell.partition.clients, workers=workers
@@ -88,9 +85,11 @@ def _federated(
         clock.append(time.perf_counter() - started)
         tick(f"exchange {record.exchange + 1} of {expected}")
 
-    model = method.fit(federation, progress=heard)
+    watch = _watch(method, rows)
+    model = method.fit(federation, progress=heard, watch=watch)
     outcome = _outcome(
-        seconds=time.perf_counter() - started,
+        # Looking at test rows is not training.
+        seconds=time.perf_counter() - started - (watch.seconds if watch is not None else 0.0),
         exchanges=len(model.history),
         bytes_up=sum(record.bytes_up for record in model.history),
         bytes_down=sum(record.bytes_down for record in model.history),
@@ -112,7 +111,43 @@ def _federated(
     if staged:
         outcome |= _costs_per_layer(model.history, clock, model.layers)
     outcome["risk"] = _risks(model)
+    _enter_rounds(outcome, model.history, measure.score)
     return outcome
+
+
+def _watch(method: Method[Any], rows: Rows) -> Any:
+    """Test accuracy after every round of a gradient method; closed forms are scored once, at the end."""
+    from fedsolve.gradient.method import GradientMethod
+
+    if not isinstance(method, GradientMethod) or rows.x_test is None or rows.y_test is None:
+        return None
+    from fedsolve.gradient.evaluation import Watch
+
+    return Watch(rows.x_test, rows.y_test, targets=(method.reported,))
+
+
+def _enter_rounds(outcome: dict[str, Any], history: Sequence[Record], score: str) -> None:
+    """What a gradient method did round by round, and its accuracy by the paper's way of scoring."""
+    seen = [record.metrics for record in history if "loss" in record.metrics]
+    if not seen:
+        return
+    outcome["loss_per_round"] = [metrics["loss"] for metrics in seen]
+    drifts = [record.metrics["drift"] for record in history if "drift" in record.metrics]
+    if drifts:
+        outcome["measures"]["drift"] = float(np.mean(drifts))
+        outcome["drift_per_round"] = drifts
+    reached = [v for metrics in seen for name, v in metrics.items() if name.endswith("test_accuracy")]
+    if not reached:
+        return
+    outcome["accuracy_per_round"] = reached
+    tail = float(np.mean(reached[-max(1, round(0.1 * len(reached))) :]))
+    scores = {"last": reached[-1], "best": max(reached), "tail": tail}
+    outcome["measures"] |= {"best_round": scores["best"], "tail_rounds": tail}
+    outcome["accuracy"] = scores[score]
+    if score == "tail":
+        outcome["test_correct"] = None
+    else:
+        outcome["test_correct"] = round(scores[score] * outcome["test_rows"])
 
 
 def _risks(model: Model) -> list[float | None]:
@@ -236,27 +271,6 @@ def _merged(
             # Exactly singular, or grown beyond float64 (scipy refuses what is not finite).
             return None
     return weight if np.all(np.isfinite(weight)) else None
-
-
-def _fedavg(
-    method: FedAvgHead, rows: Rows, labels: Array, owners: Array, clients: int, tick: Tick
-) -> dict[str, Any]:
-    features, codes = _encoded(rows.x_train, labels, labels)
-    head = method.fit(
-        features,
-        codes,
-        owners,
-        clients,
-        int(codes.max()) + 1,
-        lambda head: tick(f"round {head.rounds} of {method.rounds}"),
-    )
-    half = head.nbytes // 2
-    outcome = _outcome(seconds=head.seconds, exchanges=head.rounds, bytes_up=half, bytes_down=half)
-    _enter(outcome, "train", [int(np.sum(head.predict(features) == codes))], len(codes), staged=False)
-    if rows.x_test is not None and rows.y_test is not None:
-        test, truth = _encoded(rows.x_test, rows.y_test, labels)
-        _enter(outcome, "test", [int(np.sum(head.predict(test) == truth))], len(truth), staged=False)
-    return outcome
 
 
 def _encoded(features: Array, labels: Array, known: Array) -> tuple[Array, Array]:

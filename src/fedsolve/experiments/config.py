@@ -43,8 +43,14 @@ METRICS = (
     "train_dm",
     "test_dm",
     "deviation",
+    "drift",
+    "best_round",
+    "tail_rounds",
 )
 """What a table can show of a cell."""
+
+SCORES = ("last", "best", "tail")
+"""Which rounds of a gradient method its accuracy is taken from."""
 
 AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "noise", "metric")
 """What rows and columns of a table can stand for, besides the methods' parameters."""
@@ -138,10 +144,15 @@ class PaperRef:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured besides test accuracy."""
+    """What is measured besides test accuracy.
+
+    score: the accuracy of a gradient method is that of its last round, of its best one on the test rows (as
+        AFL reports its baselines), or the mean over the last tenth of the rounds ("tail", FLFA).
+    """
 
     train: bool = True
     separability: bool = False
+    score: str = "last"
 
 
 @dataclass(frozen=True)

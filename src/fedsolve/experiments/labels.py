@@ -20,6 +20,9 @@ METRIC_NAMES = {
     "train_dm": "training DM",
     "test_dm": "test DM",
     "deviation": "deviation",
+    "drift": "drift H",
+    "best_round": "best round (%)",
+    "tail_rounds": "last tenth of the rounds (%)",
 }
 
 _SIGNS = {
@@ -42,6 +45,7 @@ _WORDS = {
 _PLAIN = ("dataset", "backbone", "partition", "activation", "zero_activation")
 _NAMES = {"remove": "regulariser", "noise": "flipped labels", "regulariser": "regulariser"}
 _MORE_DECIMALS = 3
+_ACCURACIES = ("test", "train", "best_round", "tail_rounds")
 _COUNTS = ("exchanges", "megabytes_up", "megabytes_down")
 
 
@@ -75,7 +79,7 @@ def number(metric: str, value: float | None, error: float | None = None, printed
     """
     if value is None:
         return "–"
-    if printed and metric not in ("test", "train", "deviation"):
+    if printed and metric not in (*_ACCURACIES, "deviation"):
         return f"{value:g}" + ("" if error is None else f" ± {error:g}")
     if metric == "deviation":
         return f"{value:.2e}" + ("" if error is None else f" ± {error:.1e}")
@@ -83,12 +87,12 @@ def number(metric: str, value: float | None, error: float | None = None, printed
         # Traffic is the same for every seed; an error of zero would only be noise to read.
         error = None
     decimals = 2
-    if metric not in ("test", "train") and value != 0:
+    if metric not in _ACCURACIES and value != 0:
         digits = 3 if metric in (*_COUNTS, "seconds") else 4
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     if metric in _COUNTS and value == round(value):
         decimals = 0
-    if metric not in ("test", "train") and error and round(error, decimals) == 0:
+    if metric not in _ACCURACIES and error and round(error, decimals) == 0:
         needed = -math.floor(math.log10(error))
         if needed > decimals + _MORE_DECIMALS:
             return f"{value:.{decimals}f} ± {error:.0e}"

@@ -93,12 +93,15 @@ def _values(cell: Mapping[str, Any], depth: int | None) -> dict[str, float]:
         "exchanges": _at(cell, "exchanges", depth),
         "megabytes_up": _at(cell, "bytes_up", depth),
         "megabytes_down": _at(cell, "bytes_down", depth),
-        "risk": None if cell["risk"] is None else cell["risk"][depth or 0],
-        "deviation": cell["measures"].get("deviation"),
+        "risk": cell["risk"][depth or 0] if cell["risk"] else None,
+    }
+    found |= {
+        name: cell["measures"].get(name) for name in ("deviation", "drift", "best_round", "tail_rounds")
     }
     for part, layers in (cell["separability"] or {}).items():
         found |= {f"{part}_{name}": value for name, value in layers[depth].items()}
-    factors = {"test": 100.0, "train": 100.0, "megabytes_up": 1e-6, "megabytes_down": 1e-6}
+    factors = dict.fromkeys(("test", "train", "best_round", "tail_rounds"), 100.0)
+    factors |= {"megabytes_up": 1e-6, "megabytes_down": 1e-6}
     return {name: found[name] * factors.get(name, 1.0) for name in METRICS if found.get(name) is not None}
 
 

@@ -20,6 +20,7 @@ from fedsolve.experiments.config import (
     AXES,
     METRICS,
     PARTITIONS,
+    SCORES,
     DatasetSpec,
     Experiment,
     Measure,
@@ -285,7 +286,10 @@ def _noise(section: _Section) -> tuple[float, ...]:
 
 
 def _measure(section: _Section) -> Measure:
-    found = Measure(section.take("train", bool, True), section.take("separability", bool, False))
+    score = section.take("score", str, Measure.score)
+    if score not in SCORES:
+        raise DataError(f"'score' in {section.where} must be {' or '.join(SCORES)}; got {score!r}.")
+    found = Measure(section.take("train", bool, True), section.take("separability", bool, False), score)
     section.done()
     return found
 

@@ -72,6 +72,7 @@ def encode_term(term: Term | Needs) -> bytes:
             "message": "term",
             "counts": term.counts,
             "symmetric": sorted(term.symmetric),
+            "factors": term.factors,
         },
     )
 
@@ -85,7 +86,8 @@ def decode_term(data: bytes) -> Term | Needs:
         symmetric = frozenset(note["symmetric"])
         for name in symmetric:
             arrays[name] = unpack_triangle(arrays[name])
-        return Term(arrays, {name: int(value) for name, value in note["counts"].items()}, symmetric)
+        counts = {name: int(value) for name, value in note["counts"].items()}
+        return Term(arrays, counts, symmetric, {n: float(v) for n, v in note["factors"].items()})
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
 
 from fedsolve.container import Array
 from fedsolve.federation.messages import Chain, Request, Total
@@ -30,3 +31,10 @@ class Federation(Protocol):
     def describe(self) -> Spec: ...
 
     def exchange(self, request: Request, chain: Chain) -> Total: ...
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """An engine whose clients live in this process, so that a checkpoint can hold their states too."""
+
+    def keep_states(self, folder: Path) -> None: ...

@@ -15,14 +15,16 @@ import numpy as np
 
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.container import Array
-from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.participant import (
     DEFAULT_MEMORY,
     ClientData,
     Participant,
+    answer_together,
     check_arrays,
+    group_size,
 )
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
@@ -161,6 +163,11 @@ class LocalFederation:
             raise DataError(f"no participant is called '{client}'.")
         return self._participants.pop(client)
 
+    def keep_states(self, folder: Path) -> None:
+        """Keep the clients' shares of a method's state in this folder, so that a resumed run finds them."""
+        for participant in self.participants:
+            participant.keep_states(folder)
+
     def describe(self) -> Spec:
         """What a method needs to know before the first exchange."""
         participants = self.participants
@@ -183,23 +190,22 @@ class LocalFederation:
         """Carry the request to its cohort and return the sum of the terms, added in client order."""
         started = time.perf_counter()
         cohort = [name for name in sorted(request.cohort) if name in self._participants]
-        workers = max(1, min(self.workers, len(cohort)))
+        size = group_size(request, chain)
+        groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
+        workers = max(1, min(self.workers, len(groups)))
         while len(self._slots) < workers + 1:
             self._slots.append(Workspace())
-        ledger = _Ledger(request, cohort, self._slots[: workers + 1], self.missing == "error")
+        ledger = _Ledger(request, groups, self._slots[: workers + 1], self.missing == "error")
         for name in set(request.cohort) - set(cohort):
             ledger.missing[name] = "not part of the federation"
 
         def work() -> None:
             while (task := ledger.take()) is not None:
                 turn, workspace = task
-                participant = self._participants[cohort[turn]]
+                asked = [self._participants[name] for name in groups[turn]]
+                outcomes = _ask_group(asked, request, chain, workspace)
                 try:
-                    outcome: _Answer | Exception = _ask(participant, request, chain, workspace)
-                except Exception as problem:  # reported with the participant's name by the ledger
-                    outcome = problem
-                try:
-                    ledger.deliver(turn, workspace, outcome)
+                    ledger.deliver(turn, workspace, outcomes)
                 except BaseException:
                     ledger.stop()  # the other workers must not wait for a turn that never comes
                     raise
@@ -263,27 +269,53 @@ def _ask(participant: Participant, request: Request, chain: Chain, workspace: Wo
     return _Answer(answer, catch_up, len(participant))
 
 
-class _Ledger:
-    """Hands out clients in order and adds their terms in the same order.
+def _ask_group(
+    group: list[Participant], request: Request, chain: Chain, workspace: Workspace
+) -> list[_Answer | Exception]:
+    """The outcome of every client of a group, in order; one client that fails does not take others along."""
+    if len(group) > 1:
+        try:
+            terms = answer_together(group, request, workspace)
+            if terms is not None:
+                for participant, term in zip(group, terms, strict=True):
+                    term.check_finite(f"'{participant.name}'")
+                return [_Answer(t, 0, len(p)) for p, t in zip(group, terms, strict=True)]
+        except FedsolveError:
+            pass  # asked one by one below, where the failure finds its client
+    outcomes: list[_Answer | Exception] = []
+    for participant in group:
+        try:
+            outcomes.append(_ask(participant, request, chain, workspace))
+        except Exception as problem:  # reported with the participant's name by the ledger
+            outcomes.append(problem)
+    return outcomes
 
-    A term keeps its workspace until it has been added, and a client is only started with a
-    workspace in hand: at most as many terms exist as there are workspaces, and the earliest
-    unfinished client always holds one, so the sum never waits for ever.
+
+class _Ledger:
+    """Hands out groups of clients in order and adds their terms in the same order.
+
+    A term keeps its workspace until it has been added, and a group is only started with a
+    workspace in hand: at most as many groups' terms exist as there are workspaces, and the earliest
+    unfinished group always holds one, so the sum never waits for ever.
     """
 
     def __init__(
-        self, request: Request, cohort: list[str], workspaces: list[Workspace], stop_on_failure: bool
+        self,
+        request: Request,
+        groups: list[list[str]],
+        workspaces: list[Workspace],
+        stop_on_failure: bool,
     ) -> None:
         self.missing: dict[str, str] = {}
         self._request = request
-        self._cohort = cohort
+        self._groups = groups
         self._free = workspaces
         self._stop_on_failure = stop_on_failure
         self._changed = threading.Condition()
         self._stopped = False
         self._taken = 0
         self._added = 0
-        self._waiting: dict[int, tuple[Workspace, _Answer | Exception]] = {}
+        self._waiting: dict[int, tuple[Workspace, list[_Answer | Exception]]] = {}
         self._term = Term()
         self._answered: list[str] = []
         self._empty: list[str] = []
@@ -292,7 +324,7 @@ class _Ledger:
         self._failure: tuple[str, Exception] | None = None
 
     def take(self) -> tuple[int, Workspace] | None:
-        """The next client's turn and a workspace for it, or None when there is nothing left to do."""
+        """The next group's turn and a workspace for it, or None when there is nothing left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._finished())
             if self._finished():
@@ -307,15 +339,16 @@ class _Ledger:
             self._changed.notify_all()
 
     def _finished(self) -> bool:
-        return self._stopped or self._failure is not None or self._taken == len(self._cohort)
+        return self._stopped or self._failure is not None or self._taken == len(self._groups)
 
-    def deliver(self, turn: int, workspace: Workspace, outcome: _Answer | Exception) -> None:
-        """Add this outcome and every waiting one whose turn has come."""
+    def deliver(self, turn: int, workspace: Workspace, outcomes: list[_Answer | Exception]) -> None:
+        """Add these outcomes and all waiting ones whose turn has come."""
         with self._changed:
-            self._waiting[turn] = (workspace, outcome)
+            self._waiting[turn] = (workspace, outcomes)
             while self._added in self._waiting:
-                workspace, outcome = self._waiting.pop(self._added)
-                self._enter(self._cohort[self._added], outcome)
+                workspace, outcomes = self._waiting.pop(self._added)
+                for name, outcome in zip(self._groups[self._added], outcomes, strict=True):
+                    self._enter(name, outcome)
                 self._added += 1
                 self._free.append(workspace)
             self._changed.notify_all()

@@ -152,11 +152,16 @@ class Needs:
 
 @dataclass
 class Term:
-    """A client's answer: named arrays and counts, an addend of the total."""
+    """A client's answer: named arrays and counts, an addend of the total.
+
+    factors: by array name, a number that multiplies the array in the sum, 1 where none is given. The
+        product is formed in float64, so that float32 weights times a row count keep all their digits.
+    """
 
     arrays: dict[str, Array] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     symmetric: frozenset[str] = frozenset()
+    factors: dict[str, float] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -171,6 +176,9 @@ class Term:
         self.check_fits(other)
         for name, array in other.arrays.items():
             mine = self.arrays.get(name)
+            factor = other.factors.get(name)
+            if factor is not None:
+                array = np.multiply(array, factor, dtype=np.float64)
             if mine is None:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
                 self.arrays[name] = array.astype(np.float64) * sign

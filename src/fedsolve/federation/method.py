@@ -6,7 +6,8 @@ import dataclasses
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.engine import Federation, KeepsStates, Spec
 from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
@@ -29,7 +30,8 @@ class Record:
     """One exchange: who took part, what travelled, how long it took, what was solved.
 
     bytes_up and bytes_down are payloads summed over clients; catch_up_bytes is what late or
-    restarted clients were sent besides. `risk` is the regularised risk of the newest classifier.
+    restarted clients were sent besides. `risk` is the regularised risk of the newest classifier;
+    `metrics` is what else the method measured, such as loss and drift of a round.
     """
 
     exchange: int
@@ -45,6 +47,7 @@ class Record:
     risk: float | None = None
     accuracy: float | None = None
     solved: tuple[str, ...] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -203,14 +206,19 @@ class Method(ABC, Generic[M]):
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = False,
         progress: Callable[[Record, int], None] | None = None,
+        watch: Callable[[Run[M]], Mapping[str, Any]] | None = None,
     ) -> M:
         """Train over a federation.
 
-        checkpoint: file that holds the state after every exchange, replaced atomically.
+        checkpoint: file that holds the state after every exchange, replaced atomically; clients of this
+                    process keep their share of it in a folder beside it, NAME.clients.
         resume:     continue from that file if it exists; without it an existing file is not touched.
         progress:   called after every exchange with its record and the expected number of exchanges.
+        watch:      called after every exchange with the run; what it gives joins the record's metrics.
         """
         run = self.start(federation.describe())
+        if checkpoint is not None and isinstance(federation, KeepsStates):
+            federation.keep_states(Path(f"{os.fspath(checkpoint)}.clients"))
         if checkpoint is not None and os.path.exists(checkpoint):
             if not resume:
                 raise ModelFileError(
@@ -219,7 +227,9 @@ class Method(ABC, Generic[M]):
             run.restore(container.read(checkpoint), str(checkpoint))
         elif resume and checkpoint is None:
             raise DataError("resume=True needs a checkpoint path to resume from.")
-        for _ in exchanges(run, federation):
+        for record in exchanges(run, federation):
+            if watch is not None:
+                run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **watch(run)})
             if checkpoint is not None:
                 container.write_atomically(checkpoint, run.to_bytes())
             if progress is not None:

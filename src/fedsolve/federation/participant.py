@@ -7,7 +7,7 @@ file registers its client steps with `@step(kind)`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.states import StateStore
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import plain_labels
 
@@ -115,13 +116,19 @@ def check_arrays(features: Array, labels: Array, weights: Array | None = None) -
 
 @dataclass
 class Memory:
-    """What a participant keeps between requests; everything here can be rebuilt from the chain."""
+    """What a participant keeps between requests.
+
+    All but `states` can be rebuilt from the chain; `states` is the client's own share of a method's
+    state, by run and exchange.
+    """
 
     chain: Chain = field(default_factory=Chain)
     cache: dict[str, Any] = field(default_factory=dict)
     workspace: Workspace = field(default_factory=Workspace)
     budget: int = DEFAULT_MEMORY
     scratch: Path | None = None
+    name: str = ""
+    states: StateStore = field(default_factory=StateStore)
 
     def scratch_folder(self) -> Path:
         """Where mapped arrays live; the system's temporary folder unless one was named."""
@@ -129,8 +136,10 @@ class Memory:
 
 
 Step = Callable[[ClientData, Request, Memory], Term]
+GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Term]]
 
 _STEPS: dict[str, Step] = {}
+_GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain], int]]] = {}
 
 
 def step(kind: str) -> Callable[[Step], Step]:
@@ -143,6 +152,27 @@ def step(kind: str) -> Callable[[Step], Step]:
     return register
 
 
+def group_step(kind: str, together: Callable[[Request, Chain], int]) -> Callable[[GroupStep], GroupStep]:
+    """Register a step that answers for several clients of one process at once, each with its own term.
+
+    together: how many clients a group should have for this request. It may not depend on the machine,
+        so that a client's term has the same bits wherever it is computed.
+    """
+
+    def register(function: GroupStep) -> GroupStep:
+        _GROUP_STEPS[kind] = (function, together)
+        _STEPS[kind] = lambda data, request, memory: function([data], request, [memory])[0]
+        return function
+
+    return register
+
+
+def group_size(request: Request, chain: Chain) -> int:
+    """How many clients of one process answer this request together."""
+    found = _GROUP_STEPS.get(request.kind)
+    return 1 if found is None else max(1, found[1](request, chain))
+
+
 class Participant:
     """One silo: a name, its data, and the memory it needs to answer."""
 
@@ -153,10 +183,14 @@ class Participant:
         *,
         memory_budget: int = DEFAULT_MEMORY,
         scratch: Path | None = None,
+        states: Path | None = None,
     ) -> None:
+        """states: folder for the client's share of a method's state; kept in memory when None."""
         self.name = name
         self.data = data
-        self._memory = Memory(budget=memory_budget, scratch=scratch)
+        self._memory = Memory(
+            budget=memory_budget, scratch=scratch, name=name, states=StateStore(states, name)
+        )
 
     def __len__(self) -> int:
         return len(self.data)
@@ -176,6 +210,34 @@ class Participant:
         self._memory.workspace = workspace if workspace is not None else Workspace()
         return _STEPS[request.kind](self.data, request, self._memory)
 
+    def keep_states(self, folder: Path) -> None:
+        """Keep the client's share of a method's state in this folder from now on."""
+        self._memory.states = StateStore(folder, self.name)
+
+    @property
+    def states(self) -> StateStore:
+        """This client's share of the methods' state."""
+        return self._memory.states
+
     def forget(self) -> None:
-        """Drop everything derived from earlier requests, as a restart would."""
-        self._memory = Memory(budget=self._memory.budget, scratch=self._memory.scratch)
+        """Drop everything derived from earlier requests, as a restart would; states on disk stay."""
+        memory = self._memory
+        self._memory = Memory(
+            budget=memory.budget,
+            scratch=memory.scratch,
+            name=self.name,
+            states=StateStore(memory.states.folder, self.name),
+        )
+
+
+def answer_together(
+    participants: Sequence[Participant], request: Request, workspace: Workspace
+) -> list[Term] | None:
+    """The terms of a group in its order; None when one of them must be asked by itself first."""
+    memories = [participant._memory for participant in participants]
+    if not all(memory.chain.accept(request) for memory in memories):
+        return None
+    for memory in memories:
+        memory.workspace = workspace
+    function, _ = _GROUP_STEPS[request.kind]
+    return function([participant.data for participant in participants], request, memories)

@@ -1,4 +1,7 @@
-"""`pixels[:SIZE]`: no network at all; the pixels themselves, scaled to [0, 1], row after row."""
+"""`pixels[:SIZE]`: no network at all; the pixels themselves, scaled to [0, 1], row after row.
+
+`order=channels` gives one channel after the other instead, as networks that train on images read them.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,41 @@ from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, parse
 from fedsolve.errors import DataError
 
 VERSION = 1
+ORDERS = ("rows", "channels")
 
 
 def load(target: str, options: Options, cache: Path | None) -> Pixels:
     """`pixels` for images of one size; `pixels:32` or `pixels:28x20` (height x width) resizes them."""
     size = parse_size(target, f"{options.address}: the size") if target else None
     base = Preprocessing(size=size, channels="any")
-    preprocessing = base.adjusted(options, ("interpolation", "channels", "shorter_side"))
+    allowed = ("interpolation", "channels", "shorter_side", "normalise", "mean", "std")
+    preprocessing = base.adjusted(options, allowed)
+    order = options.text("order", ORDERS) or ORDERS[0]
     options.finish()
-    return Pixels(preprocessing)
+    return Pixels(preprocessing, order)
 
 
 class Pixels:
-    """Pixels / 255 as features (images, height * width * channels); gray images keep one channel."""
+    """Pixels / 255 as features (images, height * width * channels); gray images keep one channel.
+
+    order: "rows", pixel after pixel with its channels together, or "channels", channel after channel.
+    """
 
     name = "pixels"
     runtime = f"Pillow {PIL.__version__}"
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
+    def __init__(self, preprocessing: Preprocessing, order: str = ORDERS[0]) -> None:
         self.preprocessing = preprocessing
-        self._shape: tuple[int, ...] | None = None
+        self.order = order
+        self._shape: tuple[int, int, int] | None = None
         count = CHANNELS[preprocessing.channels]
         if preprocessing.size is not None and count is not None:
-            self._shape = (*preprocessing.size, count)
+            self._shape = (count, *preprocessing.size)
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) of the images; None until they are known from the first ones."""
+        return self._shape
 
     @property
     def width(self) -> int | None:
@@ -47,18 +62,29 @@ class Pixels:
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"name": self.name, "version": VERSION, "preprocessing": self.preprocessing.as_dict()}
+        # The usual order goes without saying: features stored before there was another keep their key.
+        order = {} if self.order == ORDERS[0] else {"order": self.order}
+        about = {"name": self.name, "version": VERSION, "preprocessing": self.preprocessing.as_dict()}
+        return about | order
 
     def extract(self, images: Sequence[Array]) -> Array:
         """Features of images (height, width, channels) of bytes; all must come out in one shape."""
         pieces = []
         for start in range(0, len(images), PIECE):
-            batch = prepare(images[start : start + PIECE], self.preprocessing, "nhwc")
-            self._shape = self._shape or batch.shape[1:]
-            if batch.shape[1:] != self._shape:
+            batch = prepare(images[start : start + PIECE], self.preprocessing)
+            shape = batch.shape[1:]
+            self._shape = self._shape or (shape[0], shape[1], shape[2])
+            if shape != self._shape:
                 raise DataError(
-                    f"images differ in shape: {batch.shape[1:]} after {self._shape}. Give a size, such as "
-                    "pixels:32, and channels=gray or channels=rgb when both kinds occur."
+                    f"images differ in shape: {_told(shape)} after {_told(self._shape)}. Give a size, such "
+                    "as pixels:32, and channels=gray or channels=rgb when both kinds occur."
                 )
+            if self.order == "rows":
+                batch = batch.transpose(0, 2, 3, 1)
             pieces.append(batch.reshape(len(batch), -1))
         return np.concatenate(pieces) if pieces else np.empty((0, self.width or 0), dtype=np.float32)
+
+
+def _told(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """(height, width, channels), as images are described everywhere else."""
+    return (*shape[1:], shape[0])

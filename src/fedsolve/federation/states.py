@@ -1,0 +1,72 @@
+"""A client's share of a method's state, by run and exchange: control variates, duals, personal models.
+
+A request names the exchange whose state a client starts from, and the client files what it ends with
+under the request's own exchange. So a request that is sent again finds the same start and gives the
+same answer, and an exchange that never counted leaves nothing behind: the next request names an
+earlier one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsolve import container
+from fedsolve.container import Array
+from fedsolve.errors import ModelFileError, TermError
+
+State = dict[str, Array]
+
+
+class StateStore:
+    """States of one client, in memory or in a folder.
+
+    folder: shared by all clients of a process; each uses a folder of its own name in it.
+    """
+
+    def __init__(self, folder: Path | None = None, client: str = "") -> None:
+        self.folder = folder
+        self._client = client
+        self._held: dict[tuple[str, int], State] = {}
+
+    def read(self, run: str, exchange: int) -> State:
+        """The state filed under this run and exchange; an error names what is missing."""
+        if self.folder is None:
+            if (run, exchange) in self._held:
+                return self._held[run, exchange]
+        else:
+            path = self._path(run, exchange)
+            if path.exists():
+                return container.from_bytes(
+                    container.read(path), what=f"client state {path}", error=ModelFileError
+                )[0]
+        raise TermError(
+            f"the state that '{self._client}' ended exchange {exchange} with is gone, and the run cannot "
+            "continue exactly without it. Keep states in a folder (a checkpoint does), or start afresh."
+        )
+
+    def write(self, run: str, exchange: int, state: State, before: int | None) -> None:
+        """File the state of an exchange; of the earlier ones only `before` is still needed."""
+        if self.folder is None:
+            self._held[run, exchange] = state
+            for held, number in list(self._held):
+                if held == run and number not in (exchange, before):
+                    del self._held[held, number]
+            return
+        path = self._path(run, exchange)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        container.write_atomically(path, container.to_bytes(state, {"exchange": exchange}))
+        for other in path.parent.glob("*.safetensors"):
+            if other.stem not in (str(exchange), str(before)):
+                other.unlink()
+
+    def latest(self, run: str) -> State | None:
+        """The newest state of a run, or None when there is none."""
+        if self.folder is None:
+            numbers = [number for held, number in self._held if held == run]
+        else:
+            numbers = [int(path.stem) for path in self._path(run, 0).parent.glob("*.safetensors")]
+        return self.read(run, max(numbers)) if numbers else None
+
+    def _path(self, run: str, exchange: int) -> Path:
+        assert self.folder is not None
+        return self.folder / self._client / run[:16] / f"{exchange}.safetensors"

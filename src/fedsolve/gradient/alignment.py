@@ -1,0 +1,255 @@
+"""Which layers feedback alignment acts on, and how far clients drift: functions of sums of updates.
+
+Alignment of a layer (FLFA, Eq. 14): z = mean over clients of cos(g_i, mean of g), g_i the client's update
+of the layer's weight. Clients send g_i and g_i / ||g_i||, and the two sums give
+
+    z = <sum of g_i / ||g_i||, sum of g_i> / (K ||sum of g_i||)
+
+so nobody sees an update of one client. A sketch makes both short: every entry gets a random sign, and each
+layer is folded, entry i onto place i modulo an odd length. That is linear and keeps inner products without
+bias (the signs see to it; a layer that fits into the length keeps them exactly), runs where the weights are
+in a handful of kernels, and gives the same bits every time; z is then Eq. 14 of the sketched updates. The
+length is odd so that the channels of a convolution, usually an even number of them, do not fall on the same
+places row after row.
+
+Sketch scheme 1: numpy's Philox bit generator keyed by the first 16 bytes (little endian) of
+SHA-256("fedsolve sketch 1|seed|layer|size"); the lowest bits of its raw 64-bit integers, 0 for +1 and 1 for
+-1; length: the largest odd number that is at most `sketch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedsolve.checks import check_choice, check_whole
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCHEME = 1
+TIE = 12  # decimals of z that count: with one client every layer has z = 1 up to rounding
+
+Choice = Literal["lowest", "highest"]
+
+_CACHED = 4
+_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def alignment_sums(updates: Mapping[str, Array | Tensor], sketch: int = 0, seed: int = 0) -> dict[str, Array]:
+    """A client's part of the alignment sums: `update` and `direction`, layer after layer, and `moved`.
+
+    updates: of each layer's weight over the round, of any shape, all arrays or all tensors of one device;
+             W^r - w or w - W^r, z is the same.
+    sketch:  0 sends them whole; else each layer's sketch of that length (one less when it is even).
+    A layer the client did not move gives zeros and is not counted in `moved`.
+    """
+    check_whole(0, sketch=sketch)
+    sizes = {layer: int(np.prod(update.shape)) for layer, update in updates.items()}
+    spans = _spans(sizes, sketch)
+    row = _sketched(updates, sizes, sketch, seed) if sketch else _row(updates)
+    if not isinstance(row, np.ndarray):
+        row = row.cpu().numpy()
+    norms = np.array([_norm(row[span]) for span in spans])
+    direction = np.zeros_like(row)
+    for span, norm in zip(spans, norms, strict=True):
+        if norm:
+            np.divide(row[span], norm, out=direction[span])
+    return {"update": row, "direction": direction, "moved": (norms > 0).astype(np.float64)}
+
+
+def alignment_scores(
+    arrays: Mapping[str, Array], sizes: Mapping[str, int], sketch: int = 0
+) -> dict[str, float]:
+    """z of each layer from the clients' summed arrays; layers nobody moved are left out.
+
+    sizes: entries of each layer's weight, in the order in which the clients sent them.
+    Updates that cancel to nothing have no mean direction and count as z = 0.
+    """
+    scores = {}
+    for index, (layer, span) in enumerate(zip(sizes, _spans(sizes, sketch), strict=True)):
+        moved = float(arrays["moved"][index])
+        if moved == 0:
+            continue
+        update, direction = arrays["update"][span], arrays["direction"][span]
+        norm = _norm(update)
+        scores[layer] = float(direction @ (update / norm)) / moved if norm else 0.0
+    return scores
+
+
+def choose_layers(scores: Mapping[str, float], choice: str, count: int = 1) -> tuple[str, ...]:
+    """The `count` layers with the lowest or highest z, most extreme first; ties go to the earlier layer.
+
+    Layers whose z is not a number (a client diverged) are passed over.
+    """
+    check_choice("layer choice", choice, ("lowest", "highest"))
+    check_whole(1, count=count)
+    sign = 1 if choice == "lowest" else -1
+    finite = [layer for layer, score in scores.items() if math.isfinite(score)]
+    return tuple(sorted(finite, key=lambda layer: sign * round(scores[layer], TIE))[:count])
+
+
+def skewness(scores: Mapping[str, float] | Sequence[float]) -> float:
+    """Sample skewness m3 / m2^1.5 of the layers' z; 0 when they do not differ."""
+    values = np.array(list(scores.values()) if isinstance(scores, Mapping) else scores, dtype=np.float64)
+    if values.size == 0:
+        return 0.0
+    values = values - values.mean()
+    second = float(np.mean(values**2))
+    if math.sqrt(second) < 10.0**-TIE:
+        return 0.0
+    return float(np.mean(values**3) / second**1.5)
+
+
+def choice_by_skewness(scores: Mapping[str, float] | Sequence[float]) -> Choice:
+    """The rule of Sec. 13.2: most z low, with a tail to high values (positive skewness), means "lowest".
+
+    The paper gives no formula; the sign is our reading of "skewed towards lower values".
+    """
+    return "lowest" if skewness(scores) > 0 else "highest"
+
+
+def _spans(sizes: Mapping[str, int], sketch: int) -> list[slice]:
+    """Where each layer lies in the row that is sent."""
+    lengths = [_length(sketch) if sketch else size for size in sizes.values()]
+    return [slice(end - length, end) for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
+
+
+def _length(sketch: int) -> int:
+    return sketch - 1 + sketch % 2
+
+
+def _row(updates: Mapping[str, Any]) -> Any:
+    """All updates as one row of float64."""
+    parts = [update.reshape(-1) for update in updates.values()]
+    if not parts or isinstance(parts[0], np.ndarray):
+        return np.concatenate([np.zeros(0), *parts])
+    import torch
+
+    return torch.cat(parts).double()
+
+
+def _sketched(updates: Mapping[str, Any], sizes: Mapping[str, int], sketch: int, seed: int) -> Any:
+    """The sketches of all layers as one row: gathered, signed and folded together."""
+    row = _row(updates)
+    device = None if isinstance(row, np.ndarray) else row.device
+    places, signs, layers = _folding(tuple(sizes.items()), _length(sketch), seed, device)
+    if device is None:
+        folded = np.zeros((len(sizes), _length(sketch)))
+        np.add.at(folded, layers, (row[places] * signs).reshape(len(layers), -1))
+        return folded.reshape(-1)
+    # A product with 0 and 1 adds a layer's rows in a fixed order; an indexed sum on a GPU would not.
+    return (layers @ (row[places] * signs).reshape(layers.shape[1], -1)).reshape(-1)
+
+
+def _folding(sizes: tuple[tuple[str, int], ...], length: int, seed: int, device: Any) -> Any:
+    """For rows of `length` places: which entry stands there, with which sign, and whose layer the row is.
+
+    Kept for the next client. The sign of a place beyond a layer's end is 0.
+    """
+    key = (sizes, length, seed, str(device))
+    with _lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+        places, signs, owners, start = [], [], [], 0
+        for index, (layer, size) in enumerate(sizes):
+            rows = -(-size // length)
+            entries = np.arange(rows * length)
+            places.append(start + np.minimum(entries, size - 1))
+            signs.append(np.where(entries < size, np.resize(_signs(seed, layer, size), rows * length), 0))
+            owners += [index] * rows
+            start += size
+        found: Any = (np.concatenate(places), np.concatenate(signs).astype(np.float64), np.array(owners))
+        if device is not None:
+            import torch
+
+            layers = (np.arange(len(sizes))[:, None] == found[2]).astype(np.float64)
+            found = tuple(torch.from_numpy(array).to(device) for array in (found[0], found[1], layers))
+        _cache[key] = found
+        if len(_cache) > _CACHED:
+            _cache.popitem(last=False)
+        return found
+
+
+def _signs(seed: int, layer: str, size: int) -> Array:
+    """+1 and -1 for every entry of a layer."""
+    text = f"fedsolve sketch {SCHEME}|{seed}|{layer}|{size}"
+    start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+    bits = np.random.Philox(key=start).random_raw(size) & np.uint64(1)
+    return 1 - 2 * bits.astype(np.int8)
+
+
+def mean_squared_drift(sum_updates: Mapping[str, Array] | Array, sum_squares: float, clients: float) -> float:
+    """mean_i ||d_i - mean of d||² = sum ||d_i||² / K - ||sum d_i / K||².
+
+    sum_updates: the unweighted sum of the clients' updates, one array or several by name.
+    sum_squares: the sum of their squared norms.
+    """
+    if clients <= 0:
+        raise DataError(f"drift needs at least one client; got {clients!r}.")
+    parts = sum_updates.values() if isinstance(sum_updates, Mapping) else [sum_updates]
+    square = 0.0
+    for part in parts:
+        mean = np.asarray(part, dtype=np.float64).ravel() / clients
+        square += float(mean @ mean)
+    # Equal updates may leave a rounding error below zero.
+    return max(float(sum_squares) / clients - square, 0.0)
+
+
+def mean_drift(updates: Sequence[Array]) -> float:
+    """The paper's drift H = mean_i ||d_i - mean of d|| (Eq. 59); needs every client's update by itself."""
+    if not len(updates):
+        raise DataError("drift needs at least one client; got no updates.")
+    mean = sum(np.asarray(update, dtype=np.float64) for update in updates) / len(updates)
+    return float(np.mean([_norm(np.asarray(update - mean).ravel()) for update in updates]))
+
+
+class Representation(NamedTuple):
+    """How well features separate classes: distances within, between, and between / within."""
+
+    intra: float
+    inter: float
+    ratio: float
+
+
+def representation(features: Array, codes: Array) -> Representation:
+    """Class separation of penultimate features (samples, width) with class codes (samples,), Eqs. 56-58.
+
+    intra: mean over classes of the mean distance to the class centroid; inter: mean distance over pairs
+    of centroids; ratio: inter / intra. Classes without samples are skipped; with a single class inter and
+    ratio are not numbers.
+    """
+    features, codes = np.asarray(features), np.asarray(codes)
+    if features.ndim != 2 or codes.shape != features.shape[:1] or not len(codes):
+        raise DataError(
+            f"representation needs features (samples, width) and as many codes, at least one; "
+            f"got {features.shape} and {codes.shape}."
+        )
+    centroids, within = [], []
+    for code in np.unique(codes):
+        rows = features[codes == code].astype(np.float64)
+        centroid = rows.mean(axis=0)
+        rows -= centroid
+        centroids.append(centroid)
+        within.append(np.mean(np.sqrt(np.einsum("ij,ij->i", rows, rows))))
+    means = np.array(centroids)
+    between = [np.linalg.norm(means[c + 1 :] - means[c], axis=1) for c in range(len(means) - 1)]
+    intra = float(np.mean(within))
+    inter = float(np.mean(np.concatenate(between))) if between else math.nan
+    if intra > 0:
+        return Representation(intra, inter, inter / intra)
+    return Representation(intra, inter, math.inf if inter > 0 else math.nan)
+
+
+def _norm(values: Array) -> float:
+    return math.sqrt(float(values @ values))

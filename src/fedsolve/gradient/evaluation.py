@@ -1,0 +1,94 @@
+"""Watching a run: test accuracy of named targets, loss and representation, round by round."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.method import Run
+from fedsolve.gradient.alignment import representation
+from fedsolve.gradient.method import GradientRun, find_device
+
+TARGETS = ("global", "aggregated")
+
+
+class Watch:
+    """Called after every exchange of a run: what the newest models do on test rows.
+
+    features (rows, width), labels (rows,): the test rows.
+    targets: "global", "aggregated" or both; `local_accuracy` of the clients' own models on their own rows
+             is in every round's metrics without being asked for.
+    every:   rounds between two looks; the last round is always looked at.
+    representation: also measure how classes lie in the features of the last layer (FLFA, Eqs. 56-58).
+    `seconds` is the time spent looking.
+    """
+
+    def __init__(
+        self,
+        features: Array,
+        labels: Array,
+        *,
+        targets: tuple[str, ...] = ("global",),
+        every: int = 1,
+        representation: bool = False,
+    ) -> None:
+        for target in targets:
+            if target not in TARGETS:
+                raise DataError(f"unknown target '{target}'; known are {', '.join(TARGETS)}.")
+        self.features = features
+        self.labels = np.asarray(labels)
+        self.targets = targets
+        self.every = every
+        self.representation = representation
+        self.seconds = 0.0
+
+    def __call__(self, run: Run[Any]) -> dict[str, Any]:
+        started = time.perf_counter()
+        found = self._look(run)
+        self.seconds += time.perf_counter() - started
+        return found
+
+    def _look(self, run: Run[Any]) -> dict[str, Any]:
+        if not isinstance(run, GradientRun):
+            raise DataError("Watch follows gradient methods; this run is of another kind.")
+        record = run.history[-1]
+        last = run.server.round >= run.method.rounds
+        if record.kind != "train" or not (last or record.layer % self.every == 0):
+            return {}
+        found: dict[str, Any] = {}
+        models = run.targets()
+        for target in self.targets:
+            model = models[target]
+            model.device = str(find_device(run.method.device))
+            features, scores = model.representation(self.features)
+            prefix = "" if target == "global" else f"{target}_"
+            assert model.classes is not None
+            correct = model.classes[np.argmax(scores, axis=1)] == self.labels
+            found[f"{prefix}test_accuracy"] = float(np.mean(correct))
+            found[f"{prefix}test_loss"] = _cross_entropy(scores, self.labels, model.classes)
+            if self.representation and target == self.targets[0]:
+                found["representation"] = representation(features, self.labels)._asdict()
+        return found
+
+
+def final_accuracy(history: Any, share: float = 0.1, target: str = "test_accuracy") -> float:
+    """Mean of a watched accuracy over the last share of the rounds, as the FLFA paper scores a run."""
+    values = [record.metrics[target] for record in history if target in record.metrics]
+    if not values:
+        raise DataError(f"no record has '{target}'; pass watch=Watch(...) to fit.")
+    return float(np.mean(values[-max(1, round(share * len(values))) :]))
+
+
+def _cross_entropy(scores: Array, labels: Array, classes: Array) -> float | None:
+    """Mean loss over the rows whose class is known; None when there is none."""
+    codes = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    known = classes[codes] == labels
+    if not known.any():
+        return None
+    scores = scores[known] - scores[known].max(axis=1, keepdims=True)
+    logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return float(-np.mean(logs[np.arange(len(logs)), codes[known]]))

@@ -1,0 +1,70 @@
+"""FedACG: clients start from a look-ahead model and are pulled towards it.
+
+Kim, Kim, Han, "Communication-Efficient Federated Learning with Accelerated Client Gradient", CVPR 2024.
+
+    sent      W' = W + lookahead * m
+    client    L = CE + (proximal/2) |w - W'|²
+    server    m <- lookahead * m + mean_i (w_i - W'),   W <- W + m
+
+The two lines of the server come to W <- mean_i w_i, and m is the newest step of W. The model is W, not W'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedsolve.checks import check_not_negative
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Total
+from fedsolve.gradient.fedprox import pull
+from fedsolve.gradient.group import Step
+from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.registry import Info, register
+
+
+@register(
+    Info(
+        key="fedacg",
+        title="FedACG: a look-ahead model is sent, and local training is pulled towards it",
+        paper="Kim et al., CVPR 2024",
+        exchanges="rounds",
+        up="weights and 1",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedACG(GradientMethod):
+    """Parameters of FedACG.
+
+    lookahead: share of the newest step that is taken in advance (lambda), at least 0 and below 1.
+    proximal:  strength of the pull (beta) with the factor 1/2; the authors' code has 0.001 without it.
+    weighting: uniform as in the authors' code; "size" is offered too.
+    """
+
+    key: ClassVar[str] = "fedacg"
+
+    weighting: Literal["size", "uniform"] = "uniform"
+    lookahead: float = 0.85
+    proximal: float = 0.002
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(lookahead=self.lookahead, proximal=self.proximal)
+        if self.lookahead >= 1:
+            raise DataError(
+                f"lookahead must lie in [0, 1); got {self.lookahead!r}. From 1 on the momentum never fades."
+            )
+
+    def edit(self, step: Step) -> None:
+        pull(step, self.proximal)
+
+    def outgoing(self, server: Server) -> Weights:
+        if self.lookahead == 0:
+            return server.weights
+        momentum = server.kept("momentum")
+        return {name: array + self.lookahead * momentum[name] for name, array in server.weights.items()}
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        server.keep("momentum", {name: mean[name] - array for name, array in server.weights.items()})
+        server.weights = mean

@@ -1,0 +1,76 @@
+"""FedAvgM: FedAvg with momentum at the server.
+
+Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", arXiv 1909.06335, 2019. With D = mean of the local models - W and beta = server_momentum,
+three forms go by this name:
+
+    classic    v <- beta v + D             W <- W + v             (the paper's)
+    nesterov   v <- beta v + D             W <- W + D + beta v
+    damped     v <- beta v + (1 - beta) D  W <- W + v
+
+Under a constant D the classic form moves 1 / (1 - beta) times as far as the damped one. Momentum covers
+weights only: on a running variance it could make it negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedsolve.checks import check_choice, check_not_negative
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Total
+from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.registry import Info, register
+
+
+@register(
+    Info(
+        key="fedavgm",
+        title="FedAvgM: FedAvg with momentum at the server",
+        paper="Hsu et al., arXiv 1909.06335, 2019",
+        exchanges="rounds",
+        up="rows * weights and rows",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(GradientMethod):
+    """Parameters of FedAvgM.
+
+    server_momentum: beta, at least 0 and below 1; 0 is FedAvg.
+    server_form:     "classic", "nesterov" or "damped".
+    """
+
+    key: ClassVar[str] = "fedavgm"
+
+    server_momentum: float = 0.9
+    server_form: Literal["classic", "nesterov", "damped"] = "classic"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(server_momentum=self.server_momentum)
+        if self.server_momentum >= 1:
+            raise DataError(
+                f"server_momentum must lie in [0, 1); got {self.server_momentum!r}. From 1 on the velocity "
+                "never fades."
+            )
+        check_choice("server_form", self.server_form, ("classic", "nesterov", "damped"))
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        beta = self.server_momentum
+        if beta == 0:
+            server.weights = mean
+            return
+        before = server.kept("velocity")
+        share = 1 - beta if self.server_form == "damped" else 1.0
+        after = {name: beta * before[name] + share * (mean[name] - server.weights[name]) for name in mean}
+        # The steps of the head written from the mean: W + D is the mean itself, without its rounding.
+        if self.server_form == "classic":
+            ahead = before
+        elif self.server_form == "nesterov":
+            ahead = after
+        else:
+            ahead = {name: before[name] - (mean[name] - server.weights[name]) for name in mean}
+        server.keep("velocity", after)
+        server.weights = {name: mean[name] + beta * ahead[name] for name in mean}

@@ -1,0 +1,154 @@
+"""FedDisco: clients whose labels are far from balanced count less in the mean.
+
+Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023.
+
+    d_i = KL(labels of client i || uniform),   D = sum_j d_j
+    a_i ∝ max(p_i - discrepancy d_i / D + offset, 0),   W <- sum_i a_i w_i
+
+It stays a sum. Before a cohort trains it is asked for the sums of n_i, d_i and 1; N, D and K travel with
+the weights, and every client works out its own a_i. The question is put again only when the cohort
+changed. What is inside max() sums to 1 - discrepancy + K offset, so all clients can end at zero only where
+that is not positive; then, and only then, they are also asked for the sum of their a_i, and where it is
+zero all count by p_i, as in FedAvg. Where all labels are balanced, D = 0 and d_i / D is taken as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative
+from fedsolve.container import Array
+from fedsolve.federation.messages import Request, Term, Total
+from fedsolve.federation.method import opening_classes
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.gradient import networks
+from fedsolve.gradient.group import Group, _rows_per_epoch
+from fedsolve.gradient.learners import borrowed
+from fedsolve.gradient.method import GradientMethod, Server, _method_of, find_device
+from fedsolve.labels import encode_labels
+from fedsolve.registry import Info, register
+
+KIND = "feddisco"
+
+
+@register(
+    Info(
+        key="feddisco",
+        title="FedDisco: the mean of the local models, less of those with unbalanced labels",
+        paper="Ye et al., ICML 2023",
+        exchanges="rounds, and one more whenever the cohort changes",
+        up="a * weights and a; before: rows and label discrepancy",
+        down="weights and three numbers",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedDisco(GradientMethod):
+    """Parameters of FedDisco.
+
+    discrepancy: how much unbalanced labels cost a client (a of the paper).
+    offset:      what every client is given (b of the paper).
+    """
+
+    key: ClassVar[str] = "feddisco"
+
+    discrepancy: float = 0.5
+    offset: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(discrepancy=self.discrepancy, offset=self.offset)
+
+    @property
+    def _plain(self) -> bool:
+        return self.discrepancy == 0 and self.offset == 0
+
+    def share(self, size: float, away: float, sums: Array) -> float:
+        """a_i before it is normalised, from n_i, d_i and the cohort's (N, D, K)."""
+        total, distance, _ = sums
+        penalty = self.discrepancy * away / distance if distance > 0 else 0.0
+        return float(max(size / total - penalty + self.offset, 0.0))
+
+    # -- the client's side ------------------------------------------------------------------------
+
+    def weight(self, group: Group, client: int) -> float:
+        size = super().weight(group, client)
+        if self._plain or not bool(group.received["shares"]):
+            return size
+        counts = group.class_counts[client].double().cpu().numpy()
+        sums = group.received["sums"].double().cpu().numpy()
+        return self.share(size, label_discrepancy(counts), sums)
+
+    # -- the server's side ------------------------------------------------------------------------
+
+    def prelude(self, server: Server) -> tuple[str, dict[str, Any]] | None:
+        if self._plain:
+            return None
+        if server.note.get("heard") != list(server.cohort):
+            return KIND, {}
+        if "shares" not in server.memory:
+            return KIND, {"sums": [float(value) for value in server.memory["sums"]]}
+        return None
+
+    def heard(self, server: Server, total: Total) -> None:
+        if server.note.get("heard") == list(server.cohort):
+            server.memory["shares"] = np.array(float(total["share"][0] > 0))
+            return
+        # Those who did not answer are not in the sums, so they are not asked to train either.
+        server.cohort = total.cohort
+        server.note["heard"] = list(total.cohort)
+        server.memory.pop("shares", None)
+        sums = np.array([total["size"][0], total["distance"][0], total.count("trains")])
+        server.memory["sums"] = sums
+        if sums[1] == 0 or 1 - self.discrepancy + sums[2] * self.offset > 0:
+            server.memory["shares"] = np.array(1.0)
+
+    def preludes(self, server: Server) -> int:
+        if self._plain:
+            return 0
+        return int("heard" not in server.note) if self.participation == 1 else self.rounds - server.round
+
+    def extras(self, server: Server) -> dict[str, Array]:
+        return {} if self._plain else {name: server.memory[name] for name in ("sums", "shares")}
+
+
+def label_discrepancy(counts: Array) -> float:
+    """KL(labels || uniform) of class counts (classes,), with 0 log 0 = 0; exactly 0 for balanced ones."""
+    present = counts[counts > 0]
+    if not len(present):
+        return 0.0
+    total = float(counts.sum())
+    return max(0.0, float(np.sum(present / total * np.log(present * len(counts) / total))))
+
+
+@step(KIND)
+def answer(client: ClientData, request: Request, memory: Memory) -> Term:
+    """Rows (or 1, in a uniform mean) and label discrepancy; or a_i, when the request carries the sums."""
+    opening = memory.chain.blocks[0].note["opening"]
+    method = _method_of(opening)
+    assert isinstance(method, FedDisco)
+    classes = opening_classes(memory.chain)
+    assert classes is not None
+    trains = _trains(method, len(client), opening)
+    size = (float(len(client)) if method.weighting == "size" else 1.0) if trains else 0.0
+    counts = np.bincount(encode_labels(client.own_labels(), classes), minlength=len(classes))
+    away = label_discrepancy(counts) if trains else 0.0
+    if "sums" in request.note:
+        share = method.share(size, away, np.array(request.note["sums"])) if trains else 0.0
+        return Term({"share": np.array([share])}, {"rows": len(client)})
+    return Term(
+        {"size": np.array([size]), "distance": np.array([away])},
+        {"rows": len(client), "trains": int(trains)},
+    )
+
+
+def _trains(method: GradientMethod, rows: int, opening: dict[str, Any]) -> bool:
+    """Whether a client with so many rows has a batch to train on."""
+    features, outputs = opening["features"], opening["outputs"]
+    least = 1
+    if not method.trains_together(features, outputs):
+        with borrowed(method, features, outputs, find_device(method.device)) as lend:
+            least = 2 if networks.normalises_by_batch(lend()) else 1
+    return int(_rows_per_epoch(method, np.array([rows]), least)[0]) > 0

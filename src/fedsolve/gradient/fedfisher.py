@@ -1,0 +1,176 @@
+"""FedFisher: one round; local models meet where their Fisher information says they should.
+
+Jhunjhunwala, Wang, Joshi, "FedFisher: Leveraging Fisher Information for One-Shot Federated Learning",
+AISTATS 2024.
+
+    minimise over w   sum_i p_i (w - w_i)ᵀ F_i (w - w_i)
+
+F_i is the Fisher information at w_i under the network's own prediction, not the true labels. With its
+diagonal alone the solution is a closed form of two sums:
+
+    w = sum_i p_i F_i w_i / sum_i p_i F_i,   and the mean where the denominator is below `floor`
+
+With Kronecker factors (see `kfac`) it is FedLPA's linear system without damping, and factors are gathered.
+That system is always singular: softmax ignores a common shift of all logits. So floor |w - mean|² joins the
+objective: where there is curvature it changes next to nothing, and where there is none the mean stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.federation.messages import Term, Total
+from fedsolve.gradient import kfac
+from fedsolve.gradient.group import Group
+from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_NUMBERS = 1 << 24
+"""Gradients of single rows that are held at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fisher(GradientMethod):
+    """Parameters of both forms."""
+
+    rounds: int = 1
+    epochs: int = 30
+    rate: float = 0.01
+    momentum: float = 0.9
+    draws: int = 0
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_single_round(self)
+        check_whole(0, draws=self.draws)
+        check_not_negative(floor=self.floor)
+
+    def labels(self, group: Group, client: int) -> kfac.Losses:
+        return kfac.predicted_labels(self.draws, group.generator(client, "fisher"))
+
+
+@register(
+    Info(
+        key="fedfisher",
+        title="FedFisher: one round, weights averaged by their Fisher information (diagonal)",
+        paper="Jhunjhunwala, Wang, Joshi, AISTATS 2024",
+        exchanges="1",
+        up="rows * weights, rows * Fisher, rows * Fisher * weights, and rows",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedFisher(_Fisher):
+    """Parameters of FedFisher with the diagonal of the Fisher information.
+
+    draws: labels drawn from the prediction for every row; 0 takes all classes with their probability.
+    floor: Fisher information below which a weight is the mean's.
+    """
+
+    key: ClassVar[str] = "fedfisher"
+
+    def contribute(self, group: Group, client: int, term: Term) -> None:
+        network = group.whole(client)
+        rows, labels = group.own_rows(client, self.batch), self.labels(group, client)
+        if group.learners.stacked:
+            fisher = kfac.diagonals(network, kfac.factored_layers(network, group.names), rows, labels)
+        else:
+            fisher = diagonal_fisher(network, group.names, rows, labels)
+        weight = float(term.arrays["weight"][0])
+        for name, value in group.weights_of(client).items():
+            found = fisher[name].cpu().numpy()
+            term.arrays[f"fisher.{name}"] = found
+            term.arrays[f"product.{name}"] = found * value.double().cpu().numpy()
+            term.factors |= {f"fisher.{name}": weight, f"product.{name}": weight}
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        weight = float(total["weight"][0])
+        server.weights = dict(mean)
+        for name in mean:
+            if f"fisher.{name}" in total.term.arrays:
+                fisher = total[f"fisher.{name}"] / weight
+                known = (fisher >= self.floor) & (fisher > 0)
+                product = total[f"product.{name}"] / weight
+                server.weights[name] = np.divide(product, fisher, out=mean[name].copy(), where=known)
+
+
+@register(
+    Info(
+        key="fedfisher-kfac",
+        title="FedFisher: one round, weights averaged by their Fisher information (Kronecker factors)",
+        paper="Jhunjhunwala, Wang, Joshi, AISTATS 2024",
+        exchanges="1",
+        up="rows * weights and rows; per layer two Fisher factors of each client and their right side",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedFisherKFAC(_Fisher):
+    """Parameters of FedFisher with Kronecker factors of the Fisher information.
+
+    draws: labels drawn from the prediction for every row; 0 takes all classes with their probability.
+    floor: strength of the pull towards the mean. Deeper networks need more of it than the default, which
+           only settles what has no curvature.
+    """
+
+    key: ClassVar[str] = "fedfisher-kfac"
+    gathers: ClassVar[bool] = True
+
+    def contribute(self, group: Group, client: int, term: Term) -> None:
+        contribute_curvature(group, client, term, self.labels(group, client), damping=0.0)
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        server.weights = solve_layers(server, mean, total, self.floor)
+
+
+def diagonal_fisher(
+    network: nn.Module, names: list[str], batches: Iterator[kfac.Batch], losses: kfac.Losses
+) -> dict[str, Tensor]:
+    """The mean over rows of the squared gradients of any network, by weight name, in float64."""
+    import torch
+    from torch.func import functional_call, grad, vmap
+
+    held = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    buffers = dict(network.named_buffers())
+    weights = {name: held.pop(name) for name in names}
+    rest = {**held, **buffers}
+    sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    numbers = sum(weight.numel() for weight in weights.values())
+    together = max(1, _NUMBERS // numbers)
+
+    def loss(weights: dict[str, Tensor], row: Tensor, slope: Tensor) -> Tensor:
+        logits: Tensor = functional_call(network, {**weights, **rest}, (row[None],))
+        return (logits[0] * slope).sum()
+
+    squares = vmap(grad(loss), in_dims=(None, 0, 0))
+    rows = 0
+    for inputs, targets in batches:
+        rows += len(targets)
+        with torch.no_grad():
+            logits = network(inputs)
+        for slope in _slopes(logits, targets, losses):
+            for first in range(0, len(targets), together):
+                part = slice(first, first + together)
+                for name, gradient in squares(weights, inputs[part], slope[part]).items():
+                    sums[name] += gradient.double().square_().sum(dim=0)
+    return {name: value / max(1, rows) for name, value in sums.items()}
+
+
+def _slopes(logits: Tensor, targets: Tensor, losses: kfac.Losses) -> Iterator[Tensor]:
+    """The gradients of the rows' losses with respect to their logits, loss by loss."""
+    import torch
+
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        for part in losses(leaf, targets):
+            yield torch.autograd.grad(part.sum(), leaf, retain_graph=True)[0]

@@ -1,0 +1,323 @@
+"""FedGen: a generator of features, taught by all clients' classifiers, teaches every client.
+
+Zhu, Hong, Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021.
+
+Server, after every round, for labels y drawn from those that exist and noise e:
+
+    minimise over G   mean_y sum_i o_iy CE(head_i(G(y, e)), y) + diversity,   o_iy = n_iy / sum_j n_jy
+    diversity = exp(mean_ab( -mean|e_a - e_b|² mean|G_a - G_b| ))
+
+Clients, from the second round on:
+
+    L = CE + latent_t KL(softmax(head(G(y))) || softmax(f(x)))  (the first argument without gradient)
+           + (GENERATED / batch) teaching_t CE(head(G(y')), y')
+    teaching_t, latent_t = max(1e-4, start * 0.98^t), and no term at all where the start is 0
+
+G is one hidden layer with BatchNorm and ReLU on (noise, one-hot label), noise uniform in [0, 1) as in the
+authors' code; at the clients it is frozen and in eval mode. It gives what enters the last layer, so on a
+linear head it gives features of the frozen backbone. Class counts and classifiers are gathered, the other
+weights are summed. The paper's adversarial term is off, as in the authors' settings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.container import Array, with_prefix
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Term, Total
+from fedsolve.gradient import networks
+from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.learners import SingleNetwork
+from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.optimisers import Optimiser
+from fedsolve.gradient.streams import stream
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+GENERATED = 32
+"""Generated rows in a step, the server's and a client's."""
+LEAST = 1e-4
+DECAY = 0.98
+WEIGHT_DECAY = 1e-2
+
+
+@register(
+    Info(
+        key="fedgen",
+        title="FedGen: knowledge of all classifiers through a generator of features",
+        paper="Zhu, Hong, Zhou, ICML 2021",
+        exchanges="rounds",
+        up="rows * weights and rows; classifier and class counts of each client",
+        down="weights and generator",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedGen(GradientMethod):
+    """Parameters of FedGen.
+
+    teaching: weight of the classifier's loss on generated features (alpha of the paper), decaying.
+    latent:   weight of the pull towards the classifier's answer to generated features (beta), decaying.
+    generator_steps, generator_rate: steps of the generator's Adam after every round, and its rate.
+    noise_width, generator_width: of the generator's noise and of its hidden layer.
+    """
+
+    key: ClassVar[str] = "fedgen"
+    gathers: ClassVar[bool] = True
+
+    teaching: float = 10.0
+    latent: float = 10.0
+    generator_steps: int = 50
+    generator_rate: float = 3e-4
+    noise_width: int = 32
+    generator_width: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(teaching=self.teaching, latent=self.latent, generator_rate=self.generator_rate)
+        check_whole(0, generator_steps=self.generator_steps)
+        check_whole(1, noise_width=self.noise_width, generator_width=self.generator_width)
+
+    @property
+    def _plain(self) -> bool:
+        return self.teaching == 0 and self.latent == 0
+
+    @property
+    def recordable(self) -> bool:
+        """Every step draws its own noise, which a replayed step would not."""
+        return self._plain and super().recordable
+
+    # -- the client's side ------------------------------------------------------------------------
+
+    def prepare(self, group: Group) -> None:
+        if self._plain or group.round == 0:
+            return
+        import torch
+
+        held = {
+            name.removeprefix("generator."): tensor
+            for name, tensor in group.received.items()
+            if name.startswith("generator.")
+        }
+        width = held["output.bias"].shape[0]
+        network = build_generator(self, group.classes, width).to(group.dtype).to(group.device)
+        network.load_state_dict(held, strict=False)
+        labels = torch.nonzero(group.received["labels"] > 0)[:, 0].cpu().numpy()
+        group.scratch["generator"] = (network.eval().requires_grad_(False), labels)
+
+    def losses(self, step: Step) -> Tensor:
+        output = step.forward()
+        losses = step.cross_entropy(output.logits)
+        if "generator" not in step.group.scratch:
+            return losses
+        import torch.nn.functional as F
+
+        if self.latent != 0:
+            with_label = self._imagined(step, step.targets.cpu().numpy(), "latent")
+            answers = F.log_softmax(with_label.detach(), dim=-1)
+            pull = F.kl_div(F.log_softmax(output.logits, dim=-1), answers, reduction="none", log_target=True)
+            losses = losses + _decayed(self.latent, step.group.round) * step.mean(pull.sum(dim=-1))
+        if self.teaching != 0:
+            _, known = step.group.scratch["generator"]
+            drawn = [
+                known[step.group.generator(k, f"labels {step.number}").integers(len(known), size=GENERATED)]
+                for k in range(step.active)
+            ]
+            answers = self._imagined(step, np.stack(drawn), "teaching")
+            targets = _as_tensor(np.stack(drawn), answers.device)
+            lesson = F.cross_entropy(answers.flatten(0, 1), targets.flatten(), reduction="none")
+            scale = _decayed(self.teaching, step.group.round) * GENERATED / self.batch
+            losses = losses + scale * lesson.reshape(targets.shape).mean(dim=1)
+        return losses
+
+    def _imagined(self, step: Step, labels: Array, role: str) -> Tensor:
+        """The classifiers' logits (clients, rows, classes) on features for labels (clients, rows)."""
+        import torch
+
+        group = step.group
+        network, _ = group.scratch["generator"]
+        # One stream a step, row by row: padding behind a client's rows changes none of their numbers.
+        noise = np.stack(
+            [
+                group.generator(k, f"{role} {step.number}").random((labels.shape[1], self.noise_width))
+                for k in range(step.active)
+            ]
+        )
+        with torch.no_grad():
+            inputs = _generator_inputs(noise, labels, group.classes).to(group.dtype).to(group.device)
+            features = network(inputs.flatten(0, 1)).unflatten(0, labels.shape)
+        weight, bias = self._classifier(step)
+        found = torch.matmul(features, weight.mT)
+        return found if bias is None else found + bias.unsqueeze(-2)
+
+    def _classifier(self, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Weight (clients or 1, classes, width) and bias of the last layers in this step."""
+        held = dict(zip(step.group.names, step.weights, strict=True))
+        names = _classifier_names(step.group)
+        parts = [held[name] if step.group.learners.stacked else held[name][None] for name in names]
+        return parts[0], parts[1] if len(parts) > 1 else None
+
+    def contribute(self, group: Group, client: int, term: Term) -> None:
+        if self._plain:
+            return
+        name = group.clients[client]
+        set_apart(term, name, [f"w.{weight}" for weight in _classifier_names(group)])
+        term.arrays[f"labels@{name}"] = group.class_counts[client].double().cpu().numpy()
+
+    # -- the server's side ------------------------------------------------------------------------
+
+    def opening_state(self, server: Server) -> None:
+        if self._plain:
+            return
+        spec = server.spec
+        network = networks.build_network(
+            self.network, spec.features, spec.outputs, dtype=self.precision, shape=self.image_shape
+        )
+        generator = build_generator(self, spec.outputs, networks.head_of(network)[1].in_features)
+        _fill(generator, self.seed)
+        server.memory |= _arrays(generator)
+
+    def extras(self, server: Server) -> dict[str, Array]:
+        if self._plain or server.round == 0:
+            return {}
+        generator = {name: array for name, array in server.memory.items() if name.startswith("generator.")}
+        return generator | {"labels": server.memory["labels"]}
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        if self._plain:
+            server.weights = mean
+            return
+        heads = gathered(total, "own")
+        found = weighted_mean(heads, {client: weight_of(total, client) for client in heads})
+        server.aggregated = server.aggregated | with_prefix(found, "w.")
+        server.weights = mean | server.aggregated
+        counts = {client: total[f"labels@{client}"] for client in trained(total)}
+        server.memory["labels"] = np.sum(list(counts.values()), axis=0)
+        self._teach(server, [heads[client] for client in counts], np.stack(list(counts.values())))
+
+    def _teach(self, server: Server, heads: list[Weights], counts: Array) -> None:
+        """Train the generator against the classifiers of a round; counts (clients, classes)."""
+        import torch
+        import torch.nn.functional as F
+
+        dtype = getattr(torch, self.precision)
+        clients, classes = counts.shape
+        ordered = sorted(heads[0], key=lambda name: not name.endswith("weight"))
+        # All classifiers side by side as one layer: a single product with (clients * classes, width).
+        layer = [torch.as_tensor(np.concatenate([h[n] for h in heads]), dtype=dtype) for n in ordered]
+        sums = counts.sum(axis=0)
+        trust = torch.as_tensor(counts / np.where(sums > 0, sums, 1.0), dtype=dtype)
+        known = np.flatnonzero(sums > 0)
+        generator, optimiser = self._restored(server, layer[0].shape[1])
+        parameters: list[Tensor] = list(generator.parameters())
+        rng = stream(self.seed, "fedgen", server.round)
+        for _ in range(self.generator_steps):
+            labels = known[rng.integers(len(known), size=GENERATED)]
+            noise = rng.random((GENERATED, self.noise_width))
+            features = generator(_generator_inputs(noise, labels, classes).to(dtype))
+            logits = F.linear(features, *layer).reshape(GENERATED, clients, classes)
+            targets = _as_tensor(labels, "cpu")
+            errors = F.cross_entropy(
+                logits.flatten(0, 1), targets.repeat_interleave(clients), reduction="none"
+            ).reshape(GENERATED, clients)
+            loss = (trust[:, targets].mT * errors).sum(dim=1).mean()
+            loss = loss + _diversity(torch.as_tensor(noise, dtype=dtype), features)
+            gradients = list(torch.autograd.grad(loss, parameters))
+            with torch.no_grad():
+                optimiser.step(parameters, gradients)
+        server.memory |= _arrays(generator)
+        server.memory |= {f"adam.{name}": array for name, array in optimiser.state().items()}
+
+    def _restored(self, server: Server, width: int) -> tuple[nn.Module, Optimiser]:
+        """The generator of the server's memory, and its Adam where that was left."""
+        import torch
+
+        dtype = getattr(torch, self.precision)
+        generator = build_generator(self, server.spec.outputs, width).to(dtype)
+        held = with_prefix(server.memory, "generator.")
+        generator.load_state_dict({n: torch.as_tensor(a) for n, a in held.items()}, strict=False)
+        optimiser = Optimiser("adam", self.generator_rate, 0.0, WEIGHT_DECAY)
+        optimiser.resume(with_prefix(server.memory, "adam."), list(generator.parameters()))
+        return generator, optimiser
+
+
+def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
+    """The generator, its weights not set: (rows, noise + classes) to (rows, width)."""
+    from collections import OrderedDict
+
+    import torch
+    from torch import nn
+
+    with torch.device("meta"):
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            hidden=nn.Linear(method.noise_width + classes, method.generator_width),
+            norm=nn.BatchNorm1d(method.generator_width),
+            relu=nn.ReLU(),
+            output=nn.Linear(method.generator_width, width),
+        )
+        network = nn.Sequential(layers)
+    network.to_empty(device="cpu")
+    network.norm.num_batches_tracked.zero_()  # type: ignore[operator, union-attr]
+    return network.train()
+
+
+def _fill(generator: Any, seed: int) -> None:
+    """Initial weights as torch's own: uniform in ±1 / sqrt(fan in), BatchNorm neutral."""
+    import torch
+
+    generator.norm.reset_parameters()
+    rng = stream(seed, "fedgen", "start")
+    with torch.no_grad():
+        for layer in (generator.hidden, generator.output):
+            bound = 1.0 / math.sqrt(layer.in_features)
+            for parameter in (layer.weight, layer.bias):
+                drawn = rng.uniform(-bound, bound, size=tuple(parameter.shape))
+                parameter.copy_(torch.as_tensor(drawn))
+
+
+def _generator_inputs(noise: Array, labels: Array, classes: int) -> Tensor:
+    import torch
+
+    return torch.as_tensor(np.concatenate([noise, np.eye(classes)[labels]], axis=-1))
+
+
+def _diversity(noise: Tensor, features: Tensor) -> Tensor:
+    """exp(mean(-mean|e_a - e_b|² mean|G_a - G_b|)) over all pairs: large when the noise changes little."""
+    apart = (noise[:, None] - noise[None]).square().mean(dim=2)
+    differ = (features[:, None] - features[None]).abs().mean(dim=2)
+    return (-(apart * differ).mean()).exp()
+
+
+def _decayed(start: float, round_: int) -> float:
+    return max(LEAST, start * DECAY**round_)
+
+
+def _classifier_names(group: Group) -> list[str]:
+    """Names of the last layer's weight and bias among the trained weights."""
+    if not isinstance(group.learners, SingleNetwork):
+        return group.names[-2:]
+    layer = networks.head_of(group.learners.network)[0]
+    prefix = f"{layer}." if layer else ""
+    found = [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
+    if f"{prefix}weight" not in found:
+        raise DataError(f"FedGen teaches the classifier '{layer}', whose weights are frozen. Unfreeze them.")
+    return found
+
+
+def _arrays(generator: nn.Module) -> Weights:
+    floats = networks.float_parameters(generator) | networks.float_buffers(generator)
+    return {f"generator.{name}": value.detach().double().numpy().copy() for name, value in floats.items()}
+
+
+def _as_tensor(labels: Array, device: Any) -> Tensor:
+    import torch
+
+    return torch.as_tensor(labels, dtype=torch.int64, device=device)

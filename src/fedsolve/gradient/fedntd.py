@@ -1,0 +1,79 @@
+"""FedNTD: among the classes that are not true, the local model keeps the global one's opinion.
+
+Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
+NeurIPS 2022. With q the softmax at temperature T over the C - 1 logits other than the true one, of the
+model received (W) and of the local one (w),
+
+    L = CE + distillation * T² * KL( q_W || q_w )
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsolve.checks import check_not_negative
+from fedsolve.errors import DataError
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register(
+    Info(
+        key="fedntd",
+        title="FedNTD: the global model's opinion of the classes that are not true is kept",
+        paper="Lee et al., NeurIPS 2022",
+        exchanges="rounds",
+        up="rows * weights and rows",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedNTD(GradientMethod):
+    """Parameters of FedNTD.
+
+    distillation: strength of the term (beta of the paper).
+    temperature:  T; logits are divided by it (tau of the paper).
+    """
+
+    key: ClassVar[str] = "fedntd"
+
+    distillation: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(distillation=self.distillation, temperature=self.temperature)
+        if self.temperature == 0:
+            raise DataError("temperature divides the logits and must be above 0; got 0.")
+
+    def prepare(self, group: Group) -> None:
+        if self.distillation != 0:
+            group.scratch["reference"] = group.reference(group.start)
+
+    def losses(self, step: Step) -> Tensor:
+        import torch.nn.functional as F
+
+        logits = step.forward().logits
+        losses = step.cross_entropy(logits)
+        if self.distillation == 0:
+            return losses
+        known = step.group.scratch["reference"](step.inputs).logits
+        opinions, taught = (
+            F.log_softmax(not_true(values, step.targets) / self.temperature, dim=-1)
+            for values in (logits, known)
+        )
+        rows = F.kl_div(opinions, taught, reduction="none", log_target=True).sum(dim=-1)
+        return losses + self.distillation * self.temperature**2 * step.mean(rows)
+
+
+def not_true(logits: Tensor, targets: Tensor) -> Tensor:
+    """The logits (..., classes) without each row's true one, the others in their order."""
+    import torch
+
+    others = torch.arange(logits.shape[-1] - 1, device=logits.device)
+    return logits.gather(-1, others + (others >= targets.unsqueeze(-1)))

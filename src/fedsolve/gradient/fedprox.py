@@ -1,0 +1,58 @@
+"""FedProx: FedAvg with a pull towards the weights received.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+    L = CE + (proximal/2) |w - W|²,   so that   grad += proximal (w - W)
+
+The pull is added to the gradient directly; nothing of it enters the autograd graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedsolve.checks import check_not_negative
+from fedsolve.gradient.group import Step
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.registry import Info, register
+
+
+@register(
+    Info(
+        key="fedprox",
+        title="FedProx: FedAvg with a pull towards the weights received",
+        paper="Li et al., MLSys 2020",
+        exchanges="rounds",
+        up="rows * weights and rows",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedProx(GradientMethod):
+    """Parameters of FedProx.
+
+    proximal: strength of the pull (mu of the paper, whose term has the factor 1/2).
+    """
+
+    key: ClassVar[str] = "fedprox"
+
+    proximal: float = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(proximal=self.proximal)
+
+    def edit(self, step: Step) -> None:
+        pull(step, self.proximal)
+
+
+def pull(step: Step, strength: float) -> None:
+    """gradients += strength * (w - W)"""
+    import torch
+
+    if strength == 0:
+        return
+    weights = [weight.detach() for weight in step.weights]
+    away = torch._foreach_sub(weights, step.received())
+    torch._foreach_add_(step.gradients, away, alpha=strength)

@@ -1,0 +1,72 @@
+"""FedRS: the logits of classes that a client lacks are held back while it trains.
+
+Li, Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021.
+With n_c the client's rows of class c, the cross-entropy is that of the logits s_c f_c,
+
+    binary:  s_c = 1 where n_c > 0, else restraint
+    soft:    s_c = restraint + (1 - restraint) n_c / max_c n_c
+
+The whole logit is scaled, its bias included; predictions use the logits as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedsolve.checks import check_choice, check_not_negative
+from fedsolve.errors import DataError
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register(
+    Info(
+        key="fedrs",
+        title="FedRS: logits of classes that a client lacks are held back",
+        paper="Li, Zhan, KDD 2021",
+        exchanges="rounds",
+        up="rows * weights and rows",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedRS(GradientMethod):
+    """Parameters of FedRS.
+
+    restraint:      scale of a missing class's logit, from 0 (it learns nothing) to 1 (alpha of the paper).
+    restraint_mode: "binary" scales missing classes alone, "soft" all by their rows.
+    """
+
+    key: ClassVar[str] = "fedrs"
+
+    restraint: float = 0.5
+    restraint_mode: Literal["binary", "soft"] = "binary"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(restraint=self.restraint)
+        if self.restraint > 1:
+            raise DataError(f"restraint must lie between 0 and 1; got {self.restraint!r}.")
+        check_choice("restraint_mode", self.restraint_mode, ("binary", "soft"))
+
+    def prepare(self, group: Group) -> None:
+        if self.restraint == 1:
+            return
+        counts = group.class_counts
+        if self.restraint_mode == "binary":
+            share = (counts > 0).to(counts.dtype)
+        else:
+            share = counts / counts.amax(dim=1, keepdim=True).clamp_min(1)
+        # As a weighted mean, so that a full share gives 1 to the last bit.
+        group.scratch["scale"] = self.restraint * (1 - share) + share
+
+    def losses(self, step: Step) -> Tensor:
+        logits = step.forward().logits
+        if self.restraint != 1:
+            logits = logits * step.leading(step.group.scratch["scale"]).unsqueeze(1)
+        return step.cross_entropy(logits)

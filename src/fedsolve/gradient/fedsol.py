@@ -1,0 +1,140 @@
+"""FedSOL: the gradient is taken where a step away from the global model's predictions would lead.
+
+Lee et al., "FedSOL: Stabilized Orthogonal Learning with Proximal Restrictions in Federated Learning",
+CVPR 2024. Per batch, with f the logits and W the weights received,
+
+    L_p = KL( softmax(f_W/3) || softmax(f_w/3) ),   g_p = grad L_p at w
+    e = radius * A * g_p / (||g_p|| + 1e-12),       grad = grad CE at w + e
+
+and the optimiser moves w, not w + e. A is 1, or adaptive: |w - W| of each tensor over its L2 norm along
+the tensor's first axis. ||g_p|| runs over all weights of a client.
+
+Where w = W, as in the first step of a round, or ||g_p|| < 1e-6, e is 0: g_p is rounding noise there, and
+dividing it by its own norm would make it a random step of length `radius`. Running statistics of BatchNorm
+follow the pass at w alone. The loss reported is the one at w + e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsolve.checks import check_not_negative
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.learners import SingleNetwork
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEMPERATURE = 3.0
+LEAST = 1e-6
+"""The shortest g_p that is more than rounding noise."""
+
+
+@register(
+    Info(
+        key="fedsol",
+        title="FedSOL: gradients where a step away from the global predictions would lead",
+        paper="Lee et al., CVPR 2024",
+        exchanges="rounds",
+        up="rows * weights and rows",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedSOL(GradientMethod):
+    """Parameters of FedSOL.
+
+    radius:   length of the perturbation (rho of the paper).
+    adaptive: whether each weight's part grows with its distance from the one received.
+    """
+
+    key: ClassVar[str] = "fedsol"
+
+    radius: float = 1.0
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(radius=self.radius)
+
+    def prepare(self, group: Group) -> None:
+        if self.radius != 0:
+            group.scratch["reference"] = group.reference(group.start)
+
+    def gradients(self, step: Step) -> None:
+        import torch
+
+        if self.radius == 0 or step.number == 0:
+            super().gradients(step)
+            return
+        output = step.forward()
+        direction = step.differentiate(self._distance(step, output.logits))
+        with torch.no_grad():
+            self._scale(step, direction)
+        with _moved(step, direction):
+            super().gradients(step)
+        step.output = output  # predictions are counted at w
+
+    def _distance(self, step: Step, logits: Tensor) -> Tensor:
+        """L_p of each client."""
+        import torch.nn.functional as F
+
+        known = step.group.scratch["reference"](step.inputs).logits
+        rows = F.kl_div(
+            F.log_softmax(logits / TEMPERATURE, dim=-1),
+            F.log_softmax(known / TEMPERATURE, dim=-1),
+            reduction="none",
+            log_target=True,
+        )
+        return step.mean(rows.sum(dim=-1))
+
+    def _scale(self, step: Step, direction: list[Tensor]) -> None:
+        """g_p becomes e, in place."""
+        import torch
+
+        stacked = step.group.learners.stacked
+        away = torch._foreach_sub([weight.detach() for weight in step.weights], step.received())
+        length = _lengths(direction, stacked)
+        moved = (length >= LEAST) & (_lengths(away, stacked) > 0)
+        factor = torch.where(moved, self.radius / (length + 1e-12), 0.0)
+        for part, distance in zip(direction, away, strict=True):
+            part.mul_(factor.reshape(-1, *[1] * (part.dim() - 1)) if stacked else factor)
+            if self.adaptive:
+                norm = torch.linalg.vector_norm(distance, dim=int(stacked), keepdim=True)
+                part.mul_(distance.abs_().div_(norm.clamp_min_(1e-12)))
+
+
+def _lengths(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
+    """The norm over all tensors: (clients,) in a stack, a number for a single network."""
+    import torch
+
+    if stacked:
+        parts = [torch.linalg.vector_norm(tensor.flatten(1), dim=1) for tensor in tensors]
+    else:
+        parts = list(torch._foreach_norm(list(tensors)))
+    length: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+    return length
+
+
+@contextmanager
+def _moved(step: Step, shift: list[Tensor]) -> Iterator[None]:
+    """The weights at w + shift within the block; they and the running statistics are as before after it."""
+    import torch
+
+    learners = step.group.learners
+    held: list[Tensor] = [*step.weights]
+    if isinstance(learners, SingleNetwork):
+        held += learners.network.buffers()
+    before = [tensor.detach().clone() for tensor in held]
+    with torch.no_grad():
+        torch._foreach_add_(step.weights, shift)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(held, before)

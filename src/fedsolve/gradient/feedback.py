@@ -1,0 +1,332 @@
+"""FLFA: feedback alignment for local training, plugged into any host.
+
+Baek, Kim, Kim, Chung, "Federated Learning with Feedback Alignment". In the chosen layers the error
+travels back through the global weights the client received instead of its own, drifting ones:
+
+    delta_{l-1} = (B_lᵀ delta_l) * f'(z_{l-1}),   B_l = W_l^r ||w_l|| / ||W_l^r||   (Eq. 11, Algorithm 1)
+
+Forward pass, weight gradients and bias gradients are untouched. On the first layer, or on a head over
+frozen features, the rule changes nothing, since nobody uses the input gradient.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import MethodType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedsolve.checks import check_choice
+from fedsolve.closedform.projections import uniform_bits
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedsolve.gradient.feedback_ops import OutputError
+
+MATRICES = ("global", "random")
+SCALINGS = ("layer", "row", "none")
+ROUTES = ("layer", "direct")
+
+
+def eligible_layers(network: nn.Module, first: bool = False) -> list[str]:
+    """Names of the Conv2d and Linear modules, in the order of registration.
+
+    The first of them is left out unless `first` is true: feedback alignment there changes nothing,
+    though the paper's literal rule may choose it. Modules with a forward of their own, and the output
+    projection of attention, whose forward is never called, are no candidates.
+    """
+    names = [name for name, module in network.named_modules() if _is_eligible(module)]
+    return names if first else names[1:]
+
+
+def _is_eligible(module: nn.Module) -> bool:
+    from torch import nn
+    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+    if isinstance(module, nn.Linear):
+        own = type(module).forward is not nn.Linear.forward
+        return not own and not isinstance(module, NonDynamicallyQuantizableLinear)
+    if isinstance(module, nn.Conv2d):
+        kind = type(module)
+        return kind.forward is nn.Conv2d.forward and kind._conv_forward is nn.Conv2d._conv_forward
+    return False
+
+
+class Agreement(NamedTuple):
+    """How far a layer has moved from its feedback: ||w|| / ||W^r|| and cos(B, w)."""
+
+    ratio: float
+    cosine: float
+
+
+class Feedback:
+    """Feedback alignment in the named layers, for the length of a `with` block.
+
+    Enter it right after the received weights W^r are in the network, and call `rescale` after every
+    optimiser step:
+
+        with Feedback(network, layers) as feedback:
+            for inputs, targets in batches:
+                ...; loss.backward(); optimiser.step()
+                feedback.rescale()
+
+    matrix:   "global", B = W^r; "random", a fixed random matrix of this seed with the norm of W^r.
+    scaling:  "layer", B follows the norm of the local weight (the paper); "row", the norm of each of
+              its output channels; "none".
+    route:    "layer", or "direct": direct feedback alignment (Nokland 2016), the ablation of Table 4.
+              The gradient by the layer's input is then a fixed random projection of the output error
+              (uniform in ±1/sqrt(outputs)); `matrix` and `scaling` do not apply, as it follows no weight.
+    in_place: keep B at one address, as captured CUDA graphs need; backward through a graph built
+              before the last `rescale` is then refused by torch. Otherwise such a graph keeps its own B.
+
+    B is no parameter, no buffer and no entry of the state dict. A copy of the network made within the
+    block keeps the feedback for good; make copies that will be trained outside.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        layers: Iterable[str],
+        *,
+        matrix: str = "global",
+        scaling: str = "layer",
+        route: str = "layer",
+        seed: int = 0,
+        in_place: bool = False,
+    ) -> None:
+        check_choice("feedback matrix", matrix, MATRICES)
+        check_choice("feedback scaling", scaling, SCALINGS)
+        check_choice("feedback route", route, ROUTES)
+        self.network = network
+        self.layers = (layers,) if isinstance(layers, str) else tuple(dict.fromkeys(layers))
+        modules = dict(network.named_modules())
+        self._chosen = [_Layer(name, _find(network, modules, name)) for name in self.layers]
+        self._matrix, self._scaling, self._route = matrix, scaling, route
+        self._seed, self._in_place = seed, in_place
+        self._error: OutputError | None = None
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Feedback:
+        if self._undo:
+            raise DataError("this feedback is already in use; make another Feedback for a nested block.")
+        if self._route == "layer":
+            self.receive()
+        try:
+            self._install()
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def receive(self) -> None:
+        """Take B anew from the network's present weights, as when the next client loads W^r."""
+        import torch
+
+        if self._route == "direct":
+            return
+        with torch.no_grad():
+            for layer in self._chosen:
+                weight = layer.module.weight
+                start = self._norm(weight)
+                if self._matrix == "global":
+                    matrix = source = weight.clone()
+                    norm = start.clone()
+                else:
+                    uniform = _uniform(self._seed, layer.name, tuple(weight.shape))
+                    source = torch.tensor(uniform, dtype=weight.dtype, device=weight.device)
+                    norm = self._norm(source)
+                    matrix = source * (start / norm)
+                # W = 0 stays B = 0: divided by infinity instead of zero, without looking at the value.
+                norm.masked_fill_(norm == 0, torch.inf)
+                if self._in_place and layer.matrix is not None:
+                    for kept, new in zip(layer.tensors(), (matrix, source, norm, start), strict=True):
+                        kept.copy_(new)
+                else:
+                    layer.matrix = matrix.clone() if self._in_place else matrix
+                    layer.source, layer.norm, layer.start = source, norm, start
+
+    def rescale(self) -> None:
+        """B = W^r ||w|| / ||W^r|| for the present local weights; three small kernels a layer, no waiting.
+
+        The ratio comes first, so that B is W^r to the last bit while the norm has not changed.
+        """
+        if self._scaling == "none" or self._route == "direct" or not self._chosen:
+            return
+        import torch
+
+        with torch.no_grad():
+            for layer in self._chosen:
+                if layer.norm is None:
+                    raise DataError("rescale() before the feedback was entered; use `with Feedback(...)`.")
+                ratio = self._norm(layer.module.weight).div_(layer.norm)
+                if self._in_place:
+                    torch.mul(layer.source, ratio, out=layer.matrix)
+                else:
+                    layer.matrix = torch.mul(layer.source, ratio)
+
+    def agreement(self) -> dict[str, Agreement]:
+        """||w|| / ||W^r|| and cos(B, w) of every layer, for the log of a round; waits for the device."""
+        import torch
+
+        found = {}
+        with torch.no_grad():
+            for layer in self._chosen:
+                if layer.matrix is None:
+                    continue
+                weight, matrix = layer.module.weight.double(), layer.matrix.double()
+                start = float(torch.linalg.vector_norm(layer.start))
+                size, length = float(weight.norm()), float(matrix.norm()) * float(weight.norm())
+                found[layer.name] = Agreement(
+                    size / start if start else float("nan"),
+                    float(torch.sum(weight * matrix)) / length if length else float("nan"),
+                )
+        return found
+
+    def matrix_of(self, name: str) -> Tensor:
+        """The present B of a layer, not to be changed."""
+        for layer in self._chosen:
+            if layer.name == name and layer.matrix is not None:
+                matrix: Tensor = layer.matrix
+                return matrix
+        raise DataError(f"no feedback matrix of layer {name!r} here; there are {list(self.layers)}.")
+
+    def _norm(self, weight: Tensor) -> Tensor:
+        import torch
+
+        norm: Tensor
+        if self._scaling == "row":
+            norm = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+        else:
+            norm = torch.linalg.vector_norm(weight)
+        return norm
+
+    def _install(self) -> None:
+        from fedsolve.gradient import feedback_ops
+
+        if self._route == "direct" and self._chosen:
+            self._listen()
+        for layer in self._chosen:
+            module = layer.module
+            if self._route == "layer":
+                made = _aligned_forward(layer, feedback_ops.aligned(module))
+            else:
+                made = self._direct_forward(layer)
+            self._undo.append(partial(_put_back, module, module.__dict__.get("forward")))
+            # A bound method, so that a copy of the network made within the block runs its own weights.
+            module.__dict__["forward"] = MethodType(made, module)
+
+    def _restore(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._error = None
+
+    def _direct_forward(self, layer: _Layer) -> Callable[[nn.Module, Tensor], Tensor]:
+        from fedsolve.gradient.feedback_ops import DirectFeedback
+
+        made: dict[tuple[int, int], Tensor] = {}
+
+        def matrix(outputs: int, width: int, like: Tensor) -> Tensor:
+            if (outputs, width) not in made:
+                uniform = _uniform(self._seed, layer.name, (outputs, width))
+                made[outputs, width] = like.new_tensor(uniform * outputs**-0.5)
+            return made[outputs, width]
+
+        def forward(module: nn.Module, inputs: Tensor) -> Tensor:
+            if self._error is None:
+                raise DataError(
+                    f"route='direct' sends the output's error to {layer.name!r}, so the whole network must "
+                    "be called, not one of its parts."
+                )
+            turned = DirectFeedback.apply(inputs, self._error, matrix)  # type: ignore[no-untyped-call]
+            result: Tensor = type(module).forward(module, turned)
+            return result
+
+        return forward
+
+    def _listen(self) -> None:
+        """Have every pass through the network remember the gradient by its output."""
+        from fedsolve.gradient.feedback_ops import OutputError
+
+        def begin(network: nn.Module, inputs: Any) -> None:
+            # One per pass: hosts that run two passes before backward get each pass's own error.
+            self._error = OutputError()
+
+        def finish(network: nn.Module, inputs: Any, output: Any) -> None:
+            error, self._error = self._error, None
+            if not hasattr(output, "requires_grad"):
+                raise DataError(
+                    f"route='direct' needs a network that returns one tensor; got {type(output).__name__}."
+                )
+            if output.requires_grad and error is not None:
+                output.register_hook(error.receive)
+
+        self._undo.append(self.network.register_forward_pre_hook(begin).remove)
+        self._undo.append(self.network.register_forward_hook(finish).remove)
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One chosen layer: B = source * ||w|| / norm."""
+
+    name: str
+    module: nn.Linear | nn.Conv2d
+    matrix: Any = None  # tensors, from the first `receive` on
+    source: Any = None
+    norm: Any = None
+    start: Any = None  # ||W^r||
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix, self.source, self.norm, self.start
+
+
+def _aligned_forward(
+    layer: _Layer, operation: Callable[..., Tensor]
+) -> Callable[[nn.Module, Tensor], Tensor]:
+    def forward(module: nn.Module, inputs: Tensor) -> Tensor:
+        return operation(inputs, module.weight, module.bias, layer.matrix)
+
+    return forward
+
+
+def _put_back(module: nn.Module, before: Any) -> None:
+    if before is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.__dict__["forward"] = before
+
+
+def _find(network: nn.Module, modules: dict[str, nn.Module], name: str) -> Any:
+    module = modules.get(name)
+    if module is not None and _is_eligible(module):
+        return module
+    known = eligible_layers(network, first=True)
+    if module is not None:
+        what = f"layer {name!r} is a {type(module).__name__}; feedback alignment acts on Conv2d and Linear"
+    else:
+        what = f"no layer {name!r} in this network"
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or known[:5]
+    more = f" ({len(known)} layers are eligible)" if len(known) > len(near) else ""
+    raise DataError(f"{what}. Name one of: {', '.join(near) or 'none is eligible'}{more}.")
+
+
+@lru_cache(maxsize=4)
+def _uniform(seed: int, name: str, shape: tuple[int, ...]) -> Array:
+    """Uniforms in [-1, 1) that every client gets from the seed, on every platform."""
+    size = 1
+    for length in shape:
+        size *= length
+    values: Array = uniform_bits(seed, f"feedback {name}", 0, 0, size).reshape(shape)
+    values *= 2.0
+    values -= 1.0
+    values.setflags(write=False)
+    return values

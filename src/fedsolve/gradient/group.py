@@ -1,0 +1,478 @@
+"""Local training: a group of clients, from the weights received to the weights they send back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Request, Term
+from fedsolve.federation.method import opening_classes
+from fedsolve.federation.participant import ClientData, Memory
+from fedsolve.federation.states import State
+from fedsolve.gradient import networks
+from fedsolve.gradient.graphs import Recorder
+from fedsolve.gradient.learners import Forward, Learners, Output, SingleNetwork, Stack, laid_out, load
+from fedsolve.gradient.networks.heads import weight_names
+from fedsolve.gradient.optimisers import Optimiser, clip_norms
+from fedsolve.gradient.rows import Rows
+from fedsolve.gradient.streams import stream
+from fedsolve.labels import encode_labels
+from fedsolve.threads import several_threads
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from fedsolve.gradient.feedback import Feedback
+    from fedsolve.gradient.method import GradientMethod
+
+PAD_LIMIT = 1024
+
+Batch = tuple["Tensor", "Tensor", "Tensor | None"]
+"""Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean."""
+
+
+class Step:
+    """One batch of every client that still has one: what the algorithm's loss and gradients see.
+
+    inputs (clients, rows, ...), targets (clients, rows); `weights` and `gradients` are lists in the order of
+    `group.names`, views of the clients taking part.
+    """
+
+    def __init__(self, group: Group, number: int, active: int, batch: Batch | None = None) -> None:
+        self.group = group
+        self.number = number
+        self.active = active
+        self.inputs, self.targets, self._share = batch or group.batch(number, active)
+        held = group.learners.weights
+        self.weights = (
+            [w[:active].detach().requires_grad_() for w in held] if group.learners.stacked else held
+        )
+        self.gradients: list[Tensor] = []
+        self.losses: Tensor | None = None
+        self.output: Output | None = None
+
+    def copied(self, inputs: Tensor, targets: Tensor) -> Step:
+        """The same step on other tensors of the same shape."""
+        return Step(self.group, self.number, self.active, (inputs, targets, self._share))
+
+    def forward(self) -> Output:
+        """The networks' output for this batch."""
+        self.output = self.group.learners.forward(self.inputs, self.weights)
+        return self.output
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over each client's rows of `values` (clients, rows), without the padding."""
+        return values.mean(dim=1) if self._share is None else (values * self._share).sum(dim=1)
+
+    def real_rows(self) -> Tensor | bool:
+        """Which rows are not padding."""
+        return True if self._share is None else self._share > 0
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Each client's mean cross-entropy."""
+        import torch.nn.functional as F
+
+        found = F.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
+        return self.mean(found.reshape(self.targets.shape))
+
+    def differentiate(self, losses: Tensor) -> list[Tensor]:
+        """Gradients of the losses (clients,) with respect to each client's own weights."""
+        import torch
+
+        return [
+            torch.zeros_like(weight) if gradient is None else gradient
+            for weight, gradient in zip(
+                self.weights, torch.autograd.grad(losses.sum(), self.weights, allow_unused=True), strict=True
+            )
+        ]
+
+    def leading(self, values: Tensor) -> Tensor:
+        """Of values with a client axis: those of the clients in this step."""
+        return values[: self.active]
+
+    def received(self) -> list[Tensor]:
+        """The weights received, as a list that fits `weights`."""
+        start, stacked = self.group.start, self.group.learners.stacked
+        if not stacked:
+            return [start[name] for name in self.group.names]
+        return [start[n].expand_as(w) for n, w in zip(self.group.names, self.weights, strict=True)]
+
+    def own(self, values: Mapping[str, Tensor]) -> list[Tensor]:
+        """Per-client tensors by weight name, as a list that fits `weights`."""
+        stacked = self.group.learners.stacked
+        return [values[name][: self.active] if stacked else values[name] for name in self.group.names]
+
+
+class Group:
+    """Clients that train together: one whole network, or many small heads in step.
+
+    round, rate: of this exchange. least: the smallest batch the network can train on.
+    start: the weights received, by name, without a client axis.
+    received: whatever else the request carried, by its full name. class_counts (clients, classes).
+    scratch: for the algorithm, for the length of the exchange.
+    """
+
+    def __init__(
+        self,
+        method: GradientMethod,
+        clients: Sequence[ClientData],
+        request: Request,
+        memories: Sequence[Memory],
+        device: torch.device,
+        lend: Callable[[], nn.Module],
+    ) -> None:
+        import torch
+
+        chain = memories[0].chain
+        opening = chain.blocks[0].note["opening"]
+        classes = opening_classes(chain)
+        assert classes is not None
+        self.method = method
+        self.device = device
+        self.run: str = chain.digests[1]
+        self.exchange = request.exchange
+        self.round: int = request.layer
+        self.rate: float = request.note["rate"]
+        self.note = request.note
+        self.classes: int = opening["outputs"]
+        self.features: int = opening["features"]
+        self.dtype: torch.dtype = getattr(torch, method.precision)
+        self._shape = networks.input_shape(method.network, self.features, method.image_shape)
+        self._lend = lend
+        self._spare: nn.Module | None = None
+        self._network = None if method.trains_together(self.features, self.classes) else lend()
+        self.least = 2 if self._network is not None and networks.normalises_by_batch(self._network) else 1
+        codes = [encode_labels(client.own_labels(), classes) for client in clients]
+        plans = [
+            _plan(method, len(client), self.round, memory.name, self.least)
+            for client, memory in zip(clients, memories, strict=True)
+        ]
+        # The clients with the most steps first: those still training are always the leading ones.
+        order = sorted(range(len(clients)), key=lambda k: (-len(plans[k]), k))
+        self.order = order
+        self.clients = [memories[k].name for k in order]
+        self.memories = [memories[k] for k in order]
+        self.sizes = np.array([len(clients[k]) for k in order])
+        self.steps = np.array([len(plans[k]) for k in order])
+        self._rows = Rows([clients[k] for k in order], device)
+        self._numbers, self._targets, self._share = self._lay_out(
+            [plans[k] for k in order], [codes[k] for k in order]
+        )
+        self._codes = [codes[k] for k in order]
+        counts = np.stack([np.bincount(codes[k], minlength=self.classes) for k in order])
+        self.class_counts = torch.as_tensor(counts, dtype=self.dtype, device=device)
+        self.received = {
+            name: self._tensor(array) for name, array in request.arrays.items() if not name.startswith("w.")
+        }
+        self.start = {
+            name.removeprefix("w."): self._tensor(array)
+            for name, array in request.arrays.items()
+            if name.startswith("w.")
+        }
+        self.buffers = {
+            name.removeprefix("b."): tensor for name, tensor in self.received.items() if name.startswith("b.")
+        }
+        self._since: Mapping[str, int] = request.note.get("since", {})
+        self._states: list[State | None] = [
+            memory.states.read(self.run, self._since[memory.name]) if memory.name in self._since else None
+            for memory in self.memories
+        ]
+        self.scratch: dict[str, Any] = {}
+        self.learners = self._learners()
+        self.losses = torch.zeros(
+            (len(clients), max(1, int(self.steps.max()))), dtype=self.dtype, device=device
+        )
+        self.correct = torch.zeros(len(clients), dtype=torch.int64, device=device)
+
+    # -- what algorithms use ----------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the trained weights, in the order of `Step.weights`."""
+        return self.learners.names
+
+    def weights_of(self, client: int) -> dict[str, Tensor]:
+        """One client's weights by name."""
+        held = self.learners.weights
+        return {
+            name: (w[client] if self.learners.stacked else w).detach()
+            for name, w in zip(self.names, held, strict=True)
+        }
+
+    def state(self, prefix: str, default: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The clients' states `prefix.NAME` for every weight, with a client axis in a stack.
+
+        default: by weight name, without a client axis; for clients that have no state yet.
+        """
+        import torch
+
+        found = {}
+        for name in self.names:
+            parts = [
+                default[name]
+                if state is None or f"{prefix}.{name}" not in state
+                else self._tensor(state[f"{prefix}.{name}"])
+                for state in self._states
+            ]
+            found[name] = torch.stack(parts) if self.learners.stacked else parts[0]
+        return found
+
+    def own_state(self, client: int) -> State | None:
+        """What this client ended its last exchange with; None when it takes part for the first time."""
+        return self._states[client] or None
+
+    def reference(
+        self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None
+    ) -> Forward:
+        """A frozen network with these weights and buffers, in eval mode.
+
+        buffers: those that the client started the round with when None.
+        """
+        return self.learners.reference(weights, self.buffers if buffers is None else buffers)
+
+    def own_buffers(self, prefix: str) -> dict[str, Tensor]:
+        """The buffers `prefix.NAME` of a single network's client; what it started with where it kept none."""
+        state = self._states[0] or {}
+        own = {name: state[f"{prefix}.{name}"] for name in self.buffers if f"{prefix}.{name}" in state}
+        return self.buffers | {name: self._tensor(array) for name, array in own.items()}
+
+    def buffers_now(self) -> dict[str, Tensor]:
+        """The running statistics of a single network; a stack has none."""
+        learners = self.learners
+        return networks.float_buffers(learners.network) if isinstance(learners, SingleNetwork) else {}
+
+    def generator(self, client: int, role: str) -> np.random.Generator:
+        """A random stream of this client and round that nothing else draws from."""
+        return stream(self.method.seed, role, self.clients[client], self.round)
+
+    def client_of(self, values: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
+        """One client's part of per-client tensors by weight name."""
+        return {name: v[client] if self.learners.stacked else v for name, v in values.items()}
+
+    def whole(self, client: int) -> nn.Module:
+        """A network with this client's weights and running statistics, in eval mode, until the next call."""
+        if self._spare is None:
+            self._spare = self._lend().eval()
+        load(self._spare, self.start | self.weights_of(client), self.buffers_now())
+        return self._spare
+
+    def own_rows(self, client: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All rows of a client in their order, at most `rows` at a time: inputs and targets."""
+        import torch
+
+        for first in range(0, int(self.sizes[client]), rows):
+            numbers = self._rows.numbers[client][first : first + rows]
+            inputs = networks.as_inputs(self._rows.take(numbers), self._shape, self.dtype)
+            targets = torch.as_tensor(self._codes[client][first : first + rows], device=self.device)
+            yield inputs, targets
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def batch(self, number: int, active: int) -> Batch:
+        numbers = self._numbers[:active, number]
+        if not self.learners.stacked:
+            # A single network sees its last batch as short as it is: nothing is padded.
+            count = int(np.sum(numbers[0] >= 0))
+            inputs = networks.as_inputs(self._rows.take(numbers[0, :count]), self._shape, self.dtype)
+            return laid_out(inputs)[None], self._targets[:1, number, :count], None
+        flat = np.maximum(numbers, 0).reshape(-1)
+        inputs = networks.as_inputs(self._rows.take(flat), self._shape, self.dtype)
+        share = None if bool((numbers >= 0).all()) else self._share[:active, number]
+        return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
+
+    def train(self) -> None:
+        """All local steps of all clients of the group."""
+        import torch
+
+        method = self.method
+        last = np.maximum(self.steps - _steps_per_epoch(method, self.sizes, self.least), 0)
+        method.prepare(self)
+        with ExitStack() as stack:
+            feedback = method.feedback_part(self)
+            if feedback is not None:
+                stack.enter_context(feedback)
+            advance = self._advance(feedback)
+            for number in range(int(self.steps.max(initial=0))):
+                active = int(np.sum(self.steps > number))
+                step = Step(self, number, active)
+                advance(step)
+                assert step.losses is not None
+                with torch.no_grad():
+                    self.losses[:active, number] = step.losses
+                    self._count(step, last[:active] <= number)
+        self._check_losses()
+
+    def _advance(self, feedback: Feedback | None) -> Callable[[Step], None]:
+        """What a step does to the weights, as a function; recorded and replayed where that is faster."""
+        import torch
+
+        method = self.method
+        optimiser = Optimiser(method.optimiser, self.rate, method.momentum, method.weight_decay)
+
+        def advance(step: Step) -> None:
+            method.gradients(step)
+            stacked = self.learners.stacked
+            with torch.no_grad():
+                method.edit(step)
+                if method.clip is not None:
+                    clip_norms(step.gradients, method.clip, stacked)
+                held = [w[: step.active] for w in self.learners.weights] if stacked else step.weights
+                optimiser.step(held, step.gradients, step.active if stacked else None)
+                if feedback is not None:
+                    feedback.rescale()
+
+        if self.device.type != "cuda" or self.learners.stacked or not method.recordable:
+            return advance
+        sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1)
+        return Recorder(advance, sizes.tolist()).run
+
+    def _count(self, step: Step, final: Array) -> None:
+        """Correct predictions of the clients that are in their last epoch."""
+        import torch
+
+        if step.output is None or not final.any():
+            return
+        hits = (step.output.logits.argmax(dim=-1) == step.targets) & step.real_rows()
+        counts = hits.sum(dim=1)
+        if not final.all():
+            counts = counts * torch.as_tensor(final, device=self.device)
+        self.correct[: step.active] += counts
+
+    def _check_losses(self) -> None:
+        import torch
+
+        if bool(torch.isfinite(self.losses).all()):
+            return
+        client, number = (int(i) for i in torch.nonzero(~torch.isfinite(self.losses))[0])
+        raise TermError(
+            f"the loss of '{self.clients[client]}' became {self.losses[client, number].item()} in round "
+            f"{self.round}, step {number}. Lower rate (now {self.rate:g}) or set clip."
+        )
+
+    def _learners(self) -> Learners:
+        """The networks, loaded with what was received."""
+        if self._network is None:
+            widths = networks.stacked_widths(self.method.network, self.features, self.classes)
+            assert widths is not None
+            # Not the order of the request: a message that was encoded has its arrays sorted.
+            names = weight_names(len(widths) - 1)
+            stacks = [self.start[n].expand(len(self.clients), *self.start[n].shape).clone() for n in names]
+            return Stack(names, stacks)
+        if self.method.buffers == "local":
+            self.buffers = self.own_buffers("buffer")
+        load(self._network, self.start, self.buffers)
+        return SingleNetwork(self._network, self._lend)
+
+    def _lay_out(self, plans: list[list[Array]], codes: list[Array]) -> tuple[Array, Tensor, Tensor]:
+        """Row numbers (clients, steps, rows), -1 where padded; targets; and each row's share of a mean."""
+        import torch
+
+        rows = max((len(batch) for plan in plans for batch in plan), default=1)
+        if self._network is None and self.method.batch <= PAD_LIMIT:
+            # Always the same shape, so that a client's result does not depend on whom it trains with.
+            rows = self.method.batch
+        steps = max(1, max(len(plan) for plan in plans))
+        numbers = np.full((len(plans), steps, rows), -1, dtype=np.int64)
+        targets = np.zeros((len(plans), steps, rows), dtype=np.int64)
+        share = np.zeros((len(plans), steps, rows))
+        for client, plan in enumerate(plans):
+            # Padding has a label that the client knows: losses that leave missing classes out stay finite.
+            targets[client] = codes[client][:1] if plan else 0
+            for number, batch in enumerate(plan):
+                numbers[client, number, : len(batch)] = self._rows.numbers[client][batch]
+                targets[client, number, : len(batch)] = codes[client][batch]
+                share[client, number, : len(batch)] = 1.0 / len(batch)
+        on_device = torch.as_tensor(targets, device=self.device)
+        return numbers, on_device, torch.as_tensor(share, dtype=self.dtype, device=self.device)
+
+    def _tensor(self, array: Array) -> Tensor:
+        import torch
+
+        return laid_out(torch.as_tensor(array, dtype=self.dtype).to(self.device))
+
+    # -- answering --------------------------------------------------------------------------------
+
+    def terms(self) -> list[Term]:
+        """The clients' terms in the order in which they were given; their states are filed."""
+        method = self.method
+        losses = self.losses.double().cpu().numpy()
+        correct = self.correct.cpu().numpy()
+        epoch = _rows_per_epoch(method, self.sizes, self.least)
+        found: dict[int, Term] = {}
+        for place, client in enumerate(self.order):
+            term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
+            if self.steps[place] > 0:
+                weight = float(method.weight(self, place))
+                for name, value in self.weights_of(place).items():
+                    term.arrays[f"w.{name}"] = value.cpu().numpy().copy()
+                    term.factors[f"w.{name}"] = weight
+                if method.buffers == "average":
+                    for name, value in self.buffers_now().items():
+                        term.arrays[f"b.{name}"] = value.cpu().numpy().copy()
+                        term.factors[f"b.{name}"] = weight
+                term.arrays["weight"] = np.array([weight])
+                term.arrays["loss"] = np.array([losses[place, : self.steps[place]].mean()])
+                term.counts |= {"correct": int(correct[place]), "seen": int(epoch[place])}
+                method.contribute(self, place, term)
+            found[client] = term
+            self._file_state(place)
+        return [found[client] for client in range(len(found))]
+
+    def _file_state(self, place: int) -> None:
+        if not self.method.stateful:
+            return
+        trained = self.steps[place] > 0
+        state = dict((self.method.state(self, place) if trained else self._states[place]) or {})
+        if self.method.buffers == "local" and trained:
+            state |= {f"buffer.{name}": v.cpu().numpy().copy() for name, v in self.buffers_now().items()}
+        client = self.clients[place]
+        self.memories[place].states.write(self.run, self.exchange, state, self._since.get(client))
+
+
+def _plan(method: GradientMethod, rows: int, round_: int, client: str, least: int) -> list[Array]:
+    """The batches of all epochs, as positions among the client's rows."""
+    rng = stream(method.seed, "batches", client, round_)
+    batches = []
+    for _ in range(method.epochs):
+        # A single batch stays in the order of the rows: then its sums are those of plain gradient descent.
+        order = np.arange(rows) if rows <= method.batch else rng.permutation(rows)
+        for first in range(0, rows, method.batch):
+            found = order[first : first + method.batch]
+            if len(found) >= (method.batch if method.last_batch == "drop" else least):
+                batches.append(found)
+    return batches
+
+
+def _rows_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
+    """Rows that a client sees in one epoch."""
+    rest = sizes % method.batch
+    dropped = rest < (method.batch if method.last_batch == "drop" else least)
+    return np.where(dropped, sizes - rest, sizes)
+
+
+def _steps_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
+    return -(-_rows_per_epoch(method, sizes, least) // method.batch)
+
+
+@contextmanager
+def surroundings(device: torch.device) -> Iterator[None]:
+    """One torch thread while several clients train at once, and no kernel chosen by timing it."""
+    import torch
+
+    before = torch.get_num_threads()
+    if not several_threads():
+        torch.set_num_threads(1)
+    try:
+        if device.type == "cuda":
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+                yield
+        else:
+            yield
+    finally:
+        torch.set_num_threads(before)

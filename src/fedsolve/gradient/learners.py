@@ -1,0 +1,188 @@
+"""The networks that clients train: one torch module, or a stack of small heads trained side by side.
+
+Everything an algorithm needs looks the same for both. A batch has shape (clients, rows, ...); a single
+network is a stack of one whose weights carry no client axis, so that elementwise formulas read as in the
+papers.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedsolve.gradient import networks
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from fedsolve.gradient.method import GradientMethod
+
+_POOL: dict[tuple[Any, ...], list[tuple[nn.Module, dict[str, Tensor]]]] = {}
+_LOCK = threading.Lock()
+
+
+@dataclass
+class Output:
+    """What a network gives for a batch: logits (clients, rows, classes) and the input of its last layer."""
+
+    features: Tensor
+    logits: Tensor
+
+
+Forward = Callable[["Tensor"], Output]
+
+
+class Learners(ABC):
+    """The networks of a group of clients in mid-training."""
+
+    stacked: bool
+    names: list[str]
+    weights: list[Tensor]
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, weights: list[Tensor]) -> Output:
+        """The output for a batch, with gradients; `weights` are those of the clients still training."""
+
+    @abstractmethod
+    def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
+        """A frozen network with these weights, in eval mode and without gradients.
+
+        Weights without a client axis are shared by all clients of a stack; with one, the leading clients'
+        are used.
+        """
+
+    def per_client(self, values: Tensor) -> Tensor:
+        """`values` of all weights of one tensor as (clients, numbers)."""
+        return values.flatten(1) if self.stacked else values.reshape(1, -1)
+
+
+class SingleNetwork(Learners):
+    """One torch module."""
+
+    stacked = False
+
+    def __init__(self, network: nn.Module, spare: Callable[[], nn.Module]) -> None:
+        self.network = network
+        trainable = {n: p for n, p in networks.float_parameters(network).items() if p.requires_grad}
+        self.names = list(trainable)
+        self.weights = list(trainable.values())
+        self._spare = spare
+
+    def forward(self, inputs: Tensor, weights: list[Tensor]) -> Output:
+        features, logits = networks.features_of(self.network, inputs[0])
+        return Output(features[None], logits[None])
+
+    def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
+        import torch
+
+        network = self._spare()
+        load(network, weights, buffers)
+        network.eval()
+
+        def forward(inputs: Tensor) -> Output:
+            with torch.no_grad():
+                features, logits = networks.features_of(network, inputs[0])
+            return Output(features[None], logits[None])
+
+        return forward
+
+
+class Stack(Learners):
+    """Linear layers with ReLU between them, once per client: weights (clients, out, in)."""
+
+    stacked = True
+
+    def __init__(self, names: list[str], weights: list[Tensor]) -> None:
+        self.names = names
+        self.weights = weights
+
+    def forward(self, inputs: Tensor, weights: list[Tensor]) -> Output:
+        import torch
+
+        features = inputs
+        for layer in range(0, len(weights) - 2, 2):
+            features = torch.relu(
+                torch.matmul(features, weights[layer].mT) + weights[layer + 1].unsqueeze(-2)
+            )
+        return Output(features, torch.matmul(features, weights[-2].mT) + weights[-1].unsqueeze(-2))
+
+    def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
+        import torch
+
+        def forward(inputs: Tensor) -> Output:
+            with torch.no_grad():
+                held = [
+                    value if value.dim() == place.dim() - 1 else value[: len(inputs)]
+                    for value, place in (
+                        (weights[n], w) for n, w in zip(self.names, self.weights, strict=True)
+                    )
+                ]
+                return self.forward(inputs, held)
+
+        return forward
+
+
+def laid_out(tensor: Tensor) -> Tensor:
+    """The tensor as the device wants it: a GPU's convolutions are faster with the channels last."""
+    import torch
+
+    if tensor.device.type != "cuda" or tensor.dim() != 4:
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def load(network: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+    """Give a module these float parameters and buffers, in place."""
+    import torch
+
+    with torch.no_grad():
+        for mine, theirs in (
+            (networks.float_parameters(network), weights),
+            (networks.float_buffers(network), buffers),
+        ):
+            for name, tensor in mine.items():
+                if name in theirs:
+                    tensor.copy_(theirs[name])
+
+
+@contextmanager
+def borrowed(
+    method: GradientMethod, features: int, outputs: int, device: torch.device
+) -> Iterator[Callable[[], nn.Module]]:
+    """A function that lends modules of the method's network; all come back at the end.
+
+    Building a deep network costs more than a step of training it, so modules are used again. Buffers that
+    do not travel, such as counters of batches, start as they were built: whose they were last is chance.
+    """
+    key = (method.network, features, outputs, method.precision, method.shape, str(device))
+    lent: list[tuple[nn.Module, dict[str, Tensor]]] = []
+
+    def lend() -> nn.Module:
+        with _LOCK:
+            spare = _POOL.setdefault(key, [])
+            found = spare.pop() if spare else None
+        if found is None:
+            network = networks.build_network(
+                method.network, features, outputs, dtype=method.precision, shape=method.image_shape
+            ).to(device)
+            found = network, {name: counter.clone() for name, counter in _counters(network).items()}
+        lent.append(found)
+        network, fresh = found
+        for name, counter in _counters(network).items():
+            counter.copy_(fresh[name])
+        return network.train()
+
+    try:
+        yield lend
+    finally:
+        with _LOCK:
+            _POOL.setdefault(key, []).extend(lent)
+
+
+def _counters(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in network.named_buffers() if not value.is_floating_point()}

@@ -1,0 +1,263 @@
+"""Networks by name: heads on features, image networks for small images, and the user's own.
+
+    linear                  one linear layer, weights and bias zero
+    mlp, mlp:512,128        hidden layers with ReLU (256 when no widths are given), torch's initial weights
+    cnn                     two 5x5 convolutions and two linear layers, no normalisation
+    mobilenet_v2, resnet18, resnet50, each also with GroupNorm: resnet18:gn
+    package.module:factory  a function of (features, outputs) that returns a module
+    custom:DIGEST           a module given to `register_network`
+
+Feature networks take (rows, features), image networks (rows, C, H, W). The layers of a network that
+comes with fedsolve (its Conv2d and Linear modules) are registered in the order in which they run, and
+its last one is called "classifier".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fedsolve.checks import check_choice, check_whole
+from fedsolve.data.backbones.common import require
+from fedsolve.errors import DataError
+from fedsolve.gradient.networks import custom
+from fedsolve.gradient.networks.custom import register_network
+from fedsolve.gradient.networks.heads import hidden_widths, stack
+from fedsolve.gradient.networks.initial import made
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = [
+    "NETWORKS",
+    "as_inputs",
+    "build_network",
+    "features_of",
+    "float_buffers",
+    "float_parameters",
+    "head_of",
+    "input_shape",
+    "normalises_by_batch",
+    "register_network",
+    "stacked_widths",
+]
+
+NORMALISED = ("mobilenet_v2", "resnet18", "resnet50")
+NETWORKS = ("linear", "mlp", "cnn", *NORMALISED)
+SHAPES = {
+    784: (1, 28, 28),
+    1024: (1, 32, 32),
+    2352: (3, 28, 28),
+    3072: (3, 32, 32),
+    12288: (3, 64, 64),
+}
+
+# Names under which a head keeps what it captured, and a network the name of its head.
+_TAP, _HEAD = "_fedsolve_tap", "_fedsolve_head"
+
+
+def build_network(
+    name: str,
+    features: int,
+    outputs: int,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    shape: Sequence[int] | None = None,
+) -> nn.Module:
+    """The network of this name in training mode on the processor.
+
+    Initial weights depend on the seed alone and leave torch's global generator as it was. They are drawn in
+    float32, so a float64 network starts from the same numbers. `shape` is (C, H, W) for image networks;
+    see `input_shape`.
+    """
+    kind, option = _parsed(name)
+    check_whole(1, features=features, outputs=outputs)
+    check_whole(0, seed=seed)
+    check_choice("dtype", dtype, ("float32", "float64"))
+    torch = require("torch", "torch", f"network '{name}'")
+    if kind == custom.PREFIX:
+        network = custom.registered(name)
+    elif kind not in NETWORKS:
+        network = custom.made_by(kind, str(option), features, outputs, seed, _known())
+    elif widths := stacked_widths(name, features, outputs):
+        network = made(partial(stack, widths), "zero" if len(widths) == 2 else "torch", seed)
+    else:
+        network = _image_network(kind, option, input_shape(name, features, shape), outputs, seed)
+    return network.to(device="cpu", dtype=getattr(torch, dtype)).train()
+
+
+def input_shape(name: str, features: int, shape: Sequence[int] | None = None) -> tuple[int, int, int] | None:
+    """(C, H, W) of the images a network takes; None where it takes rows of features.
+
+    Image networks: `shape`, or what the number of features says (784 is 28 x 28 in gray, 3072 is 32 x 32
+    in colour, channels first). Networks of the user's own take images only where `shape` is given.
+    """
+    kind, _ = _parsed(name)
+    if kind in ("linear", "mlp") or (shape is None and kind not in NETWORKS):
+        return None
+    if shape is None:
+        if features not in SHAPES:
+            known = ", ".join(f"{size} as {image}" for size, image in SHAPES.items())
+            raise DataError(
+                f"network '{name}' takes images, and {features} features do not say of which shape (known "
+                f"are {known}). Give shape=(channels, height, width), or choose a network on features: "
+                "linear or mlp."
+            )
+        return SHAPES[features]
+    try:
+        channels, height, width = sizes = tuple(int(size) for size in shape)
+    except (TypeError, ValueError):
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise DataError(f"shape must be three positive numbers (channels, height, width); got {shape!r}.")
+    if math.prod(sizes) != features:
+        raise DataError(
+            f"shape {sizes} holds {math.prod(sizes)} numbers, but rows have {features} features. Give the "
+            "shape of one image as it is stored, channels first."
+        )
+    return channels, height, width
+
+
+def as_inputs(rows: Tensor, shape: Sequence[int] | None, dtype: torch.dtype | str) -> Tensor:
+    """Rows as a network takes them: (rows, C, H, W) where there is a shape, in `dtype`.
+
+    Bytes become (x / 255 - 0.5) / 0.5, so 0 is -1 and 255 is 1; everything else is only cast.
+    """
+    import torch
+
+    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    rows = rows.to(kind).div_(127.5).sub_(1.0) if rows.dtype == torch.uint8 else rows.to(kind)
+    if shape is None:
+        return rows
+    if math.prod(rows.shape[1:]) != math.prod(shape):
+        raise DataError(
+            f"rows of shape {tuple(rows.shape[1:])} cannot be read as images of shape {tuple(shape)} "
+            "(channels, height, width)."
+        )
+    return rows.reshape(len(rows), *shape)
+
+
+def head_of(network: nn.Module) -> tuple[str, nn.Linear]:
+    """Name and module of the classifier: the last `nn.Linear` that was registered."""
+    from torch import nn
+
+    found = [(name, part) for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    if not found:
+        raise DataError(
+            f"the {type(network).__name__} has no nn.Linear, and the last one is taken as the classifier. "
+            "End the network with nn.Linear(width, classes)."
+        )
+    return found[-1]
+
+
+def features_of(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and logits of one forward pass; features are what enters the classifier (`head_of`)."""
+    name = network.__dict__.get(_HEAD)
+    if name is None:
+        # The name, not the module: copies of the network must find their own classifier.
+        name = network.__dict__[_HEAD] = head_of(network)[0]
+    head = network.get_submodule(name)
+    if _TAP not in head.__dict__:
+        head.__dict__[_TAP] = []
+        head.register_forward_pre_hook(_capture)
+    # Other passes through the network find no list and keep nothing alive.
+    kept: list[Tensor] = []
+    head.__dict__[_TAP] = kept
+    try:
+        logits: Tensor = network(inputs)
+    finally:
+        head.__dict__[_TAP] = None
+    if not kept:
+        raise DataError(
+            f"the classifier '{name}' of the {type(network).__name__} was not called as a module with its "
+            "input as the first argument, so there are no features. The last nn.Linear that is registered "
+            "must be the one that gives the logits."
+        )
+    return kept[-1], logits
+
+
+def _capture(head: nn.Module, arguments: tuple[Any, ...]) -> None:
+    kept = head.__dict__.get(_TAP)
+    if kept is not None:
+        kept.extend(arguments[:1])
+
+
+def normalises_by_batch(network: nn.Module) -> bool:
+    """Whether any layer normalises by the statistics of the batch, so that a batch of one has none."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(isinstance(part, _BatchNorm) for part in network.modules())
+
+
+def stacked_widths(name: str, features: int, outputs: int) -> list[int] | None:
+    """[features, hidden widths..., outputs] of a network of linear layers with ReLU; None for others."""
+    kind, option = _parsed(name)
+    if kind == "linear":
+        return [features, outputs]
+    return [features, *hidden_widths(option), outputs] if kind == "mlp" else None
+
+
+def float_parameters(network: nn.Module) -> dict[str, Tensor]:
+    """The parameters themselves by name, frozen ones included; shared ones once."""
+    return {name: value for name, value in network.named_parameters() if value.is_floating_point()}
+
+
+def float_buffers(network: nn.Module) -> dict[str, Tensor]:
+    """The buffers of floating type by name, such as running means and variances; counters are left out."""
+    return {name: value for name, value in network.named_buffers() if value.is_floating_point()}
+
+
+def _known() -> tuple[str, ...]:
+    return (*NETWORKS, *(f"{name}:gn" for name in NORMALISED))
+
+
+def _parsed(name: str) -> tuple[str, str | None]:
+    """What stands before and after the colon of a network's name."""
+    if not isinstance(name, str):
+        raise DataError(
+            f"network must be a name; got a {type(name).__name__}. A module of your own gets one by "
+            "register_network(module)."
+        )
+    kind, colon, rest = name.partition(":")
+    option = rest if colon else None
+    if kind == "mlp":
+        hidden_widths(option)
+        return kind, option
+    if kind in NETWORKS:
+        choices = (None, "gn") if kind in NORMALISED else (None,)
+        if option not in choices:
+            offered = f"{kind} or {kind}:gn (GroupNorm)" if kind in NORMALISED else f"{kind} alone"
+            raise DataError(f"network '{name}': '{rest}' is no option of {kind}; there is {offered}.")
+        return kind, option
+    named = kind == custom.PREFIX or all(part.isidentifier() for part in [*kind.split("."), rest])
+    if colon and rest and named:
+        return kind, option
+    close = get_close_matches(name.lower(), _known(), 1)
+    raise DataError(
+        f"unknown network '{name}'.{custom.did_you_mean(close)} Known are {', '.join(_known())}, "
+        "mlp:W1,W2,..., package.module:factory and what register_network(module) returns."
+    )
+
+
+def _image_network(
+    kind: str, option: str | None, shape: tuple[int, int, int] | None, outputs: int, seed: int
+) -> nn.Module:
+    assert shape is not None
+    grouped = option == "gn"
+    if kind == "cnn":
+        from fedsolve.gradient.networks.cnn import SmallCNN
+
+        return made(lambda: SmallCNN(shape, outputs), "torch", seed)
+    if kind == "mobilenet_v2":
+        from fedsolve.gradient.networks.mobilenet import MobileNetV2
+
+        return made(lambda: MobileNetV2(shape[0], outputs, grouped=grouped), "small head", seed)
+    from fedsolve.gradient.networks import resnet
+
+    make = resnet.resnet18 if kind == "resnet18" else resnet.resnet50
+    return made(lambda: make(shape[0], outputs, grouped=grouped), "he", seed)

@@ -1,0 +1,165 @@
+"""Networks of the user's own: made by a function that is named, or registered in this process."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from fedsolve.data.backbones.common import digest_of, first_line, require
+from fedsolve.data.backbones.torch_callable import weights_digest
+from fedsolve.errors import DataError
+from fedsolve.gradient.networks.initial import network_seed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PREFIX = "custom"
+
+_REGISTERED: dict[str, nn.Module] = {}
+# A user's function draws from torch's global generator; two at a time would mix their numbers.
+# It may itself build a network by name.
+_DRAWING = threading.RLock()
+
+
+def register_network(module: nn.Module) -> str:
+    """The name "custom:DIGEST" under which `build_network` gives copies of `module` in this process.
+
+    The digest covers classes, layout, names, shapes and values of the weights and which of them are
+    trained, not the code of `forward`: of modules that differ only there, the one registered last is
+    meant. The weights are those of now; training the module later does not change what is registered.
+    """
+    require("torch", "torch", "registering a network")
+    _check(module, "register_network")
+    kept = _copied(module, "the module")
+    kept.zero_grad(set_to_none=True)
+    kinds = [
+        f"{name} {type(part).__module__}.{type(part).__qualname__}" for name, part in kept.named_modules()
+    ]
+    names = [
+        f"{name} {'trained' if value.requires_grad else 'frozen'}" for name, value in kept.named_parameters()
+    ]
+    layout = "\n".join([repr(kept), *kinds, *names])
+    name = f"{PREFIX}:{digest_of([layout.encode(), weights_digest(kept).encode()])[:16]}"
+    _REGISTERED[name] = kept
+    return name
+
+
+def registered(name: str) -> nn.Module:
+    """A copy of the module registered under `name`."""
+    found = _REGISTERED.get(name)
+    if found is None:
+        raise DataError(
+            f"network '{name}' is not registered in this process (registered: "
+            f"{', '.join(sorted(_REGISTERED)) or 'none'}). Call register_network(module) first, with the "
+            "same module and weights, or name a function as package.module:factory."
+        )
+    return _copied(found, f"network '{name}'")
+
+
+def made_by(
+    place: str, name: str, features: int, outputs: int, seed: int, known: tuple[str, ...]
+) -> nn.Module:
+    """What the function `name` of the module `place` returns for (features, outputs), drawn from `seed`."""
+    address = f"network '{place}:{name}'"
+    # Importing may draw too, but only once a process: the function starts from the seed again.
+    with _drawing(seed):
+        factory = _factory(place, name, address, known)
+    with _drawing(seed):
+        try:
+            network = factory(features, outputs)
+        except Exception as problem:  # a user's own code may raise anything
+            raise DataError(
+                f"{address}: {name}({features}, {outputs}) failed: {type(problem).__name__}: "
+                f"{first_line(problem)} It must take (features, outputs) and return a torch.nn.Module."
+            ) from problem
+    _check(network, f"{address}: {name}({features}, {outputs})")
+    # A function may hand out the same module each time; training must not reach through to it.
+    return _copied(network, address)
+
+
+def _factory(place: str, name: str, address: str, known: tuple[str, ...]) -> Callable[[int, int], nn.Module]:
+    try:
+        module = importlib.import_module(place)
+    except Exception as problem:  # a user's own code may raise anything
+        absent = problem.name if isinstance(problem, ModuleNotFoundError) else None
+        if absent and f"{place}.".startswith(f"{absent}."):
+            close = get_close_matches(f"{place}:{name}", known, 1) or get_close_matches(place, known, 1)
+            raise DataError(
+                f"{address}: there is no module '{place}'.{did_you_mean(close)} Install it or put its folder "
+                f"on PYTHONPATH; networks that come with fedsolve are {', '.join(known)}."
+            ) from problem
+        raise DataError(
+            f"{address}: importing {place} failed: {type(problem).__name__}: {first_line(problem)}"
+        ) from problem
+    found = getattr(module, name, None)
+    if not callable(found) or _is_module(found):
+        names = sorted(each for each, value in vars(module).items() if callable(value) and each[0] != "_")
+        seen = "has no" if found is None else f"has a {type(found).__name__}, not a function,"
+        raise DataError(
+            f"{address}: {place} {seen} '{name}'.{did_you_mean(get_close_matches(name, names, 1))} Name a "
+            "function of (features, outputs) that returns a torch.nn.Module."
+        )
+    factory: Callable[[int, int], nn.Module] = found
+    return factory
+
+
+def did_you_mean(close: list[str]) -> str:
+    """The hint for an error message, with a space before it; nothing without a near miss."""
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def _is_module(value: Any) -> bool:
+    from torch import nn
+
+    return isinstance(value, nn.Module)
+
+
+def _check(network: Any, what: str) -> None:
+    from torch.nn.parameter import is_lazy
+
+    if not _is_module(network):
+        raise DataError(f"{what} must give a torch.nn.Module; got {type(network).__name__}.")
+    parameters = list(network.parameters())
+    if any(is_lazy(parameter) for parameter in parameters):
+        raise DataError(
+            f"{what}: the {type(network).__name__} has lazy layers whose shapes are not known. Give their "
+            "sizes, or run one batch through the module first."
+        )
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise DataError(
+            f"{what}: the {type(network).__name__} has no parameter that requires a gradient, so there is "
+            "nothing to train. Unfreeze some of it with requires_grad_(True)."
+        )
+
+
+def _copied(module: nn.Module, what: str) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as problem:  # a module may hold anything
+        raise DataError(
+            f"{what} cannot be copied: {type(problem).__name__}: {first_line(problem)} Keep no results of a "
+            "forward pass on it."
+        ) from problem
+
+
+def _cuda_runs() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """torch's global generators seeded, and put back afterwards."""
+    import torch
+
+    devices = list(range(torch.cuda.device_count())) if _cuda_runs() else []
+    with _DRAWING, torch.random.fork_rng(devices=devices), torch.device("cpu"):
+        # Not torch.manual_seed, which would also seed devices that are not put back.
+        torch.default_generator.manual_seed(network_seed(seed))
+        yield

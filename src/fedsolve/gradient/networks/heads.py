@@ -1,0 +1,45 @@
+"""Networks on features: one linear layer ("linear"), or hidden layers before it ("mlp:256,128")."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from fedsolve.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DEFAULT_HIDDEN = (256,)
+
+
+def hidden_widths(option: str | None) -> tuple[int, ...]:
+    """The widths in "W1,W2,..." (what follows "mlp:"); (256,) when there is none."""
+    if option is None:
+        return DEFAULT_HIDDEN
+    parts = option.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise DataError(
+            f"network 'mlp:{option}': give positive widths separated by commas, such as mlp:256 or "
+            "mlp:512,128."
+        )
+    return tuple(int(part) for part in parts)
+
+
+def stack(widths: list[int]) -> nn.Module:
+    """Linear layers of these widths with ReLU between them: hidden1, hidden2, ..., classifier."""
+    from torch import nn
+
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for index, (inputs, outputs) in enumerate(pairwise(widths[:-1]), 1):
+        layers[f"hidden{index}"] = nn.Linear(inputs, outputs)
+        layers[f"relu{index}"] = nn.ReLU(inplace=True)
+    layers["classifier"] = nn.Linear(widths[-2], widths[-1])
+    return nn.Sequential(layers)
+
+
+def weight_names(layers: int) -> list[str]:
+    """Names of the weights of `stack` with so many linear layers, in the order in which they are used."""
+    names = [*(f"hidden{index}" for index in range(1, layers)), "classifier"]
+    return [f"{name}.{part}" for name in names for part in ("weight", "bias")]

@@ -1,0 +1,90 @@
+"""MobileNetV2 for small images.
+
+Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018, width 1.0.
+Differences to the network for 224 px, chosen for 28 to 64 px:
+
+    strides     stem 1 (was 2); stages 1, 1, 2, 2, 1, 2, 1 (the second was 2): 32 px end as 4 x 4, 28 px too
+    stem        as many input channels as the images have: 1 for gray, 3 for colour
+    dropout     none: the engine's oracles compare runs bit for bit
+
+With colour and 10 classes 2,236,682 parameters, as many as the network for 224 px. Weights start as
+those of the original code bases: convolutions normal with variance 2 / fan_out, classifier normal
+with standard deviation 0.01 and bias zero.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import relu6
+
+from fedsolve.gradient.networks.normalisation import Normalisation, normalisation
+
+# Expansion, channels, blocks, stride of the first block.
+STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+# All widths are multiples of 8.
+GROUPS = 8
+
+
+class InvertedResidual(nn.Module):
+    """1x1 expansion (none at expansion 1), 3x3 depthwise, 1x1 linear projection; a skip where it fits."""
+
+    def __init__(
+        self, inputs: int, outputs: int, expansion: int, stride: int, normalised: Normalisation
+    ) -> None:
+        super().__init__()
+        width = inputs * expansion
+        self.skip = stride == 1 and inputs == outputs
+        self.expand: nn.Module | None = None
+        if expansion != 1:
+            self.expand = nn.Conv2d(inputs, width, 1, bias=False)
+            self.expand_norm = normalised(width)
+        self.depthwise = nn.Conv2d(width, width, 3, stride, 1, groups=width, bias=False)
+        self.depthwise_norm = normalised(width)
+        self.project = nn.Conv2d(width, outputs, 1, bias=False)
+        self.project_norm = normalised(outputs)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        # ReLU6 in place would cost more: torch then copies its input for backward.
+        wide = maps
+        if self.expand is not None:
+            wide = relu6(self.expand_norm(self.expand(wide)))
+        wide = relu6(self.depthwise_norm(self.depthwise(wide)))
+        narrow: Tensor = self.project_norm(self.project(wide))
+        # Normalisation keeps its input for backward, not its output, which may be overwritten.
+        return narrow.add_(maps) if self.skip else narrow
+
+
+class MobileNetV2(nn.Module):
+    """Images (rows, C, H, W) to logits. Layers: stem, blocks.0 to blocks.16, last, classifier."""
+
+    def __init__(self, channels: int, outputs: int, *, grouped: bool = False) -> None:
+        super().__init__()
+        normalised = normalisation(grouped, GROUPS)
+        self.stem = nn.Conv2d(channels, 32, 3, 1, 1, bias=False)
+        self.stem_norm = normalised(32)
+        blocks = []
+        inputs = 32
+        for expansion, width, repeats, stride in STAGES:
+            for index in range(repeats):
+                blocks.append(
+                    InvertedResidual(inputs, width, expansion, stride if index == 0 else 1, normalised)
+                )
+                inputs = width
+        self.blocks = nn.Sequential(*blocks)
+        self.last = nn.Conv2d(inputs, 1280, 1, bias=False)
+        self.last_norm = normalised(1280)
+        self.classifier = nn.Linear(1280, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = relu6(self.stem_norm(self.stem(images)))
+        maps = relu6(self.last_norm(self.last(self.blocks(maps))))
+        logits: Tensor = self.classifier(maps.mean((2, 3)))
+        return logits

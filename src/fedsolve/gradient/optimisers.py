@@ -1,0 +1,107 @@
+"""Local optimisers for one network or a stack of them: SGD with momentum, and Adam.
+
+The same arithmetic as torch.optim, in the same order, on lists of tensors whose leading entries are the
+clients still training. A fresh optimiser per round, as every algorithm here assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsolve.container import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+
+
+class Optimiser:
+    """Moves weights along gradients.
+
+    name: "sgd" or "adam". weight_decay is added to the gradient (L2), as in torch.optim.
+    """
+
+    def __init__(self, name: str, rate: float, momentum: float, weight_decay: float) -> None:
+        self.name = name
+        self.rate = rate
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.steps = 0
+        self._first: list[Tensor] = []
+        self._second: list[Tensor] = []
+
+    def step(self, weights: list[Tensor], gradients: list[Tensor], active: int | None = None) -> None:
+        """One step in place; gradients may be changed.
+
+        active: how many leading clients of a stack take part; None for a single network.
+        """
+        import torch
+
+        self.steps += 1
+        if self.weight_decay != 0:
+            torch._foreach_add_(gradients, weights, alpha=self.weight_decay)
+        if self.name == "adam":
+            self._adam(weights, gradients, active)
+            return
+        if self.momentum != 0:
+            if not self._first:
+                self._first = [gradient.clone() for gradient in gradients]
+            else:
+                buffers = _leading(self._first, active)
+                torch._foreach_mul_(buffers, self.momentum)
+                torch._foreach_add_(buffers, gradients)
+            gradients = _leading(self._first, active)
+        torch._foreach_add_(weights, gradients, alpha=-self.rate)
+
+    def state(self) -> dict[str, Array]:
+        """Steps and moments, for an optimiser that lives longer than a round."""
+        found = {"steps": np.array(self.steps)}
+        for kind, moments in (("first", self._first), ("second", self._second)):
+            found |= {f"{kind}.{k}": moment.double().cpu().numpy().copy() for k, moment in enumerate(moments)}
+        return found
+
+    def resume(self, state: Mapping[str, Array], weights: list[Tensor]) -> None:
+        """Take back what `state` gave, in the type of these weights; nothing changes when it is empty."""
+        self.steps = int(state.get("steps", 0))
+        if self.steps:
+            numbered = list(enumerate(weights))
+            self._first = [weight.new_tensor(state[f"first.{k}"]) for k, weight in numbered]
+            self._second = [weight.new_tensor(state[f"second.{k}"]) for k, weight in numbered]
+
+    def _adam(self, weights: list[Tensor], gradients: list[Tensor], active: int | None) -> None:
+        import torch
+
+        if not self._first:
+            self._first = [torch.zeros_like(gradient) for gradient in gradients]
+            self._second = [torch.zeros_like(gradient) for gradient in gradients]
+        first, second = _leading(self._first, active), _leading(self._second, active)
+        torch._foreach_lerp_(first, gradients, 1 - BETAS[0])
+        torch._foreach_mul_(second, BETAS[1])
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - BETAS[1])
+        roots = torch._foreach_sqrt(second)
+        torch._foreach_div_(roots, (1 - BETAS[1] ** self.steps) ** 0.5)
+        torch._foreach_add_(roots, EPSILON)
+        torch._foreach_addcdiv_(weights, first, roots, -self.rate / (1 - BETAS[0] ** self.steps))
+
+
+def clip_norms(gradients: list[Tensor], limit: float, stacked: bool) -> None:
+    """Scale each client's whole gradient down to norm `limit` where it is longer, in place."""
+    import torch
+
+    if not stacked:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
+        return
+    square = sum(gradient.flatten(1).square().sum(dim=1) for gradient in gradients)
+    factor = torch.clamp(limit / (torch.sqrt(torch.as_tensor(square)) + 1e-6), max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.reshape(-1, *[1] * (gradient.dim() - 1)))
+
+
+def _leading(tensors: list[Tensor], active: int | None) -> list[Tensor]:
+    return tensors if active is None else [tensor[:active] for tensor in tensors]

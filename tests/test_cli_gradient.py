@@ -1,0 +1,476 @@
+"""Gradient methods on the command line: what is listed, trained, continued, refused and read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import fedsolve as fs
+from fedsolve import registry
+from fedsolve.cli.images import for_model, pixel_address
+from fedsolve.cli.output import Output
+from fedsolve.cli.parameters import help_text, is_gradient, method_keys
+from fedsolve.data.backbones import load_backbone
+from fedsolve.data.datasets import load_dataset
+from fedsolve.errors import DataError
+from fedsolve.gradient import FedAvg, FedProx
+from tests.command import document, fedsolve, refused
+
+GRADIENT = [key for key in method_keys() if is_gradient(key)]
+STATEFUL = [key for key in GRADIENT if registry.method_class(key).keeps_state]
+QUICK = ("--clients", "4", "--workers", "1", "--rounds", "3", "--rate", "0.5")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """150 digits to train with and 50 to test with."""
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = pixels[:200] / 16, labels[:200]
+    np.savez(path, x_train=x[:150], y_train=y[:150], x_test=x[150:], y_test=y[150:])
+    return path
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Red, green and blue noise of 14 x 10 pixels, 20 images of each, in class folders."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for place, colour in enumerate(("red", "green", "blue")):
+        (folder / colour).mkdir()
+        for number in range(20):
+            pixels = rng.integers(0, 90, (14, 10, 3), dtype=np.uint8)
+            pixels[:, :, place] += 150
+            Image.fromarray(pixels).save(folder / colour / f"{number}.png")
+    return f"folder:{folder}"
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSOLVE_STORE", str(tmp_path / "store"))
+
+
+def python(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+
+
+# -- help and the list of methods ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", method_keys())
+def test_every_parameter_of_every_method_has_words_of_help(key):
+    for field in dataclasses.fields(registry.method_class(key)):
+        assert len(help_text(key, field.name)) > 10, field.name
+
+
+def test_the_help_page_has_groups_for_gradient_methods():
+    page = fedsolve("train", "--help").stdout
+    titles = ["Parameters of every closed-form method:", "Training by gradient:"]
+    titles += ["Feedback alignment (any gradient method):", "Parameters of single gradient methods:"]
+    places = [page.index(f"\n{title}\n") for title in titles]
+    assert places == sorted(places)
+    assert page.index("--rounds INTEGER") > places[1]
+    assert page.index("--feedback-alignment, --feedback") > places[2]
+    assert page.index("--proximal FLOAT") > places[3]
+    flat = " ".join(page.split())
+    assert "fedprox: strength of the pull" in flat
+    assert "[default: float64 for deepafl, float32 for gradient methods]" in flat
+    assert max(map(len, page.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("words", [("--method", "fedprox", "-h"), ("--help", "--method=fedprox")])
+def test_the_help_page_of_one_method(words):
+    page = " ".join(fedsolve("train", *words).stdout.split())
+    assert "Li et al., MLSys 2020" in page
+    for field in dataclasses.fields(FedProx):
+        assert f"--{field.name.replace('_', '-')} " in page
+    options = page.split(" Training: ")[1]
+    for absent in ("--ridge", "--layers", "--contrast", "fedprox: "):
+        assert absent not in options
+
+
+def test_methods_are_listed_closed_form_first(digits):
+    listed = document("methods")["methods"]
+    assert [told["key"] for told in listed] == method_keys()
+    families = [told["family"] for told in listed]
+    assert families == sorted(families)
+    only = document("methods", "--family", "gradient")["methods"]
+    assert [told["key"] for told in only] == GRADIENT
+    by_key = {told["key"]: told for told in listed}
+    assert by_key["fedavg"]["feedback_alignment"] is True
+    assert by_key["fedavg"]["needs"] == ["fedsolve[torch]"]
+    assert (
+        by_key["afl"] | {"family": "closed-form", "needs": [], "feedback_alignment": False} == by_key["afl"]
+    )
+    assert [key for key in by_key if by_key[key]["keeps_state"]] == STATEFUL
+    page = fedsolve("methods", "--family", "gradient").stdout
+    assert "feedback alignment" in page
+    assert "afl " not in page
+
+
+def test_without_torch_methods_are_listed_and_training_says_what_to_install(digits, tmp_path):
+    blocked = "import sys; sys.modules['torch'] = None; from fedsolve.cli.main import main; main()"
+    listed = python(blocked, "methods", "--json")
+    assert listed.returncode == 0, listed.stderr
+    available = {told["key"]: told["available"] for told in json.loads(listed.stdout)["methods"]}
+    assert available == {key: not is_gradient(key) for key in method_keys()}
+    page = " ".join(python(blocked, "methods").stdout.split())
+    assert "not installed: pip install 'fedsolve[torch]'" in page
+    assert python(blocked, "train", "--help").returncode == 0
+    out = tmp_path / "m.safetensors"
+    failed = python(blocked, "train", str(digits), "--method", "fedavg", "--out", str(out))
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: method 'fedavg' needs torch")
+    assert "pip install 'fedsolve[torch]'" in failed.stderr
+    assert not out.exists()
+
+
+def test_listing_methods_and_help_do_not_load_torch():
+    script = (
+        "import sys\nfrom click.testing import CliRunner\nfrom fedsolve.cli.main import main\n"
+        "for words in (['methods'], ['train', '--help'], ['train', '--method', 'fedavg', '--help']):\n"
+        "    assert CliRunner().invoke(main, words).exit_code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = python(script)
+    assert done.returncode == 0, done.stderr
+
+
+# -- train -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_train_gives_the_model_of_the_library(digits, tmp_path):
+    out = tmp_path / "m.safetensors"
+    words = ("--method", "fedprox", "--network", "mlp:8", "--feedback-alignment", "lowest")
+    more = ("--proximal", "0.1", "--track", "drift", "--out", out)
+    told = document("train", digits, *QUICK, *words, *more)
+    data = np.load(digits)
+    owners = fs.partition.iid(data["y_train"], 4)
+    federation = fs.LocalFederation.from_arrays(data["x_train"], data["y_train"], owners, workers=1)
+    method = FedProx(network="mlp:8", feedback="lowest", proximal=0.1, track="drift", rounds=3, rate=0.5)
+    model = method.fit(federation)
+    model.save(tmp_path / "expected.safetensors")
+    assert out.read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
+    assert told["parameters"] == method.parameters()
+    assert told["accuracy"]["train"] == federation.evaluate(model)
+    assert told["accuracy"]["test"] == model.score(data["x_test"], data["y_test"])
+    assert (told["rounds"], told["exchanges"], told["weights"]) == (3, 6, 64 * 8 + 8 + 8 * 10 + 10)
+    assert told["loss"] == told["history"][4]["metrics"]["loss"]
+    assert told["drift"] == told["history"][5]["metrics"]["drift"] > 0
+    assert told["feedback_layers"] == model.history[-2].metrics["feedback"]
+    assert told["bytes_up"] == sum(record.bytes_up for record in model.history)
+
+
+@pytest.mark.torch
+def test_both_names_of_the_feedback_option_mean_the_same(digits):
+    words = ("train", digits, *QUICK, "--method", "fedavg", "--network", "mlp:8")
+    told = [document(*words, name, "classifier") for name in ("--feedback", "--feedback-alignment")]
+    assert told[0]["parameters"] == told[1]["parameters"]
+    assert told[0]["loss"] == told[1]["loss"]
+    assert told[0]["feedback_layers"] == ["classifier"]
+    assert document(*words, "--feedback", "none")["parameters"]["feedback"] is None
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("key", GRADIENT)
+def test_every_gradient_method_trains_and_is_read_back(digits, tmp_path, key):
+    out = tmp_path / "m.safetensors"
+    once = {field.name: field.default for field in dataclasses.fields(registry.method_class(key))}["rounds"]
+    words = ("--clients", "3", "--workers", "1", "--rounds", min(2, once), "--rate", "0.2", "--out", out)
+    told = document("train", digits, "--method", key, "--network", "mlp:8", *words)
+    assert told["method"] == key
+    assert np.isfinite(told["loss"])
+    evaluated = document("evaluate", out, digits)
+    assert evaluated["accuracy"] == told["accuracy"]["test"]
+    predicted = document("predict", out, digits, "--scores")
+    assert np.array_equal(
+        predicted["scores"], fs.load_model(out).decision_function(np.load(digits)["x_test"])
+    )
+
+
+@pytest.mark.torch
+def test_the_summary_names_network_rounds_and_loss(digits):
+    words = ("--method", "fedavg", "--network", "mlp:8", "--feedback", "highest", "--watch", "1")
+    page = fedsolve("train", digits, *QUICK, *words)
+    assert page.exit_code == 0, page.stderr
+    assert page.stderr == ""
+    for fragment in ("mlp:8 (610 weights)", "3, local loss", "highest, last in ", "50 test rows", "MB up"):
+        assert fragment in page.stdout
+    assert "over the last tenth of the rounds" in page.stdout
+
+
+@pytest.mark.torch
+def test_watched_rounds_carry_test_accuracy_and_change_nothing(digits):
+    words = ("train", digits, *QUICK, "--method", "fedavg")
+    watched, plain = document(*words, "--watch", "2"), document(*words)
+    seen = [record["metrics"].get("test_accuracy") for record in watched["history"]]
+    assert seen[1] is None
+    assert seen[2] == watched["accuracy"]["test"] == watched["final_accuracy"]
+    assert plain["final_accuracy"] is None
+    assert watched["accuracy"] == plain["accuracy"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("track", ["none", "drift"])
+def test_progress_tells_round_loss_and_total(digits, monkeypatch, track):
+    told = []
+
+    def bar(self, title, unit):
+        assert (title, unit) == ("fedavg", "round")
+        return _Recording(told)
+
+    monkeypatch.setattr(Output, "bar", bar)
+    assert fedsolve("train", digits, *QUICK, "--method", "fedavg", "--track", track).exit_code == 0
+    each = 2 if track == "drift" else 1
+    assert [(done, total) for done, total, _ in told] == [(r, 3) for r in (1, 2, 3) for _ in range(each)]
+    assert all(remark.startswith("loss ") for _, _, remark in told)
+
+
+class _Recording:
+    """A bar that keeps what it is told, and stops the run where it is asked to."""
+
+    def __init__(self, told, stop_after=None):
+        self.told = told
+        self.stop_after = stop_after
+
+    def __enter__(self):
+        return self._advance
+
+    def __exit__(self, *_):
+        return None
+
+    def _advance(self, done, expected, remark):
+        self.told.append((done, expected, remark))
+        if done == self.stop_after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("key", ["fedavg", *STATEFUL])
+def test_an_interrupted_run_resumes_to_the_same_bytes(digits, tmp_path, monkeypatch, key):
+    whole, resumed, checkpoint = (tmp_path / name for name in ("a.safetensors", "b.safetensors", "run.ckpt"))
+    words = ("train", digits, "--clients", "3", "--rounds", "4", "--method", key, "--participation", "0.7")
+    document(*words, "--out", whole)
+    with monkeypatch.context() as patched:
+        patched.setattr(Output, "bar", lambda self, title, unit: _Recording([], stop_after=2))
+        stopped = fedsolve(*words, "--checkpoint", checkpoint, "--out", resumed)
+    refused(stopped, 130, f"{checkpoint} holds the last exchange")
+    assert not resumed.exists()
+    told = document(*words, "--checkpoint", checkpoint, "--resume", "--out", resumed)
+    assert told["exchanges"] >= 4
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+BAD_WORDS = {
+    "closed-form parameter": (("--layers", "3"), 2, "--layers belongs to deepafl and cascade, not to fedavg"),
+    "other method's parameter": (("--contrast", "1"), 2, "--contrast belongs to moon, not to fedavg"),
+    "other family's value": (
+        ("--track", "accuracy"),
+        2,
+        "does not go with fedavg, which takes drift or none",
+    ),
+    "unknown network": (("--network", "resnet19"), 2, "Did you mean 'resnet18'?"),
+    "no images": (("--network", "cnn"), 2, "64 features do not say of which shape"),
+    "wrong shape": (("--network", "cnn", "--shape", "1,9,9"), 2, "holds 81 numbers, but rows have 64"),
+    "no shape": (("--network", "cnn", "--shape", "8x8"), 2, "shape must be 'channels,height,width'"),
+    "unknown layer": (("--network", "mlp:8", "--feedback", "clasifier"), 2, "classifier"),
+    "too shallow": (("--feedback", "lowest"), 2, "Take a deeper network, or set feedback_first"),
+    "no device": (("--device", "abacus"), 2, "device 'abacus' is not one that torch knows"),
+    "no rounds": (("--rounds", "0"), 2, "rounds must be a whole number, at least 1; got 0"),
+    "nobody": (("--participation", "0"), 2, "participation must lie in (0, 1]"),
+    "divergence": (("--network", "mlp:8", "--rate", "1e30"), 3, "Lower rate"),
+    "unknown module": (("--network", "nowhere.at:all"), 2, "there is no module 'nowhere.at'"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("case", BAD_WORDS)
+def test_train_refuses_bad_words_and_writes_nothing(digits, tmp_path, case):
+    words, code, fragment = BAD_WORDS[case]
+    out = ("--out", tmp_path / "m.safetensors")
+    refused(fedsolve("train", digits, "--method", "fedavg", "--rounds", "3", *words, *out), code, fragment)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gradient_words_do_not_go_with_closed_forms(digits, tmp_path):
+    refused(
+        fedsolve("train", digits, "--method", "afl", "--rounds", "3"),
+        2,
+        "--rounds belongs to gradient methods, not to afl",
+    )
+    refused(
+        fedsolve("train", digits, "--track", "drift"),
+        2,
+        "--track drift does not go with deepafl, which takes accuracy or none",
+    )
+    refused(fedsolve("train", digits, "--watch", "2"), 2, "--watch follows rounds of gradient methods")
+    model = tmp_path / "m.safetensors"
+    assert fedsolve("train", digits, "--method", "afl", "--ridge", "1", "--out", model).exit_code == 0
+    refused(fedsolve("predict", model, digits, "--device", "cpu"), 2, "--device is for gradient models")
+
+
+@pytest.mark.torch
+def test_watching_needs_test_rows(digits, tmp_path):
+    data = np.load(digits)
+    np.savez(tmp_path / "d.npz", x=data["x_train"], y=data["y_train"])
+    words = ("train", tmp_path / "d.npz", *QUICK, "--method", "fedavg", "--watch", "1")
+    refused(fedsolve(*words), 2, "--watch needs test rows")
+
+
+@pytest.mark.torch
+def test_gradient_models_have_no_blocks_and_a_device(digits, tmp_path):
+    model = tmp_path / "m.safetensors"
+    assert fedsolve("train", digits, *QUICK, "--method", "fedavg", "--out", model).exit_code == 0
+    refused(fedsolve("evaluate", model, digits, "--staged"), 2, "--staged needs a model with layers")
+    refused(fedsolve("predict", model, digits, "--layers", "1"), 2, "--layers needs a model with layers")
+    refused(fedsolve("predict", model, digits, "--device", "abacus"), 2, "device 'abacus'")
+    assert document("evaluate", model, digits, "--device", "auto")["rows"] == 50
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_network_of_the_users_own_is_found_in_the_folder_of_the_shell(digits, tmp_path):
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n\n\n"
+        "def tiny(features, outputs):\n"
+        "    return nn.Sequential(nn.Linear(features, 5), nn.Tanh(), nn.Linear(5, outputs))\n"
+    )
+    # As the installed script starts: without the folder of the shell on the path.
+    start = "import sys; sys.path.remove(''); from fedsolve.cli.main import main; main()"
+    words = (*QUICK, "--method", "fedavg", "--network", "mynets:tiny", "--out", "m.safetensors")
+    for given in (("train", str(digits), *words), ("evaluate", "m.safetensors", str(digits))):
+        done = subprocess.run(
+            [sys.executable, "-c", start, *given], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["", ":7"])
+def test_pixels_in_the_order_of_channels_are_the_same_pixels(size):
+    images = np.random.default_rng(0).integers(0, 256, (3, 7, 7, 3), dtype=np.uint8)
+    rows, channels = (load_backbone(f"pixels{size}{order}") for order in ("", "?order=channels"))
+    expected = images.transpose(0, 3, 1, 2) / 255
+    assert np.allclose(channels.extract(images).reshape(3, 3, 7, 7), expected, atol=1e-7)
+    assert np.allclose(rows.extract(images).reshape(3, 7, 7, 3), images / 255, atol=1e-7)
+    assert channels.shape == (3, 7, 7)
+    assert "order" not in rows.identity
+    assert channels.identity == rows.identity | {"order": "channels"}
+    with pytest.raises(DataError, match="order is one of rows, channels; got 'planes'"):
+        load_backbone("pixels?order=planes")
+
+
+@pytest.mark.parametrize(
+    ("named", "shape", "address"),
+    [
+        (None, None, "pixels?order=channels&normalise=half"),
+        (None, (1, 28, 20), "pixels:28x20?channels=gray&order=channels&normalise=half"),
+        ("pixels:32", None, "pixels:32?order=channels&normalise=half"),
+        ("pixels:32?order=rows", None, "pixels:32?order=rows&normalise=half"),
+        ("pixels?mean=0&std=1&order=channels", None, "pixels?mean=0&std=1&order=channels"),
+    ],
+)
+def test_the_address_of_pixels_says_what_a_network_needs(named, shape, address):
+    assert pixel_address(named, "cnn", shape) == address
+
+
+@pytest.mark.torch
+def test_a_whole_network_on_images_of_a_folder(pictures, tmp_path, store):
+    out = tmp_path / "m.safetensors"
+    words = ("--method", "fedavg", "--network", "cnn", "--clients", "2", "--rounds", "4", "--batch", "8")
+    page = fedsolve("train", pictures, *words, "--out", out)
+    assert page.exit_code == 0, page.stderr
+    assert page.stderr == ""
+    model = fs.load_model(out)
+    assert model.parameters["shape"] == "3,14,10"
+    # The rows are what the network makes of the images given as bytes, channels first.
+    test = load_dataset(pictures).test
+    given = np.stack(test.inputs.read(slice(0, None))).transpose(0, 3, 1, 2).reshape(len(test), -1)
+    told = document("predict", out, pictures, "--scores")
+    assert np.allclose(told["scores"], model.decision_function(given), atol=1e-5)
+    assert f"{100 * document('evaluate', out, pictures)['accuracy']:.2f} % on 12 test rows" in page.stdout
+
+
+@pytest.mark.torch
+def test_images_get_the_shape_that_is_asked_for(pictures, tmp_path, store):
+    out = tmp_path / "m.safetensors"
+    words = ("--method", "fedavg", "--network", "cnn", "--clients", "2", "--rounds", "1", "--out", out)
+    told = document("train", pictures, *words, "--shape", "1,8,8")
+    assert (told["features"], told["parameters"]["shape"]) == (64, "1,8,8")
+    assert document("evaluate", out, pictures)["accuracy"] == told["accuracy"]["test"]
+    told = document("train", pictures, *words, "--backbone", "pixels:12")
+    assert (told["features"], told["parameters"]["shape"]) == (432, "3,12,12")
+    named = document("evaluate", out, pictures, "--backbone", "pixels:12")
+    assert named["accuracy"] == document("evaluate", out, pictures)["accuracy"] == told["accuracy"]["test"]
+
+
+@pytest.mark.torch
+def test_features_are_no_images(pictures, digits, tmp_path, store):
+    words = ("--method", "fedavg", "--network", "cnn", "--rounds", "1")
+    result = fedsolve("train", pictures, *words, "--backbone", "efficientnet-lite0")
+    refused(result, 2, "network 'cnn' takes images, and backbone 'efficientnet-lite0' gives features")
+    address = f"npz:{digits}"
+    told = document("train", address, *words, "--shape", "1,8,8", "--clients", "2")
+    assert told["features"] == 64
+    # A head takes features, here the ones that the digits have of their own.
+    assert document("train", "digits", *QUICK, "--method", "fedavg")["parameters"]["shape"] is None
+
+
+@pytest.mark.torch
+def test_a_model_of_the_library_reads_images_in_its_own_shape(tmp_path, store):
+    pixels, labels = load_digits(return_X_y=True)
+    bright = np.rint(pixels[:60] * (255 / 16)).astype(np.uint8)
+    federation = fs.LocalFederation.from_arrays(bright, labels[:60].astype(str), np.arange(60) % 2)
+    model = FedAvg(network="cnn", shape="1,8,8", rounds=1).fit(federation)
+    given = {"backbone": None, "root": None}
+    assert for_model(model, "digits", given) == "pixels:8x8?channels=gray&order=channels&normalise=half"
+    model.save(tmp_path / "m.safetensors")
+    test = np.stack(load_dataset("digits").test.inputs.read(slice(0, None))).reshape(-1, 64)
+    told = document("predict", tmp_path / "m.safetensors", "digits", "--scores")
+    assert np.allclose(told["scores"], model.decision_function(test), atol=1e-5)
+
+
+@pytest.mark.torch
+def test_mobilenet_with_feedback_alignment(pictures, store):
+    words = ("--method", "fedavg", "--network", "mobilenet_v2", "--clients", "2", "--rounds", "2")
+    more = ("--batch", "16", "--feedback-alignment", "lowest", "--feedback-sketch", "512")
+    told = document("train", pictures, *words, *more)
+    (layer,) = told["feedback_layers"]
+    assert layer in told["history"][0]["metrics"]["alignment"]
+    assert np.isfinite(told["loss"])
+
+
+# -- the how-to ------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_blocks_of_the_how_to_run(tmp_path, store, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "how-to-gradient.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if language == "sh" for line in block.splitlines()]
+    assert len(lines) == 9
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "fedsolve"
+        done = fedsolve(*words)
+        assert done.exit_code == 0, f"{line}\n{done.output}"
+    (script,) = [block for language, block in blocks if language == "python"]
+    exec(compile(script, "how-to-gradient.md", "exec"), {})
