@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import plain_labels
+
+if TYPE_CHECKING:
+    from fedsolve.model import Model
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
@@ -175,6 +178,14 @@ class Participant:
             )
         self._memory.workspace = workspace if workspace is not None else Workspace()
         return _STEPS[request.kind](self.data, request, self._memory)
+
+    def personalise(self, model: Model) -> Model:
+        """This participant's own predictor from a shared model and its rows; nothing is sent to anybody.
+
+        It takes no exchange, so a participant that joined after training has it too. Save it here:
+        `participant.personalise(model).save(path)`.
+        """
+        return model.personalised(self.data)
 
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would."""
