@@ -21,8 +21,13 @@ HELP = {
     "width": "Features per layer.",
     "hidden_width": "Hidden features per block.",
     "ridge": "Penalty on the classifier.",
+    "refinement_width": "Features of each client's own stream.",
+    "refinement_ridge": "Penalty on each client's own stream.",
+    "refinement_activation": "Activation of each client's own stream, one of the same.",
+    "balance": "Weight of each client's own stream; 'auto': each chooses from its training rows.",
+    "block_activation": "Activation of the shared stream's blocks, one of the same.",
     "residual_ridge": "Penalty on each block.",
-    "activation": f"Activation of the blocks: {', '.join(ACTIVATIONS)}.",
+    "activation": f"Activation of the blocks (apfl: of the shared stream): {', '.join(ACTIVATIONS)}.",
     "zero_activation": "Activation of the first projection, one of the same.",
     "gain": "Factor on the blocks' random projections.",
     "block_input": "Features a block starts from.",
@@ -44,9 +49,28 @@ HELP = {
 _CHOICES = {
     "activation": tuple(ACTIVATIONS),
     "zero_activation": tuple(ACTIVATIONS),
+    "refinement_activation": tuple(ACTIVATIONS),
+    "block_activation": tuple(ACTIVATIONS),
     "exchange": ("auto", *PLANS),
 }
+_WORDS = {"balance": ("auto",)}
+"""Parameters that are a number or one of these words."""
 _FLAGS = {"consistent": "--consistent/--inconsistent", "skip": "--skip/--no-skip"}
+
+
+def _number_or(words: tuple[str, ...]) -> Callable[[Any], Any]:
+    """A click type: a number, or one of the words."""
+
+    def number(value: Any) -> Any:
+        if value in words:
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            told = " or ".join(map(repr, words))
+            raise click.BadParameter(f"{value!r} is neither a number nor {told}.") from None
+
+    return number
 
 
 def method_keys() -> list[str]:
@@ -127,6 +151,8 @@ def _decorator(name: str, defaults: dict[str, Any], everyone: int) -> Callable[[
     elif typing.get_origin(hint) is Literal:
         choices = [str(value) for value in typing.get_args(hint)]
         settings["type"] = click.Choice([*choices, "none"] if _nullable(key, name) else choices)
+    elif name in _WORDS:
+        settings |= {"type": _number_or(_WORDS[name]), "metavar": f"NUMBER|{'|'.join(_WORDS[name])}"}
     elif hint is bool:
         names = [_FLAGS.get(name, f"{_option_name(name)}/--no-{name.replace('_', '-')}"), name]
     else:

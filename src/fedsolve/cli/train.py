@@ -15,6 +15,7 @@ from fedsolve.cli.command import Command, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
+from fedsolve.cli.personal import personal_folder, personal_lines, personalise
 from fedsolve.cli.rows import Reader, row_options
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.tables import Table
@@ -37,6 +38,11 @@ _GROUP = "Training"
             "AFL, in one exchange, on a csv whose column 'hospital' says who owns each row",
             "fedsolve train patients.csv --method afl --ridge 0.1 --label diagnosis \\\n"
             "    --client-column hospital --out model.safetensors",
+        ),
+        (
+            "a model of its own for every client, balanced by the client itself",
+            "fedsolve train data.npz --method apfl --balance auto --partition dirichlet \\\n"
+            "    --out shared.safetensors --personal clients",
         ),
         (
             "your own images, in one folder per class, as features of a pre-trained backbone",
@@ -63,6 +69,12 @@ _GROUP = "Training"
     group=_GROUP,
     help="File to evaluate on after training.  [default: x_test of an npz that has it]",
 )
+@option(
+    "--personal",
+    metavar="DIR",
+    group=_GROUP,
+    help="Folder for each client's own model (apfl), CLIENT.safetensors; stands for the clients' own disks.",
+)
 @option("--workers", type=int, group=_GROUP, help="Clients computed at the same time.  [default: all cores]")
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
@@ -87,6 +99,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     method = build_method(given["method"], {name: given[name] for name in parameter_names()}, ctx)
     checkpoint = _checkpoint(ctx, given, output)
     check_target(given["out"])
+    personal = personal_folder(ctx, given["personal"], method)
 
     data = reader.rows(given["data"], "train", owned=split.kind is None)
     federation = federate(data, split, given["workers"])
@@ -113,6 +126,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "seconds": seconds,
         "accuracy": accuracy,
         "test_rows": None if test is None else len(test),
+        "personal": personalise(model, federation, test, personal, output),
         "model": given["out"],
         "checkpoint": checkpoint,
     }
@@ -201,6 +215,7 @@ def _show(page: Console, told: dict[str, Any]) -> None:
     ]
     if accuracy["test"] is not None:
         lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
+    lines += personal_lines(told["personal"])
     if told["model"] is not None:
         lines.append(("model", told["model"]))
     facts(page, lines)

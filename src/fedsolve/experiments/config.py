@@ -43,6 +43,9 @@ METRICS = (
     "train_dm",
     "test_dm",
     "deviation",
+    "worst_decile",
+    "gain_shared",
+    "gain_alone",
 )
 """What a table can show of a cell."""
 
@@ -138,10 +141,19 @@ class PaperRef:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured besides test accuracy."""
+    """What is measured besides test accuracy.
+
+    local: accuracy is the mean over clients of each one's own model on test rows of its own distribution.
+    """
 
     train: bool = True
     separability: bool = False
+    local: bool = False
+
+    def identity(self) -> dict[str, Any]:
+        """As part of a digest; what is not asked for leaves the digests of older cells as they were."""
+        found = dataclasses.asdict(self)
+        return found if self.local else {name: found[name] for name in found if name != "local"}
 
 
 @dataclass(frozen=True)
@@ -192,7 +204,7 @@ class Cell:
             "parameters": dict(self.parameters),
             "noise": self.noise,
             "seed": self.seed,
-            "measure": dataclasses.asdict(self.measure),
+            "measure": self.measure.identity(),
         }
         return hashlib.sha256(container.canonical_json(description).encode()).hexdigest()
 

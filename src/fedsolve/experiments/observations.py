@@ -18,6 +18,9 @@ BACKBONES = {
 }
 """Names the papers use for backbones."""
 
+LOCAL = ("worst_decile", "gain_shared", "gain_alone")
+"""Measures of cells that were scored client by client, shares of one."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -95,10 +98,12 @@ def _values(cell: Mapping[str, Any], depth: int | None) -> dict[str, float]:
         "megabytes_down": _at(cell, "bytes_down", depth),
         "risk": None if cell["risk"] is None else cell["risk"][depth or 0],
         "deviation": cell["measures"].get("deviation"),
+        **{name: cell["measures"].get(name) for name in LOCAL},
     }
     for part, layers in (cell["separability"] or {}).items():
         found |= {f"{part}_{name}": value for name, value in layers[depth].items()}
     factors = {"test": 100.0, "train": 100.0, "megabytes_up": 1e-6, "megabytes_down": 1e-6}
+    factors |= dict.fromkeys(LOCAL, 100.0)
     return {name: found[name] * factors.get(name, 1.0) for name in METRICS if found.get(name) is not None}
 
 

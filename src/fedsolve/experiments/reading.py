@@ -285,7 +285,11 @@ def _noise(section: _Section) -> tuple[float, ...]:
 
 
 def _measure(section: _Section) -> Measure:
-    found = Measure(section.take("train", bool, True), section.take("separability", bool, False))
+    found = Measure(
+        section.take("train", bool, True),
+        section.take("separability", bool, False),
+        section.take("local", bool, False),
+    )
     section.done()
     return found
 
