@@ -279,6 +279,8 @@ def test_what_cannot_grow_says_so(digits: Dataset, shared: Any) -> None:
         bare.updated(client(digits, [0]))
     with pytest.raises(DataError, match="sums"):
         bare.rebalanced(client(digits, [0]))
+    nobody = np.zeros(0, dtype=int)
+    assert REFINEMENT.fit(shared, client(digits, nobody)).rebalanced(client(digits, nobody)).balance == 0.0
 
 
 # -- parts of any size -----------------------------------------------------------------------------
@@ -305,3 +307,20 @@ def test_rows_are_read_in_parts(digits: Dataset, shared: Any, monkeypatch: pytes
     assert parts.balance == pytest.approx(whole.balance, abs=1e-9)
     found, expected = (m.decision_function(digits.features) for m in (parts, whole))
     assert relative_difference(found, expected) <= 1e-9
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_the_code_of_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to-personal-models.md").read_text()
+    blocks = [text.split("```")[0] for text in page.split("```python\n")[1:]]
+    assert len(blocks) == 6
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, scope)
+    assert scope["own"].mean > scope["everybody"].mean
+    assert scope["own"].mean > scope["alone"].mean
+    assert abs(scope["mine"].weight - scope["again"].weight).max() <= 1e-9
+    assert abs(scope["mine"].balance - scope["again"].balance) <= 1e-9

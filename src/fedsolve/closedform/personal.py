@@ -135,8 +135,7 @@ class PersonalModel(Model):
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
         rows = _Rows(self.refinement, self.shared, data)
-        kept = np.concatenate([self.shared.decision_function(rows.raw(span)) for span in rows.spans()])
-        return self.with_balance(rows.balance(self.sums.solve(self.refinement.ridge), kept))
+        return self.with_balance(rows.balance(self.sums.solve(self.refinement.ridge), rows.scores()))
 
     def _scores(self, features: Array) -> Array:
         scores = self.shared.decision_function(features)
@@ -216,6 +215,13 @@ class _Rows:
             root = self._root(span)
             psi = self._refinement.features(prepared(self._shared, inputs))
             sums.add(psi * root, (self._targets(span) - scores[span]) * root)
+        return scores
+
+    def scores(self) -> Array:
+        """The shared stream's scores of every row."""
+        scores = np.empty((len(self._data), self._shared.outputs))
+        for span in self.spans():
+            scores[span] = self._shared.decision_function(self.raw(span))
         return scores
 
     def balance(self, solution: RidgeSolution, scores: Array) -> float:
