@@ -40,7 +40,7 @@ from fedsolve.registry import Info, register
     Info(
         key="apfl",
         title="Analytic Personalised FL (APFL): a shared stream, and one of each client's own",
-        paper="Fan et al., Analytic Personalized FL via Dual-Stream Least Squares",
+        paper="Fan et al., APFL (Analytic Personalized FL)",
         exchanges="1 (with T blocks in the shared stream, as deepafl)",
         up="Gram matrix of the shared features (d x d triangle) and cross matrix (d x C); of its own stream, "
         "nothing",
