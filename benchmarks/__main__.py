@@ -1,4 +1,4 @@
-"""`python -m benchmarks [plans|rate|growth]`: everything, or one part."""
+"""`python -m benchmarks [plans|rate|growth|personal]`: all of the first three, or one part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import growth, machine, plans, rate, report
+from benchmarks import growth, machine, personal, plans, rate, report
 from benchmarks.data import Rows, from_file, synthetic
 from benchmarks.transcription import Setting
 from benchmarks.worker import VARIANTS
@@ -137,6 +137,59 @@ def growth_command(json_path: Path | None) -> None:
     bench = Bench(json_path)
     bench.open()
     bench.growth()
+    bench.close()
+
+
+@main.command("personal")
+@_json
+@click.option(
+    "--data",
+    "data_path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="npz with x_train, y_train, x_test, y_test (scale, offset).",
+)
+@click.option("--rows", type=click.IntRange(min=1), help="Training rows; all of the file.")
+@click.option("--clients", multiple=True, type=int, default=(50, 100), show_default=True)
+@click.option("--alpha", multiple=True, type=float, default=(0.1, 0.5, 1.0), show_default=True)
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--width", default=1024, show_default=True, help="Of both streams.")
+@click.option("--ridge", default=0.01, show_default=True)
+@click.option("--refinement-ridge", default=1.0, show_default=True)
+@click.option("--layers", default=5, show_default=True, help="Blocks of the DeepAFL entries.")
+@click.option(
+    "--only", multiple=True, type=click.Choice(list(personal.ENTRIES)), help="Entries; all of them."
+)
+@click.option(
+    "--figures", type=click.Path(file_okay=False, path_type=Path), help="Folder for the two figures."
+)
+def personal_command(
+    json_path: Path | None,
+    data_path: Path,
+    rows: int | None,
+    clients: tuple[int, ...],
+    alpha: tuple[float, ...],
+    seeds: int,
+    width: int,
+    ridge: float,
+    refinement_ridge: float,
+    layers: int,
+    only: tuple[str, ...],
+    figures: Path | None,
+) -> None:
+    """Local accuracy of personalised models against their streams and against shared models."""
+    found = _rows(data_path, rows)
+    if not len(found.test_labels):
+        raise click.UsageError(f"{data_path} has no test rows (x_test, y_test).")
+    bench = Bench(json_path)
+    setting = personal.Setting(width, width, ridge, refinement_ridge, layers)
+    needed = ("primary only", "local only", "APFL, auto")
+    entries = tuple(name for name in personal.ENTRIES if not only or name in only or name in needed)
+    result = personal.measure(found, setting, clients, alpha, range(seeds), entries)
+    bench.results["personal"] = result
+    personal.show(bench.console, result)
+    if figures is not None:
+        personal.draw(result, figures)
     bench.close()
 
 

@@ -89,8 +89,9 @@ def test_every_parameter_is_an_option_with_help_and_the_dataclass_default():
     for name in ("layers", "width", "residual_ridge", "activation", "precision", "exchange"):
         after = page.split(f"--{name.replace('_', '-')} ")[-1]
         stated = after.split("[default: ")[1]
+        # Where methods differ, each default stands with its method.
         assert stated.startswith((f"{defaults[name]}]", f"{defaults[name]} for deepafl"))
-    assert "[default: 1 for deepafl, 1 for cascade, 0 for afl]" in page
+    assert "[default: 1 for deepafl, 0.01 for apfl, 1 for cascade, 0 for afl]" in page
 
 
 def _class(key):
@@ -406,7 +407,7 @@ BAD_WORDS = {
     "other method's parameter": (
         ("--method", "afl", "--layers", "3"),
         2,
-        "--layers belongs to deepafl and cascade, not to afl",
+        "--layers belongs to deepafl and apfl and cascade, not to afl",
     ),
     "unknown option": (("--depth", "3"), 2, "No such option"),
     "unknown method": (("--method", "sgd"), 2, "'sgd' is not one of"),

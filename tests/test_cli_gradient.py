@@ -276,7 +276,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(digits, tmp_path, monkeypa
 
 
 BAD_WORDS = {
-    "closed-form parameter": (("--layers", "3"), 2, "--layers belongs to deepafl and cascade, not to fedavg"),
+    "closed-form parameter": (("--layers", "3"), 2, "--layers belongs to deepafl and apfl and cascade, not to fedavg"),
     "other method's parameter": (("--contrast", "1"), 2, "--contrast belongs to moon, not to fedavg"),
     "other family's value": (
         ("--track", "accuracy"),

@@ -31,7 +31,9 @@ from fedsolve.gradient import FedAvg
 from tests.command import document
 
 SHIPPED = Path(__file__).parent.parent / "experiments"
-FULL = sorted(path for folder in ("deepafl", "afl", "real") for path in (SHIPPED / folder).glob("*.toml"))
+FULL = sorted(
+    path for folder in ("deepafl", "afl", "apfl", "real") for path in (SHIPPED / folder).glob("*.toml")
+)
 SMALL = sorted((SHIPPED / "small").glob("*.toml"))
 
 RNG = np.random.default_rng(5)

@@ -274,11 +274,12 @@ def test_another_datasets_numbers_are_named(run_of: Callable[..., Run]) -> None:
 
 
 def test_every_table_of_the_papers_is_a_full_grid() -> None:
-    assert set(papers()) == {"deepafl", "afl"}
+    assert set(papers()) == {"deepafl", "afl", "apfl"}
     deepafl, afl = papers()["deepafl"]["tables"], papers()["afl"]["tables"]
     wanted = [str(n) for n in (*range(1, 24), 28, 29, 30, 31)] + ["figure 7"]
     assert sorted(deepafl) == sorted(wanted)
     assert sorted(afl) == ["1", "2", "3", "4", "A.1", "A.2", "A.3"]
+    assert sorted(papers()["apfl"]["tables"]) == ["1", "2"]
     for key, paper in papers().items():
         for number_, table in paper["tables"].items():
             rows, columns = table["axes"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedsolve.closedform.afl import AFL
+from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.data import partitions as partition
@@ -23,6 +24,7 @@ from fedsolve.errors import (
     TermError,
 )
 from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.local_scores import LocalScores, local_scores
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.model import Model, load_model
 
@@ -33,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AFL",
+    "APFL",
     "AFLClassifier",
     "AFLRegressor",
     "Cascade",
@@ -45,11 +48,13 @@ __all__ = [
     "DeepAFLRegressor",
     "FedsolveError",
     "LocalFederation",
+    "LocalScores",
     "Model",
     "ModelFileError",
     "Participant",
     "TermError",
     "load_model",
+    "local_scores",
     "partition",
 ]
 

@@ -16,6 +16,7 @@ from fedsolve.labels import labels_note
 
 if TYPE_CHECKING:
     from fedsolve.federation.method import Record
+    from fedsolve.federation.participant import ClientData
 
 MODEL_VERSION = 1
 
@@ -26,6 +27,8 @@ class Model(ABC):
     """A trained predictor. Scores are least-squares estimates, one column per class or target."""
 
     family: ClassVar[str]
+    private: ClassVar[bool] = False
+    """Whether the model belongs to one client and must not be sent to anybody."""
 
     def __init__(self, features: int, classes: Array | None, outputs: int) -> None:
         self.features = features
@@ -63,6 +66,13 @@ class Model(ABC):
     def score(self, features: Any, labels: Any) -> float:
         """Accuracy, or the mean R² over targets for regression."""
         return self._rate(self.predict(features), labels)
+
+    def personalised(self, data: ClientData) -> Model:
+        """The predictor of the client that owns `data`, made where the data are."""
+        raise DataError(
+            f"a model of family '{self.family}' is the same for everybody; train with a personalised method "
+            "such as APFL, or put refinements over it with APFL(...).over(model)."
+        )
 
     def _decide(self, scores: Array) -> Array:
         if self.classes is not None:

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from fedsolve import container
-from fedsolve.cli import demo_page
+from fedsolve.cli import demo_page, personal_demo
 from fedsolve.cli.command import LAST, Command, option
 from fedsolve.cli.comparison import Change, Comparison, Digits, Entry, divisions
 from fedsolve.cli.figure import draw
@@ -30,8 +30,10 @@ _MODEL = "The methods"
     examples=(
         ("the whole story in about a minute", "fedsolve demo"),
         ("milder division, more clients", "fedsolve demo --clients 50 --alpha 1"),
+        ("a model of its own for every client", "fedsolve demo --personal"),
     ),
 )
+@option("--personal", is_flag=True, group=_GROUP, help="Show personalised models (APFL) instead.")
 @option("--clients", type=click.IntRange(1), default=20, group=_GROUP, help="How many clients.")
 @option("--alpha", type=float, default=0.1, group=_GROUP, help="Dirichlet parameter: small is uneven.")
 @option(
@@ -48,6 +50,7 @@ _MODEL = "The methods"
 @option("--figure/--no-figure", default=True, group=LAST, help="Whether to draw the figure.")
 @output_options
 def demo(
+    personal: bool,
     clients: int,
     alpha: float,
     seed: int,
@@ -64,7 +67,13 @@ def demo(
     Compares clients on their own, FedAvg, AFL and DeepAFL by test accuracy, exchanges, megabytes and seconds;
     then deals the same rows differently and shows that the closed-form models do not change. Everything it
     needs is embedded. Writes demo.png, digits.npz and results.json to the folder --out.
+
+    With --personal: what a model of its own gains each client, on test images like those it owns. Writes
+    personal.png and personal.json.
     """
+    if personal:
+        personal_demo.show(Output(as_json, quiet), Path(out), clients, alpha, seed, layers, width, figure)
+        return
     started = time.perf_counter()
     output = Output(as_json, quiet)
     page = output.page()

@@ -8,7 +8,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
@@ -27,8 +27,13 @@ HELP = {
     "width": "Features per layer.",
     "hidden_width": "Hidden features per block.",
     "ridge": "Penalty on the classifier.",
+    "refinement_width": "Features of each client's own stream.",
+    "refinement_ridge": "Penalty on each client's own stream.",
+    "refinement_activation": "Activation of each client's own stream, one of the same.",
+    "balance": "Weight of each client's own stream; 'auto': each chooses from its training rows.",
+    "block_activation": "Activation of the shared stream's blocks, one of the same.",
     "residual_ridge": "Penalty on each block.",
-    "activation": f"Activation of the blocks: {', '.join(ACTIVATIONS)}.",
+    "activation": f"Activation of the blocks (apfl: of the shared stream): {', '.join(ACTIVATIONS)}.",
     "zero_activation": "Activation of the first projection, one of the same.",
     "gain": "Factor on the blocks' random projections.",
     "block_input": "Features a block starts from.",
@@ -89,8 +94,12 @@ SINGLE = "Parameters of single gradient methods"
 _CHOICES = {
     "activation": tuple(ACTIVATIONS),
     "zero_activation": tuple(ACTIVATIONS),
+    "refinement_activation": tuple(ACTIVATIONS),
+    "block_activation": tuple(ACTIVATIONS),
     "exchange": ("auto", *PLANS),
 }
+_WORDS = {"balance": ("auto",)}
+"""Parameters that are a number or one of these words."""
 _FLAGS = {"consistent": "--consistent/--inconsistent", "skip": "--skip/--no-skip"}
 _ALSO = {"feedback": "--feedback-alignment"}
 _METAVARS = {"network": "NAME", "feedback": "HOW|LAYERS", "shape": "C,H,W", "device": "NAME"}
@@ -100,6 +109,21 @@ _FOCUS = "fedsolve.method"
 def is_gradient(key: str) -> bool:
     """Whether a method trains by gradient; the others solve in closed form."""
     return issubclass(registry.method_class(key), GradientMethod)
+
+
+def _number_or(words: tuple[str, ...]) -> Callable[[Any], Any]:
+    """A click type: a number, or one of the words."""
+
+    def number(value: Any) -> Any:
+        if value in words:
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            told = " or ".join(map(repr, words))
+            raise click.BadParameter(f"{value!r} is neither a number nor {told}.") from None
+
+    return number
 
 
 def method_keys() -> list[str]:
@@ -276,6 +300,8 @@ def _settings(name: str, defaults: dict[str, Any]) -> dict[str, Any]:
     elif choices:
         # "none" last, whichever method brought it.
         settings["type"] = click.Choice(sorted(dict.fromkeys(choices), key=lambda value: value == "none"))
+    elif name in _WORDS:
+        settings |= {"type": _number_or(_WORDS[name]), "metavar": f"NUMBER|{'|'.join(_WORDS[name])}"}
     elif hint is bool:
         names = [_FLAGS.get(name, f"{_option_name(name)}/--no-{name.replace('_', '-')}"), name]
     else:

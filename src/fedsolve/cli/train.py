@@ -24,6 +24,7 @@ from fedsolve.cli.parameters import (
     method_options,
     parameter_names,
 )
+from fedsolve.cli.personal import personal_folder, personal_lines, personalise
 from fedsolve.cli.rows import Reader, row_options
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.tables import Table
@@ -50,6 +51,11 @@ _GROUP = "Training"
             "AFL, in one exchange, on a csv whose column 'hospital' says who owns each row",
             "fedsolve train patients.csv --method afl --ridge 0.1 --label diagnosis \\\n"
             "    --client-column hospital --out model.safetensors",
+        ),
+        (
+            "a model of its own for every client, balanced by the client itself",
+            "fedsolve train data.npz --method apfl --balance auto --partition dirichlet \\\n"
+            "    --out shared.safetensors --personal clients",
         ),
         (
             "your own images, in one folder per class, as features of a pre-trained backbone",
@@ -86,6 +92,12 @@ _GROUP = "Training"
     metavar="DATA",
     group=_GROUP,
     help="File to evaluate on after training.  [default: x_test of an npz that has it]",
+)
+@option(
+    "--personal",
+    metavar="DIR",
+    group=_GROUP,
+    help="Folder for each client's own model (apfl), CLIENT.safetensors; stands for the clients' own disks.",
 )
 @option("--workers", type=int, group=_GROUP, help="Clients computed at the same time.  [default: all cores]")
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
@@ -127,6 +139,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         method, given["backbone"] = images.for_training(method, given)
     elif given["watch"] is not None:
         raise click.UsageError(f"--watch follows rounds of gradient methods; {method.key} has none", ctx)
+    personal = personal_folder(ctx, given["personal"], method)
 
     reader = Reader(given, output)
     data = reader.rows(given["data"], "train", owned=split.kind is None)
@@ -160,6 +173,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "seconds": seconds,
         "accuracy": _accuracy(method, model, federation, data, test),
         "test_rows": None if test is None else len(test),
+        "personal": personalise(model, federation, test, personal, output),
         "model": given["out"],
         "checkpoint": checkpoint,
     }
@@ -321,6 +335,7 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
     if told.get("final_accuracy") is not None:
         lines.append(("", f"{percent(told['final_accuracy'])} on them over the last tenth of the rounds"))
+    lines += personal_lines(told["personal"])
     if told["model"] is not None:
         lines.append(("model", told["model"]))
     facts(page, lines)

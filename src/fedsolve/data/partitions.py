@@ -99,6 +99,54 @@ def pathological(
     return _with_min_size(owners, clients, min_size, rng)
 
 
+def alike(labels: Any, own_labels: Any, owners: Any, clients: int | None = None, seed: int = 0) -> Array:
+    """Owners of further rows, such as a test part, so that each client's class shares are those it has.
+
+    labels: of the rows to deal. own_labels, owners: of the rows that are owned already. Every class is cut
+    in proportion to who owns it; a class that nobody owns, in proportion to all rows owned. Small clients
+    may come out empty.
+    """
+    labels, own_labels, owners = np.asarray(labels), np.asarray(own_labels), np.asarray(owners)
+    if len(own_labels) != len(owners) or len(owners) == 0:
+        raise DataError(f"{len(own_labels)} labels and {len(owners)} owners; give one owner per owned row.")
+    count = int(owners.max()) + 1 if clients is None else clients
+    rng = named_rng(seed, "alike")
+    found = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        held = np.bincount(owners[own_labels == label], minlength=count)
+        if not held.any():
+            held = np.bincount(owners, minlength=count)
+        # In random order, so that what rounding gives and takes falls on nobody in particular.
+        order = rng.permutation(count)
+        bounds = np.rint(np.cumsum(held[order]) / held.sum() * len(rows)).astype(np.int64)
+        found[rows] = order[np.searchsorted(bounds, np.arange(len(rows)), side="right")]
+    return found
+
+
+def held_out(labels: Any, owners: Any, share: float = 0.25, seed: int = 0) -> Array:
+    """Which rows each client keeps for testing: (rows,) true for `share` of every class that it owns.
+
+    Rounded at random, so that the share holds on average however few rows a client has of a class. A
+    client keeps at least one row to train on.
+    """
+    labels, owners = np.asarray(labels), np.asarray(owners)
+    if labels.shape != owners.shape or labels.ndim != 1:
+        raise DataError(f"labels and owners must be one per row; got shapes {labels.shape}, {owners.shape}.")
+    if not 0.0 < share < 1.0:
+        raise DataError(f"share must lie between 0 and 1; got {share!r}.")
+    rng = named_rng(seed, "held out")
+    tested = np.zeros(len(labels), dtype=bool)
+    for client in np.unique(owners):
+        own = np.flatnonzero(owners == client)
+        for label in np.unique(labels[own]):
+            rows = rng.permutation(own[labels[own] == label])
+            tested[rows[: int(np.floor(share * len(rows) + rng.random()))]] = True
+        if tested[own].all():
+            tested[own[rng.integers(len(own))]] = False
+    return tested
+
+
 def class_counts(labels: Any, owners: Any, clients: int | None = None) -> Array:
     """Who owns what: (clients, classes) numbers of rows, classes sorted."""
     labels, owners = np.asarray(labels), np.asarray(owners)

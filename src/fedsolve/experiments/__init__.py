@@ -3,7 +3,7 @@
 config     an experiment and the cells it stands for; `reading` makes one of a TOML file
 algorithms what a file can name as a method
 sources    features and labels of a dataset
-cells      one cell: a partition, a method and a seed in, scores and costs out
+cells      one cell: a partition, a method and a seed in, scores and costs out; `local_cells`: by clients
 runner     run the missing cells of an experiment
 store      the folder of a run: `load_run(folder)` gives its experiment and its finished cells
 tables     mean and standard error over seeds, chi-squared tests; `rendering`: Markdown and LaTeX
@@ -29,6 +29,9 @@ One line of RUN/cells.jsonl is one JSON object:
     exchanges, bytes_up, bytes_down, seconds        of the whole training, without evaluation
     accuracy_per_round, loss_per_round, drift_per_round         of gradient methods, absent for others
     measures    other numbers by name: local_best, local_mean, deviation, singular, drift, best_round,
-                tail_rounds
+                tail_rounds, worst_decile, pooled, gain_shared, gain_alone
+    local       of cells measured client by client, where accuracy is the mean of local accuracies, null
+                otherwise: {rows, correct, shared, alone, balances}, lists over clients; shared and alone are
+                correct predictions of the shared model and of each client's own rows by themselves
     versions, machine                   what it ran on
 """

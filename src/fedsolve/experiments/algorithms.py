@@ -80,7 +80,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _is_float(hint: Any, value: Any) -> bool:
     """Whole numbers given for real ones become real, so that 1 and 1.0 describe the same cell."""
-    return hint is float and not isinstance(value, bool)
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return float in kinds and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _told(hint: Any) -> str:

@@ -20,6 +20,7 @@ from fedsolve.data.noise import flip_labels
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import AggregationLaw, LocalRidge, build, parameter_names
 from fedsolve.experiments.config import Cell, Measure, PartitionSpec
+from fedsolve.experiments.local_cells import LocalParts, run_locally
 from fedsolve.experiments.sources import Rows, Tick
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
@@ -43,7 +44,10 @@ def run_cell(cell: Cell, rows: Rows, workers: int | None = None, tick: Tick | No
     if "seed" in parameter_names(cell.method.algorithm):
         parameters["seed"] = cell.seed
     method = build(cell.method.algorithm, parameters)
-    if isinstance(method, LocalRidge):
+    if cell.measure.local:
+        parts = LocalParts.deal(rows, labels, true, owners, cell.partition.clients, cell.seed)
+        outcome = _outcome() | run_locally(method, parts, np.unique(labels), workers, _costs, tick)
+    elif isinstance(method, LocalRidge):
         outcome = _local(method, rows, labels, owners, cell.partition.clients)
     elif isinstance(method, AggregationLaw):
         outcome = _law(method, rows, labels, owners, cell.partition.clients)
@@ -87,13 +91,9 @@ def _federated(
 
     watch = _watch(method, rows)
     model = method.fit(federation, progress=heard, watch=watch)
-    outcome = _outcome(
-        # Looking at test rows is not training.
-        seconds=time.perf_counter() - started - (watch.seconds if watch is not None else 0.0),
-        exchanges=len(model.history),
-        bytes_up=sum(record.bytes_up for record in model.history),
-        bytes_down=sum(record.bytes_down for record in model.history),
-    )
+    # Looking at test rows is not training.
+    looking = watch.seconds if watch is not None else 0.0
+    outcome = _outcome() | _costs(model, clock, time.perf_counter() - started - looking)
     tick("scoring")
     parts = {"train": (rows.x_train, labels)} if measure.train or measure.separability else {}
     if rows.x_test is not None and rows.y_test is not None:
@@ -108,9 +108,6 @@ def _federated(
         if sums:
             outcome["separability"] = outcome["separability"] or {}
             outcome["separability"][part] = [vars(separability(layer)) for layer in sums]
-    if staged:
-        outcome |= _costs_per_layer(model.history, clock, model.layers)
-    outcome["risk"] = _risks(model)
     _enter_rounds(outcome, model.history, measure.score)
     return outcome
 
@@ -132,7 +129,7 @@ def _enter_rounds(outcome: dict[str, Any], history: Sequence[Record], score: str
     if not seen:
         return
     outcome["loss_per_round"] = [metrics["loss"] for metrics in seen]
-    drifts = [record.metrics["drift"] for record in history if "drift" in record.metrics]
+    drifts = [d for record in history if (d := record.metrics.get("drift")) is not None]
     if drifts:
         outcome["measures"]["drift"] = float(np.mean(drifts))
         outcome["drift_per_round"] = drifts
@@ -148,6 +145,20 @@ def _enter_rounds(outcome: dict[str, Any], history: Sequence[Record], score: str
         outcome["test_correct"] = None
     else:
         outcome["test_correct"] = round(scores[score] * outcome["test_rows"])
+
+
+def _costs(model: Model, clock: list[float], seconds: float) -> dict[str, Any]:
+    """What training took, in all and up to every layer, and the risk it reached."""
+    found: dict[str, Any] = {
+        "seconds": seconds,
+        "exchanges": len(model.history),
+        "bytes_up": sum(record.bytes_up for record in model.history),
+        "bytes_down": sum(record.bytes_down for record in model.history),
+        "risk": _risks(model),
+    }
+    if isinstance(model, StagedModel):
+        found |= _costs_per_layer(model.history, clock, model.layers)
+    return found
 
 
 def _risks(model: Model) -> list[float | None]:
@@ -297,6 +308,7 @@ def _outcome(**known: Any) -> dict[str, Any]:
         "test_correct_per_layer",
         "risk",
         "separability",
+        "local",
         "exchanges",
         "bytes_up",
         "bytes_down",

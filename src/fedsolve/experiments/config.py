@@ -46,6 +46,9 @@ METRICS = (
     "drift",
     "best_round",
     "tail_rounds",
+    "worst_decile",
+    "gain_shared",
+    "gain_alone",
 )
 """What a table can show of a cell."""
 
@@ -148,11 +151,18 @@ class Measure:
 
     score: the accuracy of a gradient method is that of its last round, of its best one on the test rows (as
         AFL reports its baselines), or the mean over the last tenth of the rounds ("tail", FLFA).
+    local: accuracy is the mean over clients of each one's own model on test rows of its own distribution.
     """
 
     train: bool = True
     separability: bool = False
     score: str = "last"
+    local: bool = False
+
+    def identity(self) -> dict[str, Any]:
+        """As part of a digest; what is not asked for leaves the digests of older cells as they were."""
+        later = {"score": "last", "local": False}
+        return {n: v for n, v in dataclasses.asdict(self).items() if n not in later or v != later[n]}
 
 
 @dataclass(frozen=True)
@@ -203,7 +213,7 @@ class Cell:
             "parameters": dict(self.parameters),
             "noise": self.noise,
             "seed": self.seed,
-            "measure": dataclasses.asdict(self.measure),
+            "measure": self.measure.identity(),
         }
         return hashlib.sha256(container.canonical_json(description).encode()).hexdigest()
 

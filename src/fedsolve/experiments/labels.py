@@ -23,6 +23,9 @@ METRIC_NAMES = {
     "drift": "drift H",
     "best_round": "best round (%)",
     "tail_rounds": "last tenth of the rounds (%)",
+    "worst_decile": "accuracy of the worst tenth of the clients (%)",
+    "gain_shared": "gain over the shared model (points)",
+    "gain_alone": "gain over each client alone (points)",
 }
 
 _SIGNS = {
@@ -34,6 +37,8 @@ _SIGNS = {
     "width": "d",
     "hidden_width": "d_F",
     "reconstruction": "1 - ρ",
+    "refinement_ridge": "β",
+    "refinement_width": "d_R",
 }
 """The papers' signs, where they have one."""
 
@@ -42,10 +47,10 @@ _WORDS = {
     "consistent": {True: "consistent", False: "inconsistent"},
     "remove": {True: "removed (RI)", False: "left in"},
 }
-_PLAIN = ("dataset", "backbone", "partition", "activation", "zero_activation")
+_PLAIN = ("dataset", "backbone", "partition", "activation", "zero_activation", "refinement_activation")
+_PERCENT = ("test", "train", "worst_decile", "gain_shared", "gain_alone", "best_round", "tail_rounds")
 _NAMES = {"remove": "regulariser", "noise": "flipped labels", "regulariser": "regulariser"}
 _MORE_DECIMALS = 3
-_ACCURACIES = ("test", "train", "best_round", "tail_rounds")
 _COUNTS = ("exchanges", "megabytes_up", "megabytes_down")
 
 
@@ -79,7 +84,7 @@ def number(metric: str, value: float | None, error: float | None = None, printed
     """
     if value is None:
         return "–"
-    if printed and metric not in (*_ACCURACIES, "deviation"):
+    if printed and metric not in (*_PERCENT, "deviation"):
         return f"{value:g}" + ("" if error is None else f" ± {error:g}")
     if metric == "deviation":
         return f"{value:.2e}" + ("" if error is None else f" ± {error:.1e}")
@@ -87,12 +92,12 @@ def number(metric: str, value: float | None, error: float | None = None, printed
         # Traffic is the same for every seed; an error of zero would only be noise to read.
         error = None
     decimals = 2
-    if metric not in _ACCURACIES and value != 0:
+    if metric not in _PERCENT and value != 0:
         digits = 3 if metric in (*_COUNTS, "seconds") else 4
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     if metric in _COUNTS and value == round(value):
         decimals = 0
-    if metric not in _ACCURACIES and error and round(error, decimals) == 0:
+    if metric not in _PERCENT and error and round(error, decimals) == 0:
         needed = -math.floor(math.log10(error))
         if needed > decimals + _MORE_DECIMALS:
             return f"{value:.{decimals}f} ± {error:.0e}"

@@ -18,6 +18,9 @@ BACKBONES = {
 }
 """Names the papers use for backbones."""
 
+LOCAL = ("worst_decile", "gain_shared", "gain_alone")
+"""Measures of cells that were scored client by client, shares of one."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -95,12 +98,11 @@ def _values(cell: Mapping[str, Any], depth: int | None) -> dict[str, float]:
         "megabytes_down": _at(cell, "bytes_down", depth),
         "risk": cell["risk"][depth or 0] if cell["risk"] else None,
     }
-    found |= {
-        name: cell["measures"].get(name) for name in ("deviation", "drift", "best_round", "tail_rounds")
-    }
+    shares = (*LOCAL, "best_round", "tail_rounds")
+    found |= {name: cell["measures"].get(name) for name in ("deviation", "drift", *shares)}
     for part, layers in (cell["separability"] or {}).items():
         found |= {f"{part}_{name}": value for name, value in layers[depth].items()}
-    factors = dict.fromkeys(("test", "train", "best_round", "tail_rounds"), 100.0)
+    factors = dict.fromkeys(("test", "train", *shares), 100.0)
     factors |= {"megabytes_up": 1e-6, "megabytes_down": 1e-6}
     return {name: found[name] * factors.get(name, 1.0) for name in METRICS if found.get(name) is not None}
 

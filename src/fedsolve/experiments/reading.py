@@ -289,7 +289,12 @@ def _measure(section: _Section) -> Measure:
     score = section.take("score", str, Measure.score)
     if score not in SCORES:
         raise DataError(f"'score' in {section.where} must be {' or '.join(SCORES)}; got {score!r}.")
-    found = Measure(section.take("train", bool, True), section.take("separability", bool, False), score)
+    found = Measure(
+        section.take("train", bool, True),
+        section.take("separability", bool, False),
+        score,
+        section.take("local", bool, False),
+    )
     section.done()
     return found
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
@@ -19,6 +20,11 @@ _ROWS = 16384
 
 def evaluate(federation: Federation, model: Model) -> float:
     """Accuracy over all clients' rows, or R² for a regression model; one exchange."""
+    if model.private:
+        raise DataError(
+            "this model belongs to one client; an evaluation would send it to all of them. Score it where "
+            "it is: model.score(features, labels), or fedsolve.local_scores for every client."
+        )
     arrays, note = model.contents()
     request = Request("evaluate", 0, 0, federation.clients, note=note, arrays=arrays)
     total = federation.exchange(request, Chain())

@@ -234,7 +234,11 @@ class Method(ABC, Generic[M]):
                 container.write_atomically(checkpoint, run.to_bytes())
             if progress is not None:
                 progress(run.history[-1], run.exchanges)
-        return run.model()
+        return self.finished(run.model(), federation)
+
+    def finished(self, model: M, federation: Federation) -> M:
+        """The model as `fit` gives it; personalised ones remember a federation of this process."""
+        return model
 
 
 def exchanges(run: Run[M], federation: Federation) -> Iterator[Record]:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.states import StateStore
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import plain_labels
+
+if TYPE_CHECKING:
+    from fedsolve.model import Model
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
@@ -218,6 +221,14 @@ class Participant:
     def states(self) -> StateStore:
         """This client's share of the methods' state."""
         return self._memory.states
+
+    def personalise(self, model: Model) -> Model:
+        """This participant's own predictor from a shared model and its rows; nothing is sent to anybody.
+
+        It takes no exchange, so a participant that joined after training has it too. Save it here:
+        `participant.personalise(model).save(path)`.
+        """
+        return model.personalised(self.data)
 
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would; states on disk stay."""

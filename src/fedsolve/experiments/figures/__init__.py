@@ -5,6 +5,7 @@ style      one look, equal bytes for equal data
 lines      values over a number; maps: over two categories. Pure functions of their data
 plots      a figure with its caption and its data in words
 layers     what depth does; settings: what partition, noise and method do; sensitivity: what parameters do
+personal   what a model of its own gains each client
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.experiments.figures.layers import cost_plots, depth_plots, risk_plots, separability_plots
 from fedsolve.experiments.figures.maps import Ownership, partition
+from fedsolve.experiments.figures.personal import gain_plots
 from fedsolve.experiments.figures.plots import Plot
 from fedsolve.experiments.figures.readings import by_dataset, readings
 from fedsolve.experiments.figures.sensitivity import sensitivity_plots
@@ -60,6 +62,7 @@ def plots(run: Run) -> dict[str, list[Plot]]:
             # Where partitions differ, lines over them show the methods already.
             drawn += over_partitions or method_plots(items)
             drawn += [plot for kind in _KINDS for plot in kind(items)]
+            drawn += gain_plots(cells)
         found[dataset] = drawn
     return found
 

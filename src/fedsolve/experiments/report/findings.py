@@ -136,7 +136,11 @@ def _noise(items: Sequence[Reading]) -> list[str]:
 
 
 def _partitions(items: Sequence[Reading]) -> list[str]:
-    """Which methods do not notice who owns the rows, and how much the others do."""
+    """Which methods do not notice who owns the rows, and how much the others do.
+
+    Where clients are scored on rows of their own, the partition deals the test rows too and tells nothing.
+    """
+    items = [item for item in items if item.cell.get("local") is None]
     names = distinct(item.partition for item in items)
     if len(names) < 2:
         return []
@@ -271,7 +275,8 @@ def _spread(items: Sequence[Reading]) -> float:
 
 def _closed(item: Reading) -> bool:
     """Whether theory promises the same model on every partition: sums over all clients, nothing else."""
-    return item.cell["algorithm"] == "afl" or _deepafl(item.cell)
+    same_rows = item.cell.get("local") is None
+    return same_rows and (item.cell["algorithm"] == "afl" or _deepafl(item.cell))
 
 
 def _deepafl(cell: Mapping[str, Any]) -> bool:

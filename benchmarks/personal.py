@@ -1,0 +1,310 @@
+"""What a model of one's own is worth: local accuracy of every client, closed forms against each other.
+
+A cell is a number of clients, a Dirichlet alpha and a seed. Training rows are dealt by the Dirichlet draw,
+test rows so that each client's classes have the shares of its training rows. Every entry of `ENTRIES` gives,
+for a cell, one predictor for each client; another method is another entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import fedsolve as fs
+from benchmarks.data import Array, Rows
+from benchmarks.machine import progress
+from fedsolve.closedform.personal import PersonalModel
+from fedsolve.data.partitions import heterogeneity
+from fedsolve.experiments.figures.lines import Axis, Series, lines
+from fedsolve.experiments.figures.personal import sorted_gains
+from fedsolve.experiments.figures.style import render
+from fedsolve.experiments.statistics import mean_and_error
+from fedsolve.federation.local_scores import LocalScores, Predictor, client_rows, local_scores
+
+GRID = tuple(round(0.1 * step, 1) for step in range(11))
+"""Balances among which the test rows choose the best, to hold the automatic one against."""
+
+NEAR = 0.5
+"""Points by which the automatic balance may stay behind the best of the grid."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Parameters of all entries."""
+
+    width: int = 1024
+    refinement_width: int = 1024
+    ridge: float = 0.01
+    refinement_ridge: float = 1.0
+    layers: int = 5
+
+    def apfl(self, seed: int, balance: Any = "auto") -> fs.APFL:
+        return fs.APFL(
+            width=self.width,
+            refinement_width=self.refinement_width,
+            ridge=self.ridge,
+            refinement_ridge=self.refinement_ridge,
+            balance=balance,
+            seed=seed,
+        )
+
+
+class Shared:
+    """The shared models of one seed. They do not depend on who owns what, so one deal trains them all."""
+
+    def __init__(self, rows: Rows, setting: Setting, seed: int) -> None:
+        self.setting = setting
+        self.seed = seed
+        owners = fs.partition.iid(rows.labels, 20, seed=seed)
+        self._federation = fs.LocalFederation.from_arrays(rows.features, rows.labels, owners)
+
+    @cached_property
+    def afl(self) -> Any:
+        return fs.AFL(ridge=self.setting.ridge).fit(self._federation)
+
+    @cached_property
+    def deepafl(self) -> Any:
+        width, layers = self.setting.width, self.setting.layers
+        return fs.DeepAFL(layers=layers, width=width, seed=self.seed).fit(self._federation)
+
+    @cached_property
+    def apfl(self) -> Any:
+        return self.setting.apfl(self.seed).fit(self._federation)
+
+
+@dataclass
+class Cell:
+    """One deal of the rows: each client's training and test rows, and the shared models."""
+
+    rows: Rows
+    shared: Shared
+    clients: int
+    alpha: float
+    names: tuple[str, ...] = ()
+    train: list[fs.ClientData] = field(default_factory=list)
+    test: list[fs.ClientData] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rows, seed = self.rows, self.shared.seed
+        owners = fs.partition.dirichlet(rows.labels, self.clients, self.alpha, seed=seed)
+        tested = fs.partition.alike(rows.test_labels, rows.labels, owners, self.clients, seed=seed)
+        self.train = client_rows(rows.features, rows.labels, owners, self.clients)
+        self.test = client_rows(rows.test_features, rows.test_labels, tested, self.clients)
+        self.names = tuple(f"client-{k:03d}" for k in range(self.clients))
+        self.heterogeneity = heterogeneity(rows.labels, owners)
+
+    @cached_property
+    def personal(self) -> list[PersonalModel]:
+        """Each client's own model, with the balance it chooses."""
+        return [self.shared.apfl.personalised(data) for data in self.train]
+
+    def score(self, predictors: Predictor | Iterable[Predictor]) -> LocalScores:
+        return local_scores(predictors, self.test, self.names)
+
+
+def _over_deepafl(cell: Cell) -> Iterator[Predictor]:
+    model = cell.shared.setting.apfl(cell.shared.seed).over(cell.shared.deepafl)
+    return (model.personalised(data) for data in cell.train)
+
+
+Entry = Callable[[Cell], Predictor | Iterable[Predictor]]
+ENTRIES: dict[str, Entry] = {
+    "primary only": lambda cell: cell.shared.apfl.primary,
+    "local only": lambda cell: map(cell.shared.apfl.alone().personalised, cell.train),
+    "AFL": lambda cell: cell.shared.afl,
+    "DeepAFL": lambda cell: cell.shared.deepafl,
+    "APFL, balance 0.3": lambda cell: (model.with_balance(0.3) for model in cell.personal),
+    "APFL, auto": lambda cell: cell.personal,
+    "APFL, auto, over DeepAFL": _over_deepafl,
+}
+"""What is compared: for a cell, one predictor for all clients or one for each, in client order."""
+
+
+def measure(
+    rows: Rows,
+    setting: Setting,
+    clients: Sequence[int] = (50, 100),
+    alphas: Sequence[float] = (0.1, 0.5, 1.0),
+    seeds: Sequence[int] = (0, 1, 2),
+    entries: Sequence[str] = tuple(ENTRIES),
+) -> dict[str, Any]:
+    """Local accuracies of every entry in every cell, and of every balance of a grid."""
+    cells = []
+    for seed in seeds:
+        shared = Shared(rows, setting, seed)
+        for count, alpha in itertools.product(clients, alphas):
+            cell = Cell(rows, shared, count, alpha)
+            found: dict[str, Any] = {"clients": count, "alpha": alpha, "seed": seed}
+            found["heterogeneity"] = cell.heterogeneity
+            found["entries"] = {name: cell.score(ENTRIES[name](cell)).as_dict() for name in entries}
+            found["balances"] = [model.balance for model in cell.personal]
+            found["grid"] = _grid(cell)
+            cells.append(found)
+            told = ", ".join(f"{n} {100 * e['mean']:.2f}" for n, e in found["entries"].items())
+            progress(f"{count} clients, alpha {alpha:g}, seed {seed}: {told}")
+    return {"data": rows.name, "setting": vars(setting), "cells": cells}
+
+
+def _grid(cell: Cell) -> list[float]:
+    """Mean local accuracy at every balance of the grid, from two passes over the test rows."""
+    accuracies = []
+    for model, data in zip(cell.personal, cell.test, strict=True):
+        if not len(data):
+            continue
+        features, labels = data.features(slice(None)), data.own_labels()
+        shared = model.shared.decision_function(features)
+        own = model.with_balance(1.0).decision_function(features) - shared
+        assert model.classes is not None
+        accuracies.append(
+            [np.mean(model.classes[np.argmax(shared + b * own, axis=1)] == labels) for b in GRID]
+        )
+    return [float(value) for value in np.mean(accuracies, axis=0)]
+
+
+# -- telling ---------------------------------------------------------------------------------------
+
+
+def settings_of(result: dict[str, Any]) -> list[tuple[int, float]]:
+    """The columns: clients and alpha, in order."""
+    return list(dict.fromkeys((cell["clients"], cell["alpha"]) for cell in result["cells"]))
+
+
+def values(result: dict[str, Any], column: tuple[int, float], entry: str, what: str = "mean") -> list[float]:
+    """A measure of an entry in a column, in per cent, one for every seed."""
+    at = [cell for cell in result["cells"] if (cell["clients"], cell["alpha"]) == column]
+    return [100 * cell["entries"][entry][what] for cell in at]
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """The tables, and whether APFL is at least as good as each of its streams."""
+    columns = settings_of(result)
+    names = list(result["cells"][0]["entries"])
+    for what, title in (
+        ("mean", "Local accuracy, mean over clients (%)"),
+        ("worst_decile", "Local accuracy, the tenth of the clients that fare worst (%)"),
+    ):
+        table = _table(f"{title}, {result['data']}", columns)
+        for name in names:
+            table.add_row(name, *(_told(values(result, column, name, what)) for column in columns))
+        console.print(table)
+    _show_balances(console, result, columns)
+
+
+def _show_balances(console: Console, result: dict[str, Any], columns: Sequence[tuple[int, float]]) -> None:
+    table = _table("The automatic balance against the best of a grid chosen with the test rows", columns)
+    rows: dict[str, list[str]] = {
+        "best of the grid, %": [],
+        "at balance": [],
+        "auto minus best, points": [],
+        "auto minus better stream, points": [],
+        "balances chosen, median (10 % to 90 %)": [],
+    }
+    behind, below = [], []
+    for column in columns:
+        at = [cell for cell in result["cells"] if (cell["clients"], cell["alpha"]) == column]
+        grids = np.array([cell["grid"] for cell in at])
+        best = int(np.argmax(grids.mean(axis=0)))
+        auto = values(result, column, "APFL, auto")
+        rows["best of the grid, %"].append(_told((100 * grids[:, best]).tolist()))
+        rows["at balance"].append(f"{GRID[best]:g}")
+        gaps = (np.array(auto) - 100 * grids[:, best]).tolist()
+        rows["auto minus best, points"].append(_told(gaps, "+"))
+        streams = [values(result, column, name) for name in ("primary only", "local only")]
+        better = max(streams, key=lambda found: float(np.mean(found)))
+        over = (np.array(auto) - better).tolist()
+        rows["auto minus better stream, points"].append(_told(over, "+"))
+        low, middle, high = np.quantile([b for cell in at for b in cell["balances"]], (0.1, 0.5, 0.9))
+        rows["balances chosen, median (10 % to 90 %)"].append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+        behind.append(float(np.mean(gaps)))
+        below.append(float(np.mean(over)))
+    for name, texts in rows.items():
+        table.add_row(name, *texts)
+    console.print(table)
+    seeds = len({cell["seed"] for cell in result["cells"]})
+    console.print(
+        f"± is the standard error over {seeds} seeds, which also deal the rows. Shared models are trained "
+        "once per seed: they do not depend on who owns what."
+    )
+    met = min(below) >= 0
+    console.print(
+        f"  APFL is at least as good as the better of its streams in every column: {'yes' if met else 'NO'} "
+        f"(least {min(below):+.2f} points)"
+    )
+    near = min(behind) >= -NEAR
+    console.print(
+        f"  auto is within {NEAR:g} points of the best balance in every column: {'yes' if near else 'NO'} "
+        f"(least {min(behind):+.2f} points)"
+    )
+
+
+def draw(result: dict[str, Any], folder: Path) -> list[Path]:
+    """personal-gains.png and personal-heterogeneity.png, from the last number of clients."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clients = max(cell["clients"] for cell in result["cells"])
+    cells = [cell for cell in result["cells"] if cell["clients"] == clients]
+    first = min(cell["seed"] for cell in cells)
+    gains: dict[str, Array] = {}
+    for cell in cells:
+        if cell["seed"] == first and cell["alpha"] in (cells[0]["alpha"], cells[-1]["alpha"]):
+            for name, words in (("primary only", "shared"), ("local only", "local only")):
+                gains[f"over {words}, α = {cell['alpha']:g}"] = _gains(cell["entries"], name)
+    names = list(cells[0]["entries"])
+    series = []
+    for name in names:
+        points = sorted(
+            (float(np.mean([c["heterogeneity"] for c in of])), [100 * c["entries"][name]["mean"] for c in of])
+            for of in (
+                [c for c in cells if c["alpha"] == alpha]
+                for alpha in dict.fromkeys(c["alpha"] for c in cells)
+            )
+        )
+        means = [mean_and_error(found) for _, found in points]
+        series.append(
+            Series(
+                name,
+                tuple(place for place, _ in points),
+                tuple(mean for mean, _ in means),
+                tuple(float("nan") if error is None else error for _, error in means),
+            )
+        )
+    figures = {
+        "personal-gains.png": sorted_gains(gains),
+        "personal-heterogeneity.png": lines(
+            series,
+            Axis("heterogeneity of the clients' classes (0 even, 1 one class each)"),
+            Axis("local accuracy, mean over clients (%)"),
+        ),
+    }
+    for name, figure in figures.items():
+        (folder / name).write_bytes(render(figure, "png"))
+    return [folder / name for name in figures]
+
+
+def _gains(entries: dict[str, Any], reference: str) -> Array:
+    own, other = (
+        LocalScores(tuple(e["clients"]), np.array(e["correct"]), np.array(e["rows"]))
+        for e in (entries["APFL, auto"], entries[reference])
+    )
+    return 100 * own.gains(other)
+
+
+def _table(title: str, columns: Sequence[tuple[int, float]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for clients, alpha in columns:
+        table.add_column(f"{clients}, α = {alpha:g}", justify="right")
+    return table
+
+
+def _told(found: Sequence[float], sign: str = "") -> str:
+    mean, error = mean_and_error(found)
+    return f"{mean:{sign}.2f}" + ("" if error is None else f" ± {error:.2f}")

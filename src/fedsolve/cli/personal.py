@@ -1,0 +1,109 @@
+"""Each client's own model, for `fedsolve train`: made, measured and saved client by client."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from fedsolve.cli.output import Output, check_target, percent
+from fedsolve.closedform.apfl import APFL
+from fedsolve.data import partitions
+from fedsolve.data.tables import Table
+from fedsolve.errors import DataError
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.local_scores import LocalScores, client_rows, local_scores
+from fedsolve.federation.method import Method
+from fedsolve.model import Model
+
+
+def personal_folder(ctx: click.Context, folder: str | None, method: Method[Any]) -> Path | None:
+    """Where the clients' models go; refused, before any training, where there are none to write."""
+    if folder is None:
+        return None
+    if not isinstance(method, APFL):
+        raise click.UsageError(
+            f"--personal needs a method with personal models (apfl), not {method.key}", ctx
+        )
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise click.UsageError(f"--personal {folder} is a file; name a folder", ctx)
+    check_target(str(path / "client.safetensors"))
+    return path
+
+
+def personalise(
+    model: Model, federation: LocalFederation, test: Table | None, folder: Path | None, output: Output
+) -> dict[str, Any] | None:
+    """Make every client's model, save it in `folder`, and score it on test rows like the client's own.
+
+    None for a model that is the same for everybody, and where there is nothing to save or to score.
+    """
+    if type(model).personalised is Model.personalised or (folder is None and test is None):
+        return None
+    files = {} if folder is None else _files(federation.clients, folder)
+    tests = None if test is None else _tests(test, federation)
+    balances: list[float] = []
+    correct: list[int] = []
+    with output.bar("personalising", "client") as bar:
+        for number, participant in enumerate(federation.participants):
+            own = participant.personalise(model)
+            balances.append(float(getattr(own, "balance", np.nan)))
+            if folder is not None:
+                own.save(files[participant.name])
+            if tests is not None:
+                correct += local_scores(own, tests[number : number + 1]).correct.tolist()
+            bar(number + 1, len(federation.clients), participant.name)
+    told: dict[str, Any] = {
+        "folder": None if folder is None else str(folder),
+        "balances": dict(zip(federation.clients, balances, strict=True)),
+        "local_accuracy": None,
+    }
+    if tests is not None:
+        shared = local_scores(model, tests, federation.clients)
+        own_scores = LocalScores(federation.clients, np.array(correct), shared.rows)
+        told["local_accuracy"] = {"shared": shared.as_dict(), "personal": own_scores.as_dict()}
+    return told
+
+
+def personal_lines(told: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What the page says of the clients' own models."""
+    if told is None:
+        return []
+    lines = []
+    if told["local_accuracy"] is not None:
+        shared, own = (told["local_accuracy"][name] for name in ("shared", "personal"))
+        lines.append(
+            (
+                "personal",
+                f"{percent(own['mean'])} mean local accuracy, shared model {percent(shared['mean'])} "
+                "(test rows dealt like each client's own)",
+            )
+        )
+    low, middle, high = np.quantile(list(told["balances"].values()), (0.0, 0.5, 1.0))
+    lines.append(("balance", f"{middle:.2f} ({low:.2f} to {high:.2f} over the clients)"))
+    if told["folder"] is not None:
+        lines.append(("their models", f"{told['folder']}/CLIENT.safetensors"))
+    return lines
+
+
+def _tests(test: Table, federation: LocalFederation) -> list[Any]:
+    """Test rows for every client, in the class shares of its training rows."""
+    assert test.labels is not None
+    labels = [participant.data.own_labels() for participant in federation.participants]
+    owners = np.repeat(np.arange(len(labels)), [len(own) for own in labels])
+    tested = partitions.alike(test.labels, np.concatenate(labels), owners, len(labels))
+    return client_rows(np.asarray(test.features), test.labels, tested, len(labels))
+
+
+def _files(clients: tuple[str, ...], folder: Path) -> dict[str, Path]:
+    """A file for every client; names that a file cannot have are spelt with underscores."""
+    names = {client: re.sub(r"[^\w.-]+", "_", client) for client in clients}
+    if len(set(names.values())) < len(names):
+        raise DataError(
+            "two clients' names are the same as file names; rename them in the column that names owners."
+        )
+    return {client: folder / f"{name}.safetensors" for client, name in names.items()}

@@ -1,0 +1,234 @@
+"""APFL: a shared stream in one exchange, and a stream of one's own in none.
+
+Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream Least Squares". Not the 2020
+"Adaptive Personalized Federated Learning" that other libraries call APFL.
+
+    Φ = activation(X R_P + r)               G = (sum_k Φ_kᵀΦ_k + ridge I)^-1 sum_k Φ_kᵀY_k        (Eq. 2, 3)
+    each client, by itself:                 Ψ, P_k, scores Φ G + balance Ψ P_k                    (Eq. 11-14)
+
+The primary stream is a DeepAFL of no blocks, or of `layers` blocks where that is asked for, and runs on
+the same machinery. The paper's recursion over clients (Eq. 7-10) gives the same G; it stands in `laws`.
+The second stage, where a client's rows are, is `personal`; how a balance is chosen, `balance`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsolve import container
+from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
+from fedsolve.closedform.models import LinearModel
+from fedsolve.closedform.personal import PersonalModel, Refinement, check_agreement
+from fedsolve.closedform.projections import projection_agreement
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.messages import Request, Total
+from fedsolve.federation.method import Method, Run
+from fedsolve.federation.participant import ClientData
+from fedsolve.model import Model, model_from_contents
+from fedsolve.registry import Info, register
+
+
+@register(
+    Info(
+        key="apfl",
+        title="Analytic Personalised FL (APFL): a shared stream, and one of each client's own",
+        paper="Fan et al., APFL (Analytic Personalized FL)",
+        exchanges="1 (with T blocks in the shared stream, as deepafl)",
+        up="Gram matrix of the shared features (d x d triangle) and cross matrix (d x C); of its own stream, "
+        "nothing",
+        down="the shared classifier, d x C; projections travel as a seed",
+    )
+)
+@dataclass(frozen=True)
+class APFL(Method["APFLModel"]):
+    """Parameters of APFL.
+
+    width:                 features of the primary stream (d_P). refinement_width: of each client's own (d_R).
+    ridge:                 gamma of the primary stream. refinement_ridge: beta of the refinement.
+    balance:               lambda of Eq. 14, or "auto": chosen by each client from its own training rows,
+                           by leave-one-out in closed form (see `closedform.balance`).
+    activation:            of the primary stream. refinement_activation: of the refinement.
+    layers:                T residual blocks in the primary stream: 0 is the paper, more is DeepAFL, with its
+                           exchanges. hidden_width, residual_ridge, block_activation, exchange: of the blocks.
+    scale, intercept:      standardise features, centre them and the targets, by federated sums; one exchange
+                           more. The refinement sees the same features.
+    precision:             of the primary stream.
+    """
+
+    key: ClassVar[str] = "apfl"
+
+    width: int = 1024
+    refinement_width: int = 1024
+    ridge: float = 0.01
+    refinement_ridge: float = 1.0
+    balance: float | Literal["auto"] = 0.3
+    activation: str = "relu"
+    refinement_activation: str = "relu"
+    layers: int = 0
+    hidden_width: int | None = None
+    residual_ridge: float = 0.01
+    block_activation: str = "gelu"
+    exchange: str = "auto"
+    scale: Literal["standard"] | None = None
+    intercept: bool = False
+    precision: Literal["float64", "float32"] = "float64"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        # Both check their parameters, under the names they have here.
+        _ = self.primary, self.refinement
+
+    @property
+    def primary(self) -> DeepAFL:
+        """The primary stream's method; Φ is DeepAFL's zero layer."""
+        return DeepAFL(
+            layers=self.layers,
+            width=self.width,
+            hidden_width=self.hidden_width,
+            ridge=self.ridge,
+            residual_ridge=self.residual_ridge,
+            activation=self.block_activation,
+            zero_activation=self.activation,
+            exchange=self.exchange,
+            scale=self.scale,
+            intercept=self.intercept,
+            precision=self.precision,
+            seed=self.seed,
+        )
+
+    @property
+    def refinement(self) -> Refinement:
+        """How each client makes its own stream."""
+        return Refinement(
+            width=self.refinement_width,
+            ridge=self.refinement_ridge,
+            activation=self.refinement_activation,
+            balance=self.balance,
+            seed=self.seed,
+        )
+
+    def start(self, spec: Spec) -> APFLRun:
+        return APFLRun(self, spec)
+
+    def agreement(self) -> dict[str, Any]:
+        return projection_agreement(self.seed)
+
+    def finished(self, model: APFLModel, federation: Federation) -> APFLModel:
+        if isinstance(federation, LocalFederation):
+            model.federation = federation
+        return model
+
+    def over(self, shared: Model) -> APFLModel:
+        """Refinements over any shared model of the same features, however it was trained."""
+        return APFLModel(shared, self)
+
+
+class APFLModel(Model):
+    """What everybody gets: the primary stream, and how to make a refinement of it.
+
+    It predicts as the primary stream does. `personal(client)`, in a local federation, and
+    `participant.personalise(model)`, where the data are, give a client's own predictor.
+    """
+
+    family: ClassVar[str] = "apfl"
+
+    def __init__(self, primary: Model, method: APFL, federation: LocalFederation | None = None) -> None:
+        super().__init__(primary.features, primary.classes, primary.outputs)
+        self.primary = primary
+        self.method = method
+        self.federation = federation
+        self.history = primary.history
+
+    def personalised(self, data: ClientData) -> PersonalModel:
+        """The predictor of the client that owns `data`: Eq. 11-14, with nothing sent to anybody."""
+        return self.method.refinement.fit(self.primary, data)
+
+    def personal(self, client: str) -> PersonalModel:
+        """The predictor of a client of the local federation that this model was trained in."""
+        if self.federation is None:
+            raise DataError(
+                f"this model does not know '{client}': it was loaded from a file or trained over a network. "
+                "Where the data are: participant.personalise(model)."
+            )
+        for participant in self.federation.participants:
+            if participant.name == client:
+                return self.personalised(participant.data)
+        raise DataError(
+            f"no participant is called '{client}'; they are {', '.join(self.federation.clients[:5])}, ..."
+        )
+
+    def alone(self) -> APFLModel:
+        """The refinement stream by itself, fitted to the labels: each client on its own, nothing shared."""
+        nothing = LinearModel(
+            np.zeros((self.features, self.outputs)),
+            np.zeros(self.outputs),
+            self.classes,
+            getattr(self.primary, "preparation", None),
+        )
+        return APFLModel(nothing, replace(self.method, balance=1.0), self.federation)
+
+    def _scores(self, features: Array) -> Array:
+        return self.primary.decision_function(features)
+
+    def _arrays(self) -> dict[str, Array]:
+        return {f"primary.{name}": array for name, array in self.primary.contents()[0].items()}
+
+    def _note(self) -> dict[str, Any]:
+        return {
+            "primary": self.primary.contents()[1],
+            "parameters": self.method.parameters(),
+            **projection_agreement(self.method.seed),
+        }
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> APFLModel:
+        check_agreement(note, note["parameters"]["seed"])
+        primary = model_from_contents(container.with_prefix(arrays, "primary."), note["primary"])
+        return cls(primary, APFL(**note["parameters"]))
+
+
+class APFLRun(Run[APFLModel]):
+    """The primary stream's run. Refinements take no part: nothing of them is asked, sent or kept here."""
+
+    method: APFL
+
+    def __init__(self, method: APFL, spec: Spec) -> None:
+        super().__init__(method, spec)
+        self.primary: DeepAFLRun = method.primary.start(spec)
+        self._follow()
+
+    def _follow(self) -> None:
+        """The chain and the history are those of the primary stream."""
+        self.chain, self.history = self.primary.chain, self.primary.history
+
+    @property
+    def exchanges(self) -> int:
+        return self.primary.exchanges
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        return self.primary.request(clients)
+
+    def absorb(self, total: Total) -> None:
+        self.primary.absorb(total)
+
+    def model(self) -> APFLModel:
+        return APFLModel(self.primary.model(), self.method)
+
+    def to_bytes(self) -> bytes:
+        return self.primary.to_bytes()
+
+    def restore(self, data: bytes, path: str) -> None:
+        self.primary.restore(data, path)
+        self._follow()
+
+    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        return self.primary._contents()
+
+    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self.primary._restore(arrays, note)

@@ -1,0 +1,263 @@
+"""A client's own predictor: a shared stream, corrected by a refinement stream that never leaves its client.
+
+APFL (Fan et al.), second stage. Symbols as in the paper: Φ G the shared (primary) stream, Ψ refinement
+features, β = `refinement_ridge`, λ = `balance`.
+
+    Ψ = activation(X R + r)                                        (Eq. 11; here with a bias, as everywhere)
+    P = (ΨᵀΨ + β I)^-1 Ψᵀ (Y - Φ G)                                (Eq. 13)
+    scores = Φ G + λ Ψ P                                           (Eq. 14)
+
+λ stands outside the objective that P minimises, so for λ != 1 the sum is not the minimiser of Eq. 1; it
+is what `balance` chooses for rows that were not trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsolve import container
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.closedform.activations import activate, check_activation
+from fedsolve.closedform.balance import choose_balance, left_out
+from fedsolve.closedform.moments import Preparation
+from fedsolve.closedform.projections import projection, projection_agreement
+from fedsolve.closedform.refinement import RidgeSolution, RidgeSums
+from fedsolve.closedform.statistics import chunks
+from fedsolve.container import Array
+from fedsolve.errors import DataError, ModelFileError
+from fedsolve.federation.participant import ClientData
+from fedsolve.labels import encode_labels
+from fedsolve.model import Model, model_from_contents
+
+ROLE = "refinement"
+"""Name of the random projection R, apart from those of the shared stream."""
+
+Balance = float | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """How refinements are made, the same for every client: features Ψ, β, λ or "auto"."""
+
+    width: int
+    ridge: float
+    activation: str
+    balance: Balance
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_whole(1, refinement_width=self.width)
+        check_whole(0, seed=self.seed)
+        check_not_negative(refinement_ridge=self.ridge)
+        check_activation(self.activation)
+        if self.balance != "auto":
+            if isinstance(self.balance, str):
+                raise DataError(f"balance must be a number >= 0 or 'auto'; got {self.balance!r}.")
+            check_not_negative(balance=self.balance)
+        elif self.ridge == 0:
+            raise DataError(
+                "balance='auto' needs refinement_ridge > 0: without a ridge, rows determine their own fit "
+                "and leaving one out says nothing. Give a ridge, or a balance."
+            )
+
+    def features(self, inputs: Array) -> Array:
+        """Ψ (rows, width) of inputs prepared like the shared stream's."""
+        random = projection(self.seed, ROLE, 0, inputs.shape[1], self.width)
+        return activate(self.activation, random.apply(np.ascontiguousarray(inputs, dtype=np.float64)))
+
+    def fit(self, shared: Model, data: ClientData) -> PersonalModel:
+        """The predictor of the client that owns `data`, from passes over its rows in small parts.
+
+        Rows are read twice when the balance is chosen ("auto"), else once. No rows: the shared stream.
+        """
+        rows = _Rows(self, shared, data)
+        sums = RidgeSums(self.width, shared.outputs)
+        kept = rows.absorb(sums)
+        solution = sums.solve(self.ridge)
+        balance = rows.balance(solution, kept) if self.balance == "auto" else float(self.balance)
+        return PersonalModel(shared, self, solution.weight, balance, sums)
+
+
+class PersonalModel(Model):
+    """One client's predictor: scores of the shared stream plus balance times its own refinement.
+
+    shared:     the stream that everybody has. weight: P (refinement width, outputs). balance: λ.
+    sums:       what further rows are added to; None where a file was saved without.
+    """
+
+    family: ClassVar[str] = "personal"
+    private: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        shared: Model,
+        refinement: Refinement,
+        weight: Array,
+        balance: float,
+        sums: RidgeSums | None = None,
+    ) -> None:
+        super().__init__(shared.features, shared.classes, shared.outputs)
+        self.shared = shared
+        self.refinement = refinement
+        self.weight = weight
+        self.balance = balance
+        self.sums = sums
+
+    def with_balance(self, balance: float) -> PersonalModel:
+        """The same streams, balanced differently; 0 is the shared stream to the bit."""
+        check_not_negative(balance=balance)
+        return PersonalModel(self.shared, self.refinement, self.weight, float(balance), self.sums)
+
+    def updated(self, data: ClientData) -> PersonalModel:
+        """The predictor after more rows, of which `data` holds only the new ones.
+
+        P is that of a fit on all rows, old and new, to rounding, at the cost of the new ones. The balance
+        stays: leave-one-out needs every row, see `rebalanced`.
+        """
+        if self.sums is None:
+            raise DataError(
+                "this personal model was saved without its sums, so it cannot take more rows. Save it with "
+                "growing=True, or personalise again on all rows."
+            )
+        sums = self.sums.copy()
+        _Rows(self.refinement, self.shared, data).absorb(sums)
+        weight = sums.solve(self.refinement.ridge).weight
+        return PersonalModel(self.shared, self.refinement, weight, self.balance, sums)
+
+    def rebalanced(self, data: ClientData) -> PersonalModel:
+        """The same streams with the balance that `balance="auto"` chooses; `data` holds all rows of P."""
+        if self.sums is None or self.refinement.ridge == 0:
+            raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
+        rows = _Rows(self.refinement, self.shared, data)
+        return self.with_balance(rows.balance(self.sums.solve(self.refinement.ridge), rows.scores()))
+
+    def _scores(self, features: Array) -> Array:
+        scores = self.shared.decision_function(features)
+        if self.balance == 0:
+            return scores
+        for span in chunks(len(features), self.refinement.width):
+            psi = self.refinement.features(prepared(self.shared, features[span]))
+            scores[span] += self.balance * (psi @ self.weight)
+        return scores
+
+    def save(self, path: str | os.PathLike[str], growing: bool = False) -> None:
+        """Write the model file, for this client only.
+
+        growing: also keep the sums, so that `updated` works after loading. They hold the client's own
+            refinement features or their Gram matrix: keep such a file where the rows are.
+        """
+        arrays, note = self.contents()
+        if growing and self.sums is not None:
+            arrays |= {f"sums.{name}": array for name, array in self.sums.arrays().items()}
+        container.write_atomically(path, container.to_bytes(arrays, note))
+
+    def _arrays(self) -> dict[str, Array]:
+        arrays, _ = self.shared.contents()
+        return {"refinement": self.weight} | {f"shared.{name}": array for name, array in arrays.items()}
+
+    def _note(self) -> dict[str, Any]:
+        return {
+            "shared": self.shared.contents()[1],
+            "balance": self.balance,
+            "parameters": dataclasses.asdict(self.refinement),
+            **projection_agreement(self.refinement.seed),
+        }
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PersonalModel:
+        check_agreement(note, note["parameters"]["seed"])
+        shared = model_from_contents(container.with_prefix(arrays, "shared."), note["shared"])
+        sums = container.with_prefix(arrays, "sums.")
+        return cls(
+            shared,
+            Refinement(**note["parameters"]),
+            arrays["refinement"],
+            note["balance"],
+            RidgeSums.from_arrays(sums) if sums else None,
+        )
+
+
+class _Rows:
+    """A client's rows as a refinement sees them, part by part: never all features at once."""
+
+    def __init__(self, refinement: Refinement, shared: Model, data: ClientData) -> None:
+        if data.width != shared.features:
+            raise DataError(
+                f"this client has {data.width} features per row, the model uses {shared.features}. "
+                "All must use the same backbone."
+            )
+        self._refinement = refinement
+        self._shared = shared
+        self._data = data
+        labels = data.own_labels()
+        self.codes = None if shared.classes is None else encode_labels(labels, shared.classes)
+        self._values = labels.reshape(len(data), -1) if shared.classes is None else None
+        self.weights = data.own_weights()
+
+    def spans(self) -> Iterator[slice]:
+        return chunks(len(self._data), self._refinement.width)
+
+    def raw(self, span: slice) -> Array:
+        return self._data.features(span)
+
+    def absorb(self, sums: RidgeSums) -> Array:
+        """Add every row to the sums; gives the shared stream's scores, which are small enough to keep."""
+        scores = np.empty((len(self._data), self._shared.outputs))
+        for span in self.spans():
+            inputs = self.raw(span)
+            scores[span] = self._shared.decision_function(inputs)
+            root = self._root(span)
+            psi = self._refinement.features(prepared(self._shared, inputs))
+            sums.add(psi * root, (self._targets(span) - scores[span]) * root)
+        return scores
+
+    def scores(self) -> Array:
+        """The shared stream's scores of every row."""
+        scores = np.empty((len(self._data), self._shared.outputs))
+        for span in self.spans():
+            scores[span] = self._shared.decision_function(self.raw(span))
+        return scores
+
+    def balance(self, solution: RidgeSolution, scores: Array) -> float:
+        """The balance for these rows, all of which the solution has seen; see `balance`."""
+        residuals, answers = np.empty_like(scores), np.empty_like(scores)
+        for span in self.spans():
+            psi = self._refinement.features(prepared(self._shared, self.raw(span)))
+            leverage = solution.leverage(psi * self._root(span))
+            residuals[span] = self._targets(span) - scores[span]
+            answers[span] = left_out(residuals[span], psi @ solution.weight, leverage)
+        return choose_balance(scores, residuals, answers, self.codes, self.weights)
+
+    def _targets(self, span: slice) -> Array:
+        if self.codes is None:
+            assert self._values is not None
+            return self._values[span].astype(np.float64)
+        targets: Array = np.eye(self._shared.outputs)[self.codes[span]]
+        return targets
+
+    def _root(self, span: slice) -> Array | float:
+        """The square root of the sample weights: both factors of a sum carry one."""
+        return 1.0 if self.weights is None else np.sqrt(self.weights[span])[:, None]
+
+
+def prepared(shared: Model, features: Array) -> Array:
+    """Features centred and scaled as the shared stream's are."""
+    preparation: Preparation | None = getattr(shared, "preparation", None)
+    return features if preparation is None else preparation.apply(features)
+
+
+def check_agreement(note: dict[str, Any], seed: int) -> None:
+    """Refuse a model whose projections this machine would not make with the same bits."""
+    mine = projection_agreement(seed)
+    stored = {name: note[name] for name in mine}
+    if mine != stored:
+        raise ModelFileError(
+            f"the model's random projections are {stored}, this fedsolve makes {mine}. "
+            "Use the fedsolve version that wrote it."
+        )

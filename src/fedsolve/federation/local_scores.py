@@ -1,0 +1,136 @@
+"""Personalised evaluation: every client's predictor on that client's own test rows.
+
+The predictor may be anything that predicts: a shared model, a client's own, a plain function. Test rows
+come as `ClientData`, which points into arrays that all clients share, so that nothing is held twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.participant import ClientData
+
+_ROWS = 16384
+
+
+class Predicts(Protocol):
+    """What a trained model offers: labels of rows of features."""
+
+    def predict(self, features: Any) -> Array: ...
+
+
+Predictor = Predicts | Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class LocalScores:
+    """Correct predictions and test rows of every client, and what they say of all.
+
+    clients: names. correct, rows: (clients,) counts. Clients without test rows have no accuracy (NaN) and
+    count nowhere.
+    """
+
+    clients: tuple[str, ...]
+    correct: Array
+    rows: Array
+
+    @property
+    def accuracies(self) -> Array:
+        """Local accuracy of each client."""
+        empty = np.full(len(self.rows), np.nan)
+        return np.asarray(np.divide(self.correct, self.rows, out=empty, where=np.asarray(self.rows) > 0))
+
+    @property
+    def held(self) -> Array:
+        """Accuracies of the clients that have test rows."""
+        return self.accuracies[np.asarray(self.rows) > 0]
+
+    @property
+    def mean(self) -> float:
+        """Mean over clients, each counting the same: the measure of the papers."""
+        return float(np.mean(self.held)) if len(self.held) else float("nan")
+
+    @property
+    def pooled(self) -> float:
+        """Mean over rows: large clients count more."""
+        return float(np.sum(self.correct)) / max(1, int(np.sum(self.rows)))
+
+    @property
+    def worst_decile(self) -> float:
+        """Mean of the tenth of the clients (at least one) that fare worst."""
+        held = np.sort(self.held)
+        return float(np.mean(held[: max(1, round(len(held) / 10))])) if len(held) else float("nan")
+
+    def quantiles(self, shares: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)) -> Array:
+        """Quantiles of the local accuracies."""
+        return np.asarray(np.quantile(self.held, shares)) if len(self.held) else np.full(len(shares), np.nan)
+
+    def gains(self, reference: LocalScores) -> Array:
+        """How much more accurate each client is than under `reference`; NaN without test rows."""
+        if self.clients != reference.clients or not np.array_equal(self.rows, reference.rows):
+            raise DataError("gains compare the same clients on the same test rows; these scores differ.")
+        return self.accuracies - reference.accuracies
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "clients": list(self.clients),
+            "correct": np.asarray(self.correct).tolist(),
+            "rows": np.asarray(self.rows).tolist(),
+            "mean": self.mean,
+            "pooled": self.pooled,
+            "worst_decile": self.worst_decile,
+            "quantiles": self.quantiles().tolist(),
+        }
+
+
+def local_scores(
+    predictors: Predictor | Iterable[Predictor], tests: Sequence[ClientData], clients: Sequence[str] = ()
+) -> LocalScores:
+    """Local accuracy of each client.
+
+    predictors: one for all, or one for each client, taken as they are needed: a generator need not keep
+        more than one model at a time.
+    tests:      each client's own test rows. clients: their names; positions when not given.
+
+    A class that the predictor does not know counts as wrong.
+    """
+    names = tuple(clients) or tuple(f"{number}" for number in range(len(tests)))
+    if len(names) != len(tests):
+        raise DataError(f"{len(names)} names for {len(tests)} clients; give one each.")
+    several = isinstance(predictors, Iterable) and not callable(getattr(predictors, "predict", None))
+    source = iter(predictors) if several else None  # type: ignore[arg-type]
+    correct = np.zeros(len(tests), dtype=np.int64)
+    for number, data in enumerate(tests):
+        predictor = predictors if source is None else next(source, None)
+        if predictor is None:
+            raise DataError(f"{number} predictors for {len(tests)} clients; give one each, or one for all.")
+        correct[number] = _correct(predictor, data)
+    return LocalScores(names, correct, np.array([len(data) for data in tests], dtype=np.int64))
+
+
+def _correct(predictor: Any, data: ClientData) -> int:
+    predict = predictor.predict if hasattr(predictor, "predict") else predictor
+    labels = data.own_labels()
+    found = 0
+    for start in range(0, len(data), _ROWS):
+        span = slice(start, start + _ROWS)
+        found += int(np.sum(np.asarray(predict(data.features(span))) == labels[span]))
+    return found
+
+
+def client_rows(
+    features: Array, labels: Any, owners: Array, clients: int, rows: Array | None = None
+) -> list[ClientData]:
+    """The rows of each client, as views into `features`; `rows`: which of them, all when None."""
+    chosen = np.arange(len(owners)) if rows is None else np.flatnonzero(rows)
+    order = chosen[np.argsort(owners[chosen], kind="stable")]
+    bounds = np.searchsorted(owners[order], np.arange(clients + 1))
+    labels = np.asarray(labels)
+    return [ClientData(features, labels, part, checked=True) for part in np.split(order, bounds[1:-1])]

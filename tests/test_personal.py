@@ -1,0 +1,326 @@
+"""A client's own stream: leave-one-out without refitting, the balance chosen, tiny and growing clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedsolve as fs
+from fedsolve.closedform import balance
+from fedsolve.closedform.personal import PersonalModel, Refinement
+from fedsolve.closedform.refinement import RidgeSums
+from fedsolve.errors import DataError
+from tests.conftest import Dataset
+from tests.oracle import one_hot, relative_difference, ridge
+
+REFINEMENT = Refinement(width=48, ridge=2.0, activation="relu", balance="auto", seed=1)
+
+
+@pytest.fixture(scope="module")
+def shared(digits: Dataset) -> Any:
+    """A stream trained on even digits' neighbours too, so that its errors are real ones."""
+    owners = fs.partition.iid(digits.labels[:900], 5)
+    federation = fs.LocalFederation.from_arrays(digits.features[:900], digits.labels[:900], owners, workers=1)
+    return fs.AFL(ridge=5.0).fit(federation)
+
+
+def client(data: Dataset, rows: Any, weights: Any = None) -> fs.ClientData:
+    return fs.ClientData(data.features, data.labels, np.asarray(rows), weights)
+
+
+def weight_of(data: Dataset, shared: Any, rows: np.ndarray) -> np.ndarray:
+    """P by the textbook."""
+    psi = REFINEMENT.features(data.features[rows])
+    return ridge(psi, one_hot(data.labels)[rows] - shared.decision_function(data.features[rows]), 2.0)
+
+
+# -- leave one out ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [20, 47, 48, 130], ids=lambda rows: f"{rows} rows of width 48")
+def test_leaving_a_row_out_needs_no_second_fit(digits: Dataset, shared: Any, rows: int) -> None:
+    chosen = np.arange(900, 900 + rows)
+    psi = REFINEMENT.features(digits.features[chosen])
+    residuals = one_hot(digits.labels)[chosen] - shared.decision_function(digits.features[chosen])
+    sums = RidgeSums(48, 10)
+    sums.add(psi, residuals)
+    assert sums.short == (rows < 48)
+    solution = sums.solve(2.0)
+    found = balance.left_out(residuals, psi @ solution.weight, solution.leverage(psi))
+    for row in range(0, rows, 7):
+        others = np.arange(rows) != row
+        expected = psi[row] @ ridge(psi[others], residuals[others], 2.0)
+        np.testing.assert_allclose(found[row], expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 1.0, 100.0])
+def test_short_and_tall_forms_are_one_ridge(digits: Dataset, penalty: float) -> None:
+    psi = REFINEMENT.features(digits.features[:40])
+    targets = one_hot(digits.labels)[:40]
+    short, tall = RidgeSums(48, 10), RidgeSums(48, 10)
+    short.add(psi, targets)
+    tall.add(np.vstack([psi, np.zeros((20, 48))]), np.vstack([targets, np.zeros((20, 10))]))
+    assert short.short
+    assert not tall.short
+    one, other = short.solve(penalty), tall.solve(penalty)
+    assert relative_difference(one.weight, other.weight) <= 1e-9
+    assert relative_difference(one.weight, ridge(psi, targets, penalty)) <= 1e-9
+    np.testing.assert_allclose(one.leverage(psi), other.leverage(psi), rtol=1e-9)
+
+
+def test_a_row_that_determines_its_own_fit_has_no_answer() -> None:
+    found = balance.left_out(np.ones((2, 3)), np.full((2, 3), 0.5), np.array([1.0, 0.5]))
+    assert np.array_equal(found, [[0.0] * 3, [0.0] * 3])
+    found = balance.left_out(np.ones((1, 3)), np.full((1, 3), 0.8), np.array([0.5]))
+    np.testing.assert_allclose(found, 0.6)
+
+
+# -- choosing --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(2, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_row_is_right_on_one_interval(seed: int, rows: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores, answers = rng.standard_normal((2, rows, classes))
+    codes = rng.integers(0, classes, rows)
+    first, last = balance.right_between(scores.copy(), answers, codes)
+    for value in np.concatenate([[0.0], rng.uniform(0, 2, 30)]):
+        right = np.argmax(scores + value * answers, axis=1) == codes
+        inside = (first < value) & (value < last) | ((value == 0) & (first == 0) & (last > 0))
+        # Exactly at an end two classes are level; random numbers do not meet there.
+        assert np.array_equal(right, inside)
+
+
+def test_a_level_rival_that_stays_level_is_no_victory() -> None:
+    first, last = balance.right_between(np.zeros((1, 2)), np.zeros((1, 2)), np.array([0]))
+    assert first[0] >= last[0]
+
+
+def test_the_balance_is_the_one_that_a_fine_grid_finds() -> None:
+    rng = np.random.default_rng(2)
+    grid = np.linspace(0, balance.LARGEST, 20001)
+    kept = 0
+    for _ in range(12):
+        codes = rng.integers(0, 3, 30)
+        targets = np.eye(3)[codes]
+        scores = 0.3 * targets + 0.3 * rng.standard_normal((30, 3))
+        residuals = targets - scores
+        answers = residuals * rng.uniform(0.2, 1.5) + 0.4 * rng.standard_normal((30, 3))
+        chosen = balance.choose_balance(scores, residuals, answers, codes)
+        smooth = np.clip(np.sum(residuals * answers) / np.sum(answers**2), 0, balance.LARGEST)
+
+        def mistakes(value: float) -> int:
+            return int(np.sum(np.argmax(scores + value * answers, axis=1) != codes))  # noqa: B023
+
+        counts = np.array([mistakes(value) for value in grid])
+        allowed = counts.min() + 0.5 * np.sqrt(counts.min() + 1.0)
+        assert mistakes(chosen) <= allowed
+        if mistakes(smooth) <= allowed:
+            assert chosen == pytest.approx(smooth)
+            kept += 1
+        else:
+            # No good balance lies nearer to the smooth one than the gap that holds the chosen one.
+            low, high = sorted((chosen, smooth))
+            between = counts[(grid > low) & (grid < high)]
+            runs = np.diff((between <= allowed).astype(int))
+            assert np.count_nonzero(runs) <= 1
+    assert 0 < kept < 12
+
+
+def test_balances_for_regression_are_least_squares() -> None:
+    rng = np.random.default_rng(3)
+    residuals = rng.standard_normal((50, 2))
+    assert balance.choose_balance(residuals, residuals, 2.0 * residuals) == pytest.approx(0.5)
+    assert balance.choose_balance(residuals, residuals, -residuals) == 0.0
+    assert balance.choose_balance(residuals, residuals, 0.1 * residuals) == balance.LARGEST
+    weights = np.r_[np.ones(25), np.zeros(25)]
+    answers = np.r_[2.0 * residuals[:25], rng.standard_normal((25, 2))]
+    assert balance.choose_balance(residuals, residuals, answers, None, weights) == pytest.approx(0.5)
+
+
+def test_a_useless_refinement_is_not_used(digits: Dataset) -> None:
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 4, 400)
+    scores = np.eye(4)[codes] + 0.1 * rng.standard_normal((400, 4))
+    answers = 0.5 * rng.standard_normal((400, 4))
+    assert balance.choose_balance(scores, np.eye(4)[codes] - scores, answers, codes) <= 0.05
+
+
+# -- tiny and lopsided clients ---------------------------------------------------------------------
+
+
+def test_no_rows_and_one_row_leave_the_shared_stream(digits: Dataset, shared: Any) -> None:
+    empty = REFINEMENT.fit(shared, client(digits, np.zeros(0, dtype=int)))
+    assert np.array_equal(empty.decision_function(digits.features), shared.decision_function(digits.features))
+    assert empty.balance == 0.0
+    single = REFINEMENT.fit(shared, client(digits, [1000]))
+    assert single.balance == 0.0
+    assert np.any(single.weight)
+    assert np.array_equal(single.predict(digits.features), shared.predict(digits.features))
+    given_balance = dataclasses.replace(REFINEMENT, balance=0.5).fit(shared, client(digits, [1000]))
+    assert np.any(
+        given_balance.decision_function(digits.features) != shared.decision_function(digits.features)
+    )
+
+
+def test_one_class_only(digits: Dataset, shared: Any) -> None:
+    rows = np.flatnonzero(digits.labels == 8)
+    train, test = rows[:30], rows[-60:]
+    personal = REFINEMENT.fit(shared, client(digits, train))
+    before = shared.score(digits.features[test], digits.labels[test])
+    after = personal.score(digits.features[test], digits.labels[test])
+    assert after >= before + 0.05
+    assert personal.balance > 0.3
+
+
+def test_fewer_rows_than_width(digits: Dataset, shared: Any) -> None:
+    rows = np.arange(1000, 1015)
+    personal = REFINEMENT.fit(shared, client(digits, rows))
+    assert personal.sums is not None
+    assert personal.sums.short
+    assert relative_difference(personal.weight, weight_of(digits, shared, rows)) <= 1e-9
+
+
+def test_a_class_unseen_at_the_client_is_still_predicted(digits: Dataset, shared: Any) -> None:
+    rows = np.flatnonzero(np.isin(digits.labels, [0, 1, 2]))
+    personal = REFINEMENT.fit(shared, client(digits, rows[:120]))
+    strange = np.flatnonzero(digits.labels == 6)
+    assert personal.score(digits.features[strange], digits.labels[strange]) > 0.5
+    # A class that nobody in the federation had counts as wrong and stops nothing.
+    tests = [fs.ClientData(digits.features[:10], np.full(10, 99))]
+    assert fs.local_scores(personal, tests).mean == 0.0
+
+
+def test_equal_rows_are_no_trouble(digits: Dataset, shared: Any) -> None:
+    for count in (5, 100):
+        personal = REFINEMENT.fit(shared, client(digits, [1000] * count))
+        assert np.all(np.isfinite(personal.weight))
+        assert personal.balance > 0
+        tiny = dataclasses.replace(REFINEMENT, ridge=1e-18)
+        with pytest.warns(fs.ConditionWarning):
+            personal = tiny.fit(shared, client(digits, [1000] * count))
+        assert np.all(np.isfinite(personal.decision_function(digits.features)))
+
+
+def test_without_a_ridge_the_shortest_refinement_is_taken(digits: Dataset, shared: Any) -> None:
+    none = Refinement(width=48, ridge=0.0, activation="relu", balance=1.0, seed=1)
+    rows = np.arange(1000, 1020)
+    with pytest.warns(fs.ConditionWarning):
+        personal = none.fit(shared, client(digits, rows))
+    np.testing.assert_allclose(
+        personal.decision_function(digits.features[rows]), one_hot(digits.labels)[rows], atol=1e-6
+    )
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [20, 120])
+def test_a_weight_of_two_is_the_row_twice_and_zero_is_no_row(digits: Dataset, shared: Any, rows: int) -> None:
+    plain = dataclasses.replace(REFINEMENT, balance=0.7)
+    weights = np.zeros(len(digits.labels))
+    chosen = np.arange(1000, 1000 + rows)
+    weights[chosen] = np.arange(rows) % 3
+    weighted = plain.fit(shared, client(digits, chosen, weights))
+    repeated = plain.fit(shared, client(digits, np.repeat(chosen, np.arange(rows) % 3)))
+    assert relative_difference(weighted.weight, repeated.weight) <= 1e-9
+
+
+def test_rows_of_no_weight_do_not_move_the_balance(digits: Dataset, shared: Any) -> None:
+    weights = np.ones(len(digits.labels))
+    weights[1050:] = 0.0
+    counted = REFINEMENT.fit(shared, client(digits, np.arange(1000, 1100), weights))
+    fewer = REFINEMENT.fit(shared, client(digits, np.arange(1000, 1050)))
+    assert relative_difference(counted.weight, fewer.weight) <= 1e-9
+    assert counted.balance == pytest.approx(fewer.balance, abs=1e-9)
+
+
+# -- data that grow --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [(0, 10, 20, 30), (0, 40, 45, 60), (0, 100, 101, 300)])
+def test_updates_are_a_refit(digits: Dataset, shared: Any, steps: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "mine.safetensors"
+    personal: Any = REFINEMENT.fit(shared, client(digits, 1000 + np.arange(steps[0], steps[1])))
+    for start, stop in itertools.pairwise(steps[1:]):
+        personal.save(path, growing=True)
+        personal = fs.load_model(path)
+        personal = personal.updated(client(digits, 1000 + np.arange(start, stop)))
+    everything = client(digits, 1000 + np.arange(steps[-1]))
+    refit = REFINEMENT.fit(shared, everything)
+    assert relative_difference(personal.weight, refit.weight) <= 1e-9
+    rebalanced = personal.rebalanced(everything)
+    assert rebalanced.balance == pytest.approx(refit.balance, abs=1e-9)
+    found, expected = (m.decision_function(digits.features) for m in (rebalanced, refit))
+    assert relative_difference(found, expected) <= 1e-9
+
+
+def test_an_update_leaves_the_model_before_it_alone(digits: Dataset, shared: Any) -> None:
+    personal = REFINEMENT.fit(shared, client(digits, np.arange(1000, 1100)))
+    before = personal.decision_function(digits.features)
+    personal.updated(client(digits, np.arange(1100, 1200)))
+    again = personal.updated(client(digits, np.arange(1100, 1100)))
+    assert np.array_equal(personal.decision_function(digits.features), before)
+    assert np.array_equal(again.decision_function(digits.features), before)
+
+
+def test_what_cannot_grow_says_so(digits: Dataset, shared: Any) -> None:
+    personal = REFINEMENT.fit(shared, client(digits, np.arange(1000, 1030)))
+    bare = PersonalModel(personal.shared, personal.refinement, personal.weight, personal.balance)
+    with pytest.raises(DataError, match="growing=True"):
+        bare.updated(client(digits, [0]))
+    with pytest.raises(DataError, match="sums"):
+        bare.rebalanced(client(digits, [0]))
+    nobody = np.zeros(0, dtype=int)
+    assert REFINEMENT.fit(shared, client(digits, nobody)).rebalanced(client(digits, nobody)).balance == 0.0
+
+
+# -- parts of any size -----------------------------------------------------------------------------
+
+
+def test_rows_are_read_in_parts(digits: Dataset, shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = REFINEMENT.fit(shared, client(digits, np.arange(900, 1500)))
+    longest = 0
+
+    def short_parts(rows: int, width: int) -> Any:
+        return (slice(start, min(start + 50, rows)) for start in range(0, rows, 50))
+
+    class Watched(fs.ClientData):
+        def features(self, span: slice, dtype: Any = np.float64) -> np.ndarray:
+            nonlocal longest
+            found = super().features(span, dtype)
+            longest = max(longest, len(found))
+            return found
+
+    monkeypatch.setattr("fedsolve.closedform.personal.chunks", short_parts)
+    parts = REFINEMENT.fit(shared, Watched(digits.features, digits.labels, np.arange(900, 1500)))
+    assert longest == 50
+    assert relative_difference(parts.weight, whole.weight) <= 1e-9
+    assert parts.balance == pytest.approx(whole.balance, abs=1e-9)
+    found, expected = (m.decision_function(digits.features) for m in (parts, whole))
+    assert relative_difference(found, expected) <= 1e-9
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_the_code_of_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to-personal-models.md").read_text()
+    blocks = [text.split("```")[0] for text in page.split("```python\n")[1:]]
+    assert len(blocks) == 6
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, scope)
+    assert scope["own"].mean > scope["everybody"].mean
+    assert scope["own"].mean > scope["alone"].mean
+    assert abs(scope["mine"].weight - scope["again"].weight).max() <= 1e-9
+    assert abs(scope["mine"].balance - scope["again"].balance) <= 1e-9
