@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedsolve import gradient
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.cascade import Cascade
@@ -53,6 +54,7 @@ __all__ = [
     "ModelFileError",
     "Participant",
     "TermError",
+    "gradient",
     "load_model",
     "local_scores",
     "partition",

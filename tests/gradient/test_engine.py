@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import fedsolve as fs
 from fedsolve import registry
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.encoding import decode_request, encode_request
@@ -749,3 +750,50 @@ def test_a_saved_model_predicts_the_same(tmp_path: Any) -> None:
         loaded = load_model(tmp_path / "model")
         assert np.array_equal(loaded.decision_function(features), model.decision_function(features))
         assert re.match(r"linear|mlp:5|custom:", loaded.parameters["network"])
+
+
+def test_dropout_does_not_depend_on_workers_or_on_torchs_generator():
+    """A network of the user's own may draw; it draws from the client's stream."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))
+    rng = np.random.default_rng(0)
+    rows, labels = rng.standard_normal((60, 4)), rng.integers(0, 3, 60)
+    found = []
+    for workers, seed in ((1, 5), (2, 6)):
+        torch.manual_seed(seed)
+        federation = fs.LocalFederation.from_arrays(rows, labels, np.arange(60) % 4, workers=workers)
+        before = torch.get_rng_state()
+        found.append(FedAvg(network=network, rounds=3, batch=8).fit(federation).weights)
+        assert torch.equal(before, torch.get_rng_state())
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_a_module_registered_again_brings_its_own_forward():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classifier = torch.nn.Linear(4, 3)
+            torch.nn.init.zeros_(self.classifier.weight)
+            torch.nn.init.zeros_(self.classifier.bias)
+
+        def forward(self, inputs):
+            return self.classifier(inputs)
+
+    rng = np.random.default_rng(0)
+    federation = fs.LocalFederation.from_arrays(
+        rng.standard_normal((20, 4)), rng.integers(0, 3, 20), np.zeros(20, int)
+    )
+    plain = FedAvg(network=Twice(), rounds=1).fit(federation).weights
+    Twice.forward = lambda self, inputs: self.classifier(2 * inputs)
+    doubled = FedAvg(network=Twice(), rounds=1).fit(federation).weights
+    np.testing.assert_allclose(
+        doubled["classifier.weight"], 2 * plain["classifier.weight"], rtol=1e-6, atol=1e-9
+    )
+
+
+def test_sample_weights_are_refused():
+    federation = fs.LocalFederation.from_arrays(
+        np.eye(4), np.arange(4) % 2, np.zeros(4, int), sample_weight=np.ones(4)
+    )
+    with pytest.raises(DataError, match="sample weights"):
+        FedAvg(rounds=1).fit(federation)

@@ -9,6 +9,7 @@ earlier one.
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 from fedsolve import container
 from fedsolve.container import Array
@@ -20,7 +21,7 @@ State = dict[str, Array]
 class StateStore:
     """States of one client, in memory or in a folder.
 
-    folder: shared by all clients of a process; each uses a folder of its own name in it.
+    folder: shared by all clients of a process; each has a folder of its own in it.
     """
 
     def __init__(self, folder: Path | None = None, client: str = "") -> None:
@@ -69,4 +70,5 @@ class StateStore:
 
     def _path(self, run: str, exchange: int) -> Path:
         assert self.folder is not None
-        return self.folder / self._client / run[:16] / f"{exchange}.safetensors"
+        # A client's name may be anything; as a folder's it must stay inside.
+        return self.folder / f"of-{quote(self._client, safe='')}" / run[:16] / f"{exchange}.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedsolve.gradient.method import GradientMethod
 
 PAD_LIMIT = 1024
+_GENERATOR = threading.Lock()
 
 Batch = tuple["Tensor", "Tensor", "Tensor | None"]
 """Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean."""
@@ -294,6 +296,8 @@ class Group:
         last = np.maximum(self.steps - _steps_per_epoch(method, self.sizes, self.least), 0)
         method.prepare(self)
         with ExitStack() as stack:
+            if self._draws():
+                stack.enter_context(_drawing(self.generator(0, "dropout"), self.device))
             feedback = method.feedback_part(self)
             if feedback is not None:
                 stack.enter_context(feedback)
@@ -327,10 +331,14 @@ class Group:
                 if feedback is not None:
                     feedback.rescale()
 
-        if self.device.type != "cuda" or self.learners.stacked or not method.recordable:
+        if self.device.type != "cuda" or self.learners.stacked or self._draws() or not method.recordable:
             return advance
         sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1)
         return Recorder(advance, sizes.tolist()).run
+
+    def _draws(self) -> bool:
+        """Whether the network itself draws random numbers, as dropout does."""
+        return self._network is not None and networks.draws(self._network)
 
     def _count(self, step: Step, final: Array) -> None:
         """Correct predictions of the clients that are in their last epoch."""
@@ -458,6 +466,19 @@ def _rows_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
 
 def _steps_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
     return -(-_rows_per_epoch(method, sizes, least) // method.batch)
+
+
+@contextmanager
+def _drawing(generator: np.random.Generator, device: torch.device) -> Iterator[None]:
+    """Torch's own generators start from this stream and are as before afterwards; one client at a time.
+
+    Dropout draws from a generator that all threads share.
+    """
+    import torch
+
+    with _GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int(generator.integers(2**63)))
+        yield
 
 
 @contextmanager

@@ -97,8 +97,9 @@ class GradientMethod(Method[GradientModel]):
     def __post_init__(self) -> None:
         if not isinstance(self.network, str):
             object.__setattr__(self, "network", networks.register_network(self.network))
-        check_whole(1, rounds=self.rounds, batch=self.batch, feedback_layers=self.feedback_layers)
-        check_whole(0, epochs=self.epochs, seed=self.seed, feedback_sketch=self.feedback_sketch)
+        check_whole(1, rounds=self.rounds, epochs=self.epochs, batch=self.batch)
+        check_whole(1, feedback_layers=self.feedback_layers)
+        check_whole(0, seed=self.seed, feedback_sketch=self.feedback_sketch)
         check_not_negative(
             rate=self.rate, rate_decay=self.rate_decay, momentum=self.momentum, weight_decay=self.weight_decay
         )
@@ -499,6 +500,8 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
                 f"this client has {client.width} features per row, the run uses {opening['features']}. "
                 "All must use the same backbone or image size."
             )
+        if client.weights is not None:
+            raise DataError("gradient methods do not take sample weights; leave them out, or use DeepAFL.")
     device = find_device(method.device)
     with borrowed(method, opening["features"], opening["outputs"], device) as lend, surroundings(device):
         group = Group(method, clients, request, memories, device, lend)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -59,27 +59,33 @@ class GradientModel(Model):
 
     def representation(self, features: Any) -> tuple[Array, Array]:
         """The input of the last layer (rows, width), and the scores."""
+        passes = list(self._passes(self._checked(features)))
+        if not passes:
+            return np.zeros((0, 0)), np.zeros((0, self.outputs))
+        return np.concatenate([seen for seen, _ in passes]), np.concatenate([scores for _, scores in passes])
+
+    def _passes(self, rows: Array) -> Iterator[tuple[Array, Array]]:
+        """Features of the last layer and scores, some thousand rows at a time."""
         import torch
 
-        network, rows = self.network(), self._checked(features)
+        network = self.network()
         shape = networks.input_shape(self.parameters["network"], self.features, self._shape())
         dtype = getattr(torch, self.parameters["precision"])
-        found = []
-        with torch.no_grad():
-            for start in range(0, len(rows), _ROWS):
-                part = torch.from_numpy(np.ascontiguousarray(rows[start : start + _ROWS])).to(self.device)
-                inputs = networks.as_inputs(part, shape, dtype)
-                found.append([t.double().cpu().numpy() for t in networks.features_of(network, inputs)])
-        if not found:
-            return np.zeros((0, 0)), np.zeros((0, self.outputs))
-        return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
+        for start in range(0, len(rows), _ROWS):
+            # A copy: stored features are mapped read-only, and torch wants to write.
+            part = torch.from_numpy(np.array(rows[start : start + _ROWS])).to(self.device)
+            with torch.no_grad():
+                seen, scores = networks.features_of(network, networks.as_inputs(part, shape, dtype))
+            yield seen.double().cpu().numpy(), scores.double().cpu().numpy()
 
     def _shape(self) -> list[int] | None:
         shape = self.parameters["shape"]
         return None if shape is None else [int(size) for size in shape.split(",")]
 
     def _scores(self, features: Array) -> Array:
-        return self.representation(features)[1]
+        return np.concatenate(
+            [np.zeros((0, self.outputs)), *(scores for _, scores in self._passes(features))]
+        )
 
     def _arrays(self) -> dict[str, Array]:
         named = {f"weights.{name}": array for name, array in self.weights.items()}

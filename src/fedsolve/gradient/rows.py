@@ -69,7 +69,8 @@ def _device_copy(array: Array, device: torch.device) -> Tensor:
     with _LOCK:
         found = _COPIES.get(key)
         if found is None:
-            tensor = torch.from_numpy(np.ascontiguousarray(_plain(array))).to(device)
+            # A copy first: stored features are mapped read-only, and torch wants to write.
+            tensor = torch.from_numpy(np.array(_plain(array))).to(device)
             # The copy goes when the array goes; its address may then be another array's.
             found = (weakref.ref(array, lambda _: _COPIES.pop(key, None)), tensor)
             _COPIES[key] = found

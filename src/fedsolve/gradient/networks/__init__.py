@@ -36,10 +36,12 @@ __all__ = [
     "NETWORKS",
     "as_inputs",
     "build_network",
+    "draws",
     "features_of",
     "float_buffers",
     "float_parameters",
     "head_of",
+    "identity",
     "input_shape",
     "normalises_by_batch",
     "register_network",
@@ -89,6 +91,11 @@ def build_network(
     else:
         network = _image_network(kind, option, input_shape(name, features, shape), outputs, seed)
     return network.to(device="cpu", dtype=getattr(torch, dtype)).train()
+
+
+def identity(name: str) -> tuple[str, int]:
+    """What tells networks of the same name apart: a module registered again may bring another `forward`."""
+    return name, custom.serial(name)
 
 
 def input_shape(name: str, features: int, shape: Sequence[int] | None = None) -> tuple[int, int, int] | None:
@@ -192,6 +199,13 @@ def normalises_by_batch(network: nn.Module) -> bool:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return any(isinstance(part, _BatchNorm) for part in network.modules())
+
+
+def draws(network: nn.Module) -> bool:
+    """Whether any layer draws random numbers while training."""
+    from torch.nn.modules.dropout import _DropoutNd
+
+    return any(isinstance(part, _DropoutNd) and part.p > 0 for part in network.modules())
 
 
 def stacked_widths(name: str, features: int, outputs: int) -> list[int] | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PREFIX = "custom"
 
 _REGISTERED: dict[str, nn.Module] = {}
+_SERIALS: dict[str, int] = {}
 # A user's function draws from torch's global generator; two at a time would mix their numbers.
 # It may itself build a network by name.
 _DRAWING = threading.RLock()
@@ -46,7 +47,13 @@ def register_network(module: nn.Module) -> str:
     layout = "\n".join([repr(kept), *kinds, *names])
     name = f"{PREFIX}:{digest_of([layout.encode(), weights_digest(kept).encode()])[:16]}"
     _REGISTERED[name] = kept
+    _SERIALS[name] = serial(name) + 1
     return name
+
+
+def serial(name: str) -> int:
+    """How often a module was registered under `name`."""
+    return _SERIALS.get(name, 0)
 
 
 def registered(name: str) -> nn.Module:
