@@ -218,6 +218,26 @@ def _overhead(json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+@main.command("sketch")
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--rounds", default=40, show_default=True)
+@click.option("--sketch", default=4096, show_default=True)
+@click.option("--network", default="mobilenet_v2", show_default=True)
+@click.option("--epochs", default=5, show_default=True)
+@click.option("--limit", type=int, default=None, help="Only the first images.")
+@click.option("--device", default="auto", show_default=True)
+@_json
+def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
+    """Whether sketched updates choose the layer that whole ones would, on Fashion-MNIST (needs torch)."""
+    from benchmarks import sketch
+
+    found = sketch.measure(data, **how)
+    for name, value in found.items():
+        click.echo(f"{name:14} {value}")
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 @main.command("fashion-mnist")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)

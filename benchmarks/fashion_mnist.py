@@ -59,7 +59,7 @@ def method_of(arm: str, rounds: int, seed: int, device: str, **changed: Any) -> 
 
 def run_arm(arm: str, seed: int, folder: Path, out: Path, rounds: int, device: str, seconds: float) -> bool:
     """Train one arm, from its checkpoint if there is one, for at most `seconds`; whether it is finished."""
-    images, labels, test, truth = _rows(folder)
+    images, labels, test, truth = pixel_rows(folder)
     owners = fs.partition.dirichlet(labels, CLIENTS, alpha=ALPHA, seed=seed)
     federation = fs.LocalFederation.from_arrays(images, labels, owners, clients=CLIENTS, workers=1)
     method = method_of(arm, rounds, seed, device)
@@ -152,7 +152,7 @@ def _short(value: Any) -> Any:
     return {name: _short(v) for name, v in value.items()} if isinstance(value, dict) else value
 
 
-def _rows(folder: Path) -> tuple[Any, Any, Any, Any]:
+def pixel_rows(folder: Path) -> tuple[Any, Any, Any, Any]:
     """Training and test images as rows of bytes, with labels."""
     dataset = load_dataset("fashion-mnist", folder)
     parts = []

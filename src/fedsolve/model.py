@@ -17,6 +17,7 @@ from fedsolve.labels import labels_note
 if TYPE_CHECKING:
     from fedsolve.federation.method import Record
     from fedsolve.federation.participant import ClientData
+    from fedsolve.federation.states import StateStore
 
 MODEL_VERSION = 1
 
@@ -67,8 +68,16 @@ class Model(ABC):
         """Accuracy, or the mean R² over targets for regression."""
         return self._rate(self.predict(features), labels)
 
-    def personalised(self, data: ClientData) -> Model:
-        """The predictor of the client that owns `data`, made where the data are."""
+    @property
+    def personalises(self) -> bool:
+        """Whether `personalised` gives every client a predictor of its own."""
+        return False
+
+    def personalised(self, data: ClientData, states: StateStore | None = None) -> Model:
+        """The predictor of the client that owns `data`, made where the data are.
+
+        states: what the client kept from the run, for methods whose clients keep something.
+        """
         raise DataError(
             f"a model of family '{self.family}' is the same for everybody; train with a personalised method "
             "such as APFL, or put refinements over it with APFL(...).over(model)."

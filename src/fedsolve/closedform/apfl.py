@@ -30,6 +30,7 @@ from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import StateStore
 from fedsolve.model import Model, model_from_contents
 from fedsolve.registry import Info, register
 
@@ -145,7 +146,11 @@ class APFLModel(Model):
         self.federation = federation
         self.history = primary.history
 
-    def personalised(self, data: ClientData) -> PersonalModel:
+    @property
+    def personalises(self) -> bool:
+        return True
+
+    def personalised(self, data: ClientData, states: StateStore | None = None) -> PersonalModel:
         """The predictor of the client that owns `data`: Eq. 11-14, with nothing sent to anybody."""
         return self.method.refinement.fit(self.primary, data)
 

@@ -228,7 +228,7 @@ class Participant:
         It takes no exchange, so a participant that joined after training has it too. Save it here:
         `participant.personalise(model).save(path)`.
         """
-        return model.personalised(self.data)
+        return model.personalised(self.data, self.states)
 
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would; states on disk stay."""
