@@ -46,9 +46,7 @@ class FedAvgSketched(FedAvg):
     def update(self, server: Server, mean: Weights, total: Total) -> None:
         layers = server.note["all_layers"]
         sizes = {layer: server.weights[f"{layer}.weight"].size for layer in layers}
-        arrays = {
-            n.removeprefix("sketch."): a for n, a in total.term.arrays.items() if n.startswith("sketch.")
-        }
+        arrays = with_prefix(total.term.arrays, "sketch.")
         server.note["sketched"] = alignment.alignment_scores(arrays, sizes, self.beside)
         super().update(server, mean, total)
 
