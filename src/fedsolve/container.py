@@ -60,17 +60,25 @@ def with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace `path` by `data` in one step: a reader sees the old file or the new one, never a part."""
+def write_atomically(
+    path: str | os.PathLike[str], data: bytes, *, durable: bool = True, private: bool = False
+) -> None:
+    """Replace `path` by `data` in one step: a reader sees the old file or the new one, never a part.
+
+    durable: forced to the disk, so that it survives a loss of power too.
+    private: readable by its owner alone (mode 0600), from the first byte on.
+    """
+    mode = 0o600 if private else 0o666
     target = Path(path)
     partial: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with open(partial, "xb") as stream:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         partial.replace(target)
     except BaseException as problem:
         if partial is not None:

@@ -50,7 +50,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     origin = model.decision_function(np.zeros((1, model.features)))[0]
     for start in range(0, len(data), _ROWS):
         span = slice(start, start + _ROWS)
-        predicted = model.predict(data.features(span))
+        predicted = model.predict(data.features(span, data.source.dtype))
         if model.classes is not None:
             correct += int(np.sum(predicted == labels[span]))
         else:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.container import Array
-from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
+from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.participant import (
@@ -65,6 +65,7 @@ class LocalFederation:
         check_choice("missing", missing, ("error", "continue"))
         check_choice("task", task, ("classification", "regression"))
         self._participants: dict[str, Participant] = {}
+        self._states: Path | None = None
         for participant in participants:
             self.add(participant)
         if not self._participants:
@@ -156,6 +157,8 @@ class LocalFederation:
                 f"{sorted(widths - {participant.data.width})}. All must use the same backbone."
             )
         self._participants[participant.name] = participant
+        if self._states is not None:
+            participant.keep_states(self._states)
 
     def remove(self, client: str) -> Participant:
         """Let a participant leave; it is not asked any more."""
@@ -163,8 +166,12 @@ class LocalFederation:
             raise DataError(f"no participant is called '{client}'.")
         return self._participants.pop(client)
 
-    def keep_states(self, folder: Path) -> None:
-        """Keep the clients' shares of a method's state in this folder, so that a resumed run finds them."""
+    def keep_states(self, folder: Path | None) -> None:
+        """Keep the clients' shares of a method's state in this folder, so that a resumed run finds them.
+
+        Participants that join later follow. None: where each participant was told to, or in memory.
+        """
+        self._states = folder
         for participant in self.participants:
             participant.keep_states(folder)
 
@@ -202,10 +209,9 @@ class LocalFederation:
         def work() -> None:
             while (task := ledger.take()) is not None:
                 turn, workspace = task
-                asked = [self._participants[name] for name in groups[turn]]
-                outcomes = _ask_group(asked, request, chain, workspace)
                 try:
-                    ledger.deliver(turn, workspace, outcomes)
+                    asked = [self._participants[name] for name in groups[turn]]
+                    ledger.deliver(turn, workspace, _ask_group(asked, request, chain, workspace))
                 except BaseException:
                     ledger.stop()  # the other workers must not wait for a turn that never comes
                     raise
@@ -280,7 +286,7 @@ def _ask_group(
                 for participant, term in zip(group, terms, strict=True):
                     term.check_finite(f"'{participant.name}'")
                 return [_Answer(t, 0, len(p)) for p, t in zip(group, terms, strict=True)]
-        except FedsolveError:
+        except Exception:
             pass  # asked one by one below, where the failure finds its client
     outcomes: list[_Answer | Exception] = []
     for participant in group:
@@ -381,7 +387,7 @@ class _Ledger:
                 raise DataError(f"participant '{name}': {problem}") from problem
             raise CohortError(
                 f"participant '{name}' failed in {exchange}: {type(problem).__name__}: {reason}. "
-                "Mend it and resume, or let the federation go on without it (missing='continue')."
+                "Mend it and resume; in Python, missing='continue' lets the federation go on without it."
             ) from problem
         if len(self._answered) < min_clients:
             reasons = "; ".join(f"'{name}': {why}" for name, why in sorted(self.missing.items())[:3])

@@ -99,7 +99,8 @@ def local_scores(
         more than one model at a time.
     tests:      each client's own test rows. clients: their names; positions when not given.
 
-    A class that the predictor does not know counts as wrong.
+    A class that the predictor does not know counts as wrong. Accuracy is for classes: a regression model is
+    refused.
     """
     names = tuple(clients) or tuple(f"{number}" for number in range(len(tests)))
     if len(names) != len(tests):
@@ -112,16 +113,29 @@ def local_scores(
         if predictor is None:
             raise DataError(f"{number} predictors for {len(tests)} clients; give one each, or one for all.")
         correct[number] = _correct(predictor, data)
+    if source is not None and next(source, None) is not None:
+        raise DataError(f"more than {len(tests)} predictors for {len(tests)} clients; give one each.")
     return LocalScores(names, correct, np.array([len(data) for data in tests], dtype=np.int64))
 
 
 def _correct(predictor: Any, data: ClientData) -> int:
+    if getattr(predictor, "classes", ()) is None:
+        raise DataError(
+            "local_scores counts correct classes, and this is a regression model. Score every client's own by "
+            "R²: model.score(features, targets)."
+        )
     predict = predictor.predict if hasattr(predictor, "predict") else predictor
     labels = data.own_labels()
     found = 0
     for start in range(0, len(data), _ROWS):
         span = slice(start, start + _ROWS)
-        found += int(np.sum(np.asarray(predict(data.features(span))) == labels[span]))
+        predicted = np.asarray(predict(data.features(span, data.source.dtype)))
+        if predicted.shape != labels[span].shape:
+            raise DataError(
+                f"a predictor gave an array of shape {predicted.shape} for {len(labels[span])} rows; "
+                "one label per row is needed."
+            )
+        found += int(np.sum(predicted == labels[span]))
     return found
 
 

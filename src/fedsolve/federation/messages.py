@@ -174,6 +174,8 @@ class Term:
     def add(self, other: Term, sign: int = 1) -> None:
         """Add `sign * other` in place; differing names are united, equal names must agree in shape."""
         self.check_fits(other)
+        for name in [name for name in self.factors if name in other.arrays]:
+            self.arrays[name] = np.multiply(self.arrays[name], self.factors.pop(name), dtype=np.float64)
         for name, array in other.arrays.items():
             mine = self.arrays.get(name)
             factor = other.factors.get(name)

@@ -50,7 +50,8 @@ class Record:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        # Not dataclasses.asdict: its deep copies of every metric would cost more than writing a checkpoint.
+        return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
 
 
 class Run(ABC, Generic[M]):
@@ -217,8 +218,10 @@ class Method(ABC, Generic[M]):
         watch:      called after every exchange with the run; what it gives joins the record's metrics.
         """
         run = self.start(federation.describe())
-        if checkpoint is not None and isinstance(federation, KeepsStates):
-            federation.keep_states(Path(f"{os.fspath(checkpoint)}.clients"))
+        if isinstance(federation, KeepsStates):
+            # Always told: a run without a checkpoint may not touch the states of one that has one.
+            beside = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients")
+            federation.keep_states(beside)
         if checkpoint is not None and os.path.exists(checkpoint):
             if not resume:
                 raise ModelFileError(

@@ -159,7 +159,7 @@ def group_step(kind: str, together: Callable[[Request, Chain], int]) -> Callable
     """Register a step that answers for several clients of one process at once, each with its own term.
 
     together: how many clients a group should have for this request. It may not depend on the machine,
-        so that a client's term has the same bits wherever it is computed.
+        so that results do not depend on the number of workers. A term does not live in the workspace.
     """
 
     def register(function: GroupStep) -> GroupStep:
@@ -191,6 +191,7 @@ class Participant:
         """states: folder for the client's share of a method's state; kept in memory when None."""
         self.name = name
         self.data = data
+        self._own_states = states
         self._memory = Memory(
             budget=memory_budget, scratch=scratch, name=name, states=StateStore(states, name)
         )
@@ -213,9 +214,11 @@ class Participant:
         self._memory.workspace = workspace if workspace is not None else Workspace()
         return _STEPS[request.kind](self.data, request, self._memory)
 
-    def keep_states(self, folder: Path) -> None:
-        """Keep the client's share of a method's state in this folder from now on."""
-        self._memory.states = StateStore(folder, self.name)
+    def keep_states(self, folder: Path | None) -> None:
+        """Keep the client's share of a method's state in this folder from now on; None: as at the start."""
+        wanted = self._own_states if folder is None else folder
+        if wanted != self._memory.states.folder:
+            self._memory.states = StateStore(wanted, self.name)
 
     @property
     def states(self) -> StateStore:

@@ -8,6 +8,7 @@ earlier one.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,6 +17,14 @@ from fedsolve.container import Array
 from fedsolve.errors import ModelFileError, TermError
 
 State = dict[str, Array]
+
+_RUNS = 4
+"""Runs whose states are kept in memory, the newest ones."""
+
+
+def ticket(run: str, client: str) -> str:
+    """Under which name a request that everybody reads tells a client where to start from."""
+    return hashlib.sha256(f"{run}|{client}".encode()).hexdigest()[:16]
 
 
 class StateStore:
@@ -28,6 +37,11 @@ class StateStore:
         self.folder = folder
         self._client = client
         self._held: dict[tuple[str, int], State] = {}
+
+    @property
+    def client(self) -> str:
+        """Whose states these are."""
+        return self._client
 
     def read(self, run: str, exchange: int) -> State:
         """The state filed under this run and exchange; an error names what is missing."""
@@ -49,13 +63,16 @@ class StateStore:
         """File the state of an exchange; of the earlier ones only `before` is still needed."""
         if self.folder is None:
             self._held[run, exchange] = state
+            runs = list(dict.fromkeys(held for held, _ in reversed(self._held)))[:_RUNS]
             for held, number in list(self._held):
-                if held == run and number not in (exchange, before):
+                if held not in runs or (held == run and number not in (exchange, before)):
                     del self._held[held, number]
             return
         path = self._path(run, exchange)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        container.write_atomically(path, container.to_bytes(state, {"exchange": exchange}))
+        # Not forced to the disk: a killed process leaves them whole, and a forced write for each client
+        # would take longer than its training.
+        data = container.to_bytes(state, {"exchange": exchange})
+        container.write_atomically(path, data, durable=False, private=True)
         for other in path.parent.glob("*.safetensors"):
             if other.stem not in (str(exchange), str(before)):
                 other.unlink()

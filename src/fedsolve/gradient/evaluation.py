@@ -20,8 +20,8 @@ class Watch:
     """Called after every exchange of a run: what the newest models do on test rows.
 
     features (rows, width), labels (rows,): the test rows.
-    targets: "global", "aggregated" or both; `local_accuracy` of the clients' own models on their own rows
-             is in every round's metrics without being asked for.
+    targets: "global", "aggregated" or both. How well the clients' own models do on their own rows while they
+             train, in the last epoch of a round, is in every round's metrics as `local_accuracy`.
     every:   rounds between two looks; the last round is always looked at.
     representation: also measure how classes lie in the features of the last layer (FLFA, Eqs. 56-58).
     `seconds` is the time spent looking.
@@ -56,7 +56,7 @@ class Watch:
         if not isinstance(run, GradientRun):
             raise DataError("Watch follows gradient methods; this run is of another kind.")
         record = run.history[-1]
-        last = run.server.round >= run.method.rounds
+        last = record.layer == run.method.rounds - 1
         if record.kind != "train" or not (last or record.layer % self.every == 0):
             return {}
         found: dict[str, Any] = {}

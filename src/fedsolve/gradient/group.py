@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,14 @@ from fedsolve.errors import TermError
 from fedsolve.federation.messages import Request, Term
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
-from fedsolve.federation.states import State
+from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.graphs import Recorder
 from fedsolve.gradient.learners import Forward, Learners, Output, SingleNetwork, Stack, laid_out, load
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
 from fedsolve.gradient.rows import Rows
-from fedsolve.gradient.streams import stream
+from fedsolve.gradient.streams import GENERATOR, stream
 from fedsolve.labels import encode_labels
 from fedsolve.threads import several_threads
 
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from fedsolve.gradient.feedback import Feedback
+    from fedsolve.gradient.feedback import Agreement, Feedback
     from fedsolve.gradient.method import GradientMethod
 
 PAD_LIMIT = 1024
-_GENERATOR = threading.Lock()
 
 Batch = tuple["Tensor", "Tensor", "Tensor | None"]
 """Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean."""
@@ -180,12 +179,15 @@ class Group:
         self.buffers = {
             name.removeprefix("b."): tensor for name, tensor in self.received.items() if name.startswith("b.")
         }
-        self._since: Mapping[str, int] = request.note.get("since", {})
+        told: Mapping[str, int] = request.note.get("since", {})
+        tickets = {memory.name: ticket(self.run, memory.name) for memory in self.memories}
+        self._since = {name: told[found] for name, found in tickets.items() if found in told}
         self._states: list[State | None] = [
             memory.states.read(self.run, self._since[memory.name]) if memory.name in self._since else None
             for memory in self.memories
         ]
         self.scratch: dict[str, Any] = {}
+        self.agreement: dict[str, Agreement] = {}
         self.learners = self._learners()
         self.losses = torch.zeros(
             (len(clients), max(1, int(self.steps.max()))), dtype=self.dtype, device=device
@@ -264,6 +266,52 @@ class Group:
         load(self._spare, self.start | self.weights_of(client), self.buffers_now())
         return self._spare
 
+    def again(
+        self,
+        method: GradientMethod,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor] | None = None,
+        *,
+        rate: float | None = None,
+        plans: list[list[Array]] | None = None,
+    ) -> Group:
+        """The same clients once more in this round, with weights and an objective of their own.
+
+        Nothing of it is sent, and `start` is still what was received. Its random streams are its own, so the
+        training that is sent is as it would be without.
+
+        method:  its hooks, epochs and optimiser. weights: where to start, by name, with a client axis in a
+                 stack. buffers: of a single network; those received when None. rate: this round's when None.
+        plans:   batches of each client, as positions among its rows; the method's own when None. A stack
+                 then takes as many steps for everybody: a client without a batch has an empty one.
+        """
+        import torch
+
+        part = copy.copy(self)
+        part.method, part.scratch, part._spare = method, {}, None
+        # Feedback alignment is for the weights that are sent.
+        part.note = {**self.note, "feedback": ()}
+        part.rate = self.rate if rate is None else rate
+        if self.learners.stacked:
+            part.learners = Stack(self.names, [weights[name].clone() for name in self.names])
+        else:
+            part._network = self._lend()
+            load(part._network, self.start | dict(weights), self.buffers if buffers is None else buffers)
+            part.learners = SingleNetwork(part._network, self._lend)
+        if plans is None:
+            owned = zip(self.sizes, self.clients, strict=True)
+            plans = [_plan(method, int(rows), self.round, name, self.least) for rows, name in owned]
+        else:
+            steps = max(map(len, plans))
+            plans = [[*plan, *[np.zeros(0, dtype=np.int64)] * (steps - len(plan))] for plan in plans]
+        part.steps = np.array([len(plan) for plan in plans])
+        part._numbers, part._targets, part._share = part._lay_out(plans, self._codes)
+        part.losses = torch.zeros(
+            (len(plans), max(1, int(part.steps.max()))), dtype=self.dtype, device=self.device
+        )
+        part.correct = torch.zeros_like(self.correct)
+        return part
+
     def own_rows(self, client: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All rows of a client in their order, at most `rows` at a time: inputs and targets."""
         import torch
@@ -310,6 +358,8 @@ class Group:
                 with torch.no_grad():
                     self.losses[:active, number] = step.losses
                     self._count(step, last[:active] <= number)
+            if feedback is not None and method.track is not None:
+                self.agreement = feedback.agreement()
         self._check_losses()
 
     def _advance(self, feedback: Feedback | None) -> Callable[[Step], None]:
@@ -391,11 +441,11 @@ class Group:
         share = np.zeros((len(plans), steps, rows))
         for client, plan in enumerate(plans):
             # Padding has a label that the client knows: losses that leave missing classes out stay finite.
-            targets[client] = codes[client][:1] if plan else 0
+            targets[client] = codes[client][:1] if len(codes[client]) else 0
             for number, batch in enumerate(plan):
                 numbers[client, number, : len(batch)] = self._rows.numbers[client][batch]
                 targets[client, number, : len(batch)] = codes[client][batch]
-                share[client, number, : len(batch)] = 1.0 / len(batch)
+                share[client, number, : len(batch)] = 1.0 / max(1, len(batch))
         on_device = torch.as_tensor(targets, device=self.device)
         return numbers, on_device, torch.as_tensor(share, dtype=self.dtype, device=self.device)
 
@@ -447,7 +497,7 @@ def _plan(method: GradientMethod, rows: int, round_: int, client: str, least: in
     """The batches of all epochs, as positions among the client's rows."""
     rng = stream(method.seed, "batches", client, round_)
     batches = []
-    for _ in range(method.epochs):
+    for _ in range(method.passes(round_)):
         # A single batch stays in the order of the rows: then its sums are those of plain gradient descent.
         order = np.arange(rows) if rows <= method.batch else rng.permutation(rows)
         for first in range(0, rows, method.batch):
@@ -476,7 +526,7 @@ def _drawing(generator: np.random.Generator, device: torch.device) -> Iterator[N
     """
     import torch
 
-    with _GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int(generator.integers(2**63)))
         yield
 

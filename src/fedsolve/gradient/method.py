@@ -21,7 +21,7 @@ from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, group_step
-from fedsolve.federation.states import State
+from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import alignment, networks
 from fedsolve.gradient.feedback import Feedback, eligible_layers
 from fedsolve.gradient.group import Group, Step, surroundings
@@ -145,6 +145,10 @@ class GradientMethod(Method[GradientModel]):
     def trains_together(self, features: int, outputs: int) -> bool:
         """Whether clients of one process train side by side: heads of linear layers do."""
         return self.feedback is None and networks.stacked_widths(self.network, features, outputs) is not None
+
+    def passes(self, round_: int) -> int:
+        """How often a client goes through its rows in a round."""
+        return self.epochs
 
     def prepare(self, group: Group) -> None:
         """Before the first local step."""
@@ -294,13 +298,14 @@ class GradientRun(Run[GradientModel]):
             if network.get_submodule(layer).weight.requires_grad
         ]
         if method.feedback not in CHOICES:
-            with Feedback(network, method.feedback.split(",")):
-                return method.feedback.split(",")
+            named = [layer.strip() for layer in method.feedback.split(",")]
+            with Feedback(network, named):
+                return named
         if len(layers) < method.feedback_layers:
             raise DataError(
                 f"feedback alignment should choose {method.feedback_layers} layers, and network "
                 f"'{method.network}' has {len(layers)} after its first, where it would change nothing. "
-                "Take a deeper network, or set feedback_first."
+                "Take a deeper network, or let the first layer be chosen too (feedback_first)."
             )
         return layers
 
@@ -324,21 +329,27 @@ class GradientRun(Run[GradientModel]):
             assert asked is not None
             return self._ask(asked[0], server.round, server.cohort, note | asked[1])
         if self._phase == "drift":
-            return self._ask(DRIFT, server.round, server.cohort, note, _sent(self._means, "move", np.float64))
-        chosen = server.note.get("feedback", [])
+            answered = self.history[-1].cohort
+            return self._ask(DRIFT, server.round, answered, note, _sent(self._means, "move", np.float64))
         precision = np.dtype(method.precision)
         arrays = _sent(method.outgoing(server), "w", precision) | _sent(server.buffers, "b", precision)
         arrays |= {name: array.astype(precision) for name, array in method.extras(server).items()}
-        if method.feedback is not None and method.feedback not in CHOICES:
-            chosen = self.layers
-        note |= {"feedback": chosen, "layers": self.layers}
+        note |= {"feedback": self._chosen(), "layers": self.layers}
         return self._ask(KIND, server.round, server.cohort, note, arrays)
 
     def _opening_phase(self) -> str:
         return "train" if self.method.prelude(self.server) is None else "prelude"
 
+    def _chosen(self) -> list[str]:
+        """The layers of this round's feedback alignment."""
+        if self.method.feedback is not None and self.method.feedback not in CHOICES:
+            return self.layers
+        return list(self.server.note.get("feedback", []))
+
     def _known(self) -> dict[str, int]:
-        return {client: self._since[client] for client in self.server.cohort if client in self._since}
+        """Which exchange's state each client starts from; names stay with the server."""
+        run, cohort = self.chain.digests[1], self.server.cohort
+        return {ticket(run, client): self._since[client] for client in cohort if client in self._since}
 
     def absorb(self, total: Total) -> None:
         server, method, phase = self.server, self.method, self._phase
@@ -348,20 +359,18 @@ class GradientRun(Run[GradientModel]):
             return
         if phase == "drift":
             trained = total.count("trained")
-            # Clients that were started anew since they trained no longer have the weights to measure.
-            whole = trained == self.server.note["trained"]
+            # Clients that are gone, or were started anew, no longer have the update to measure.
+            whole = trained == server.note["trained"] and total.cohort == self.history[-1].cohort
             drift = float(total["drift"][0]) / trained if whole else None
             self._end("drift", total, "start", {"drift": drift})
             server.round += 1
             return
-        if total.count("rows") == 0:
-            raise DataError("no rows at all: every client that answered is empty.")
-        if total.count("trained") == 0:
-            raise DataError(
-                f"round {server.round}: no client had a batch to train on (batch {method.batch}, last_batch "
-                f"'{method.last_batch}', BatchNorm needs two rows). Lower batch, or keep the last batch."
-            )
         exchange = len(self.history)
+        if method.stateful:
+            self._since |= dict.fromkeys(total.cohort, exchange)
+        if total.count("trained") == 0 or not float(total["weight"][0]) > 0:
+            self._pass_over(total)
+            return
         metrics = self._metrics(total)
         mean = _mean(total, "w.")
         server.aggregated = mean
@@ -370,8 +379,6 @@ class GradientRun(Run[GradientModel]):
         method.update(server, {name: mean.get(name, sent[name]) for name in sent}, total)
         server.buffers |= _mean(total, "b.")
         self._choose_layers(total, metrics)
-        if method.stateful:
-            self._since |= dict.fromkeys(total.cohort, exchange)
         if method.track == "drift":
             trained = total.count("trained")
             moves = with_prefix(total.term.arrays, "move.")
@@ -380,6 +387,20 @@ class GradientRun(Run[GradientModel]):
             self._end("train", total, "drift", metrics)
             return
         self._end("train", total, "start", metrics)
+        server.round += 1
+
+    def _pass_over(self, total: Total) -> None:
+        """A round in which nobody who answered could train changes nothing; refused if all answered."""
+        server, method = self.server, self.method
+        if len(total.cohort) == server.clients:
+            if total.count("rows") == 0:
+                raise DataError("no rows at all: every client is empty.")
+            raise DataError(
+                f"round {server.round}: no client had a batch to train on that counts (batch {method.batch}, "
+                f"last_batch '{method.last_batch}', BatchNorm needs two rows). Lower batch, or keep the last "
+                "batch."
+            )
+        self._end("train", total, "start", {"round": server.round, "idle": len(total.cohort)})
         server.round += 1
 
     def _end(self, kind: str, total: Total, phase: str, metrics: dict[str, Any]) -> None:
@@ -394,9 +415,13 @@ class GradientRun(Run[GradientModel]):
             "local_accuracy": total.count("correct") / max(1, total.count("seen")),
             "idle": len(total.cohort) - trained,
         }
-        if self.server.note.get("feedback"):
-            metrics["feedback"] = list(self.server.note["feedback"])
+        if self._chosen():
+            metrics["feedback"] = self._chosen()
         if self.method.track == "drift":
+            if "agreement" in total.term.arrays:
+                ratios, cosines = np.split(total["agreement"] / trained, 2)
+                metrics["feedback_ratio"] = dict(zip(self._chosen(), ratios.tolist(), strict=True))
+                metrics["feedback_cosine"] = dict(zip(self._chosen(), cosines.tolist(), strict=True))
             metrics["mean_squared_drift"] = alignment.mean_squared_drift(
                 with_prefix(total.term.arrays, "move."), float(total["move_square"][0]), trained
             )
@@ -407,7 +432,7 @@ class GradientRun(Run[GradientModel]):
         method, server = self.method, self.server
         if method.feedback not in CHOICES:
             return
-        sizes = {layer: server.weights[f"{layer}.weight"].size for layer in self.layers}
+        sizes = {layer: server.weights[_weight(layer)].size for layer in self.layers}
         scores = alignment.alignment_scores(total.term.arrays, sizes, method.feedback_sketch)
         if not scores:
             return
@@ -525,21 +550,29 @@ def _measure(group: Group, place: int, term: Term) -> None:
     if method.feedback in CHOICES:
         layers: Sequence[str] = group.note["layers"]
         now, before = (_end_to_end(held, layers) for held in (weights, group.start))
-        sizes = [weights[f"{layer}.weight"].numel() for layer in layers]
+        sizes = [weights[_weight(layer)].numel() for layer in layers]
         updates = dict(zip(layers, torch.split(now - before, sizes), strict=True))
         term.arrays |= alignment.alignment_sums(updates, method.feedback_sketch, method.seed)
     if method.track == "drift":
         held = {n: (w.double() - group.start[n].double()).cpu().numpy() for n, w in weights.items()}
         term.arrays |= {f"move.{name}": array for name, array in held.items()}
         term.arrays["move_square"] = np.array([sum(float(np.vdot(a, a)) for a in held.values())])
-        group.memories[place].cache["local"] = (group.run, group.exchange, held)
+        group.memories[place].cache["move"] = (group.run, group.exchange, held)
+        if group.agreement:
+            told = list(group.agreement.values())
+            term.arrays["agreement"] = np.array([a.ratio for a in told] + [a.cosine for a in told])
 
 
 def _end_to_end(held: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:
     """The layers' weights as one row of float64: a handful of kernels instead of several for each layer."""
     import torch
 
-    return torch.cat([held[f"{layer}.weight"].reshape(-1) for layer in layers]).double()
+    return torch.cat([held[_weight(layer)].reshape(-1) for layer in layers]).double()
+
+
+def _weight(layer: str) -> str:
+    """The name of a layer's weight; a network that is itself a layer has no name before it."""
+    return f"{layer}.weight" if layer else "weight"
 
 
 @group_step(DRIFT, lambda request, chain: 1)
@@ -547,14 +580,20 @@ def answer_drift(clients: Sequence[ClientData], request: Request, memories: Sequ
     """How far each client's newest update lies from the mean of all clients' (the paper's H, Eq. 59)."""
     terms = []
     for memory in memories:
-        run, exchange, held = memory.cache.get("local", ("", -1, {}))
+        run, exchange, held = memory.cache.get("move", ("", -1, None))
         if (run, exchange) != (memory.chain.digests[1], request.exchange - 1):
-            held = {}  # it had no part in this round, or was started anew since
-        term = Term(counts={"trained": int(bool(held))})
-        square = sum(float(np.sum((held[n] - request.arrays[f"move.{n}"]) ** 2)) for n in held)
-        term.arrays["drift"] = np.array([np.sqrt(square)])
-        terms.append(term)
+            held = None  # it had no part in this round, or was started anew since
+        elif isinstance(held, dict):
+            held = _distance(held, request.arrays)
+            # The number answers the same question again; the update itself is needed no more.
+            memory.cache["move"] = (run, exchange, held)
+        found = 0.0 if held is None else float(held)
+        terms.append(Term({"drift": np.array([found])}, {"trained": int(held is not None)}))
     return terms
+
+
+def _distance(moves: Mapping[str, Array], means: Mapping[str, Array]) -> float:
+    return float(np.sqrt(sum(float(np.sum((move - means[f"move.{n}"]) ** 2)) for n, move in moves.items())))
 
 
 def find_device(name: str) -> Any:
@@ -568,7 +607,7 @@ def find_device(name: str) -> Any:
     except RuntimeError as problem:
         raise DataError(f"device '{name}' is not one that torch knows ('cpu', 'cuda', 'auto').") from problem
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DataError(f"device '{name}' was asked for, and torch finds no GPU here. Use device='cpu'.")
+        raise DataError(f"device '{name}' was asked for, and torch finds no GPU here. Use the device cpu.")
     return device
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from scipy.special import softmax
 
+from fedsolve import registry
 from fedsolve.container import Array, with_prefix
+from fedsolve.errors import DataError
 from fedsolve.gradient import networks
 from fedsolve.model import Model
+
+if TYPE_CHECKING:
+    from fedsolve.federation.local import LocalFederation
+    from fedsolve.federation.participant import ClientData
+    from fedsolve.federation.states import StateStore
 
 _ROWS = 2048
 
@@ -18,6 +27,8 @@ class GradientModel(Model):
     """A classifier whose scores are a network's logits.
 
     device: where predictions are computed; "cpu" unless set.
+    run: digest of the training run, under which its clients keep their states; None where it does not matter.
+    federation: the local one that the model was trained in, for `personal`.
     """
 
     family: ClassVar[str] = "gradient"
@@ -29,15 +40,17 @@ class GradientModel(Model):
         classes: Array | None,
         features: int,
         parameters: Mapping[str, Any],
+        run: str | None = None,
     ) -> None:
         assert classes is not None
+        super().__init__(features, classes, len(classes))
+        self.classes = classes
         self.weights = dict(weights)
         self.buffers = dict(buffers)
-        self.classes = classes
-        self.features = features
-        self.outputs = len(classes)
         self.parameters = dict(parameters)
         self.device = "cpu"
+        self.run = run
+        self.federation: LocalFederation | None = None
 
     def network(self) -> Any:
         """The torch module with this model's weights, in eval mode."""
@@ -78,9 +91,61 @@ class GradientModel(Model):
                 seen, scores = networks.features_of(network, networks.as_inputs(part, shape, dtype))
             yield seen.double().cpu().numpy(), scores.double().cpu().numpy()
 
+    def method(self) -> Any:
+        """The method that trained this model, with its parameters."""
+        kind = registry.method_class(self.parameters["method"])
+        names = {field.name for field in dataclasses.fields(kind)}
+        # A model may know more than its method, such as the backbone that gave its rows.
+        return kind(**{name: value for name, value in self.parameters.items() if name in names})
+
+    @property
+    def personalises(self) -> bool:
+        return not self.private and hasattr(registry.method_class(self.parameters["method"]), "personal")
+
+    def personalised(self, data: ClientData, states: StateStore | None = None) -> Model:
+        """The predictor of the client that owns `data`, from what it kept of the run, if anything."""
+        if not self.personalises:
+            return super().personalised(data, states)
+        if data.width != self.features:
+            raise DataError(
+                f"this client has {data.width} features per row, the model uses {self.features}. "
+                "All must use the same backbone or image size."
+            )
+        method = self.method()
+        state = None
+        if states is not None and self.run is not None and method.stateful:
+            state = states.latest(self.run)
+            if state is None and any(states.client in record.cohort for record in self.history):
+                raise DataError(
+                    f"what '{states.client}' kept of the run is gone: later runs took its place, or it is in "
+                    "the folder beside a checkpoint. Name that folder (Participant(..., states=FOLDER)), or "
+                    "train again."
+                )
+        found: Model = method.personal(self, data, state or None)
+        return found
+
+    def personal(self, client: str) -> Model:
+        """The predictor of a client of the local federation that this model was trained in."""
+        if self.federation is None:
+            raise DataError(
+                f"this model does not know '{client}': it was loaded from a file or trained over a network. "
+                "Where the data are: participant.personalise(model)."
+            )
+        for participant in self.federation.participants:
+            if participant.name == client:
+                return participant.personalise(self)
+        raise DataError(
+            f"no participant is called '{client}'; they are {', '.join(self.federation.clients[:5])}, ..."
+        )
+
     def _shape(self) -> list[int] | None:
         shape = self.parameters["shape"]
         return None if shape is None else [int(size) for size in shape.split(",")]
+
+    def estimates(self, features: Any) -> Array:
+        """The classes' probabilities: softmax of the logits."""
+        shares: Array = softmax(self.decision_function(features), axis=1)
+        return shares
 
     def _scores(self, features: Array) -> Array:
         return np.concatenate(
@@ -92,7 +157,7 @@ class GradientModel(Model):
         return named | {f"buffers.{name}": array for name, array in self.buffers.items()}
 
     def _note(self) -> dict[str, Any]:
-        return {"parameters": self.parameters}
+        return {"parameters": self.parameters} | ({} if self.run is None else {"run": self.run})
 
     @classmethod
     def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> GradientModel:
@@ -104,4 +169,28 @@ class GradientModel(Model):
             labels_from_note(note["classes"]),
             note["features"],
             note["parameters"],
+            note.get("run"),
         )
+
+
+class PersonalGradientModel(GradientModel):
+    """One client's own network."""
+
+    family: ClassVar[str] = "gradient-personal"
+    private: ClassVar[bool] = True
+
+    @classmethod
+    def of(
+        cls, shared: GradientModel, weights: Mapping[str, Array], buffers: Mapping[str, Array] | None = None
+    ) -> Self:
+        """The network of `shared` with these weights and buffers in place of its own; the rest is shared."""
+        found = cls(
+            shared.weights | dict(weights),
+            shared.buffers | dict(buffers or {}),
+            shared.classes,
+            shared.features,
+            shared.parameters,
+            shared.run,
+        )
+        found.device = shared.device
+        return found

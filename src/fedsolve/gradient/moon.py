@@ -71,8 +71,12 @@ class MOON(GradientMethod):
     def prepare(self, group: Group) -> None:
         if not self._contrasts or not any(map(group.own_state, range(len(group.clients)))):
             return
+        import torch
+
         # Weights that are not trained are no part of the state.
         previous = group.start | group.state(PREVIOUS, group.start)
+        known = [[group.own_state(client) is not None] for client in range(len(group.clients))]
+        group.scratch["known"] = torch.tensor(known, device=group.device)
         group.scratch["anchors"] = (
             group.reference(group.start),
             group.reference(previous, group.own_buffers(STATISTICS)),
@@ -94,7 +98,9 @@ class MOON(GradientMethod):
         )
         # The cross-entropy of two logits, the first of them true, without exponentials that overflow.
         contrastive = -F.logsigmoid((near - far) / self.temperature)
-        return losses + self.contrast * step.mean(contrastive)
+        # Who takes part for the first time compares the received model with itself: log 2, and no gradient.
+        known = step.leading(step.group.scratch["known"])
+        return losses + self.contrast * step.mean(contrastive.where(known, math.log(2)))
 
     def state(self, group: Group, client: int) -> State | None:
         if not self._contrasts:

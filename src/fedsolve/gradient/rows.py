@@ -11,6 +11,7 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.federation.participant import ClientData
+from fedsolve.gradient import networks
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,9 @@ class Rows:
             for client in clients
         ]
         arrays = list(sources.values())
+        if len({array.dtype for array in arrays}) > 1:
+            # Joined, bytes would become numbers that nobody scales any more.
+            arrays = [networks.scaled(array) for array in arrays]
         self._array: Array | None = None
         self._tensor: Tensor | None = None
         if device.type == "cpu" or sum(array.nbytes for array in arrays) > _DEVICE_BYTES:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import numpy as np
+
+GENERATOR = threading.RLock()
+"""Held by whoever draws from torch's own generator, which all threads share."""
 
 
 def stream(seed: int, *names: str | int) -> np.random.Generator:

@@ -45,6 +45,7 @@ __all__ = [
     "input_shape",
     "normalises_by_batch",
     "register_network",
+    "scaled",
     "stacked_widths",
 ]
 
@@ -147,6 +148,11 @@ def as_inputs(rows: Tensor, shape: Sequence[int] | None, dtype: torch.dtype | st
             "(channels, height, width)."
         )
     return rows.reshape(len(rows), *shape)
+
+
+def scaled(rows: Any) -> Any:
+    """An array of rows as `as_inputs` reads its values: bytes from -1 to 1, everything else as it is."""
+    return (rows / 127.5 - 1.0).astype("float32") if rows.dtype == "uint8" else rows
 
 
 def head_of(network: nn.Module) -> tuple[str, nn.Linear]:

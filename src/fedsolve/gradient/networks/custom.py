@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from fedsolve.data.backbones.common import digest_of, first_line, require
 from fedsolve.data.backbones.torch_callable import weights_digest
 from fedsolve.errors import DataError
 from fedsolve.gradient.networks.initial import network_seed
+from fedsolve.gradient.streams import GENERATOR
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,9 +22,6 @@ PREFIX = "custom"
 
 _REGISTERED: dict[str, nn.Module] = {}
 _SERIALS: dict[str, int] = {}
-# A user's function draws from torch's global generator; two at a time would mix their numbers.
-# It may itself build a network by name.
-_DRAWING = threading.RLock()
 
 
 def register_network(module: nn.Module) -> str:
@@ -166,7 +163,7 @@ def _drawing(seed: int) -> Iterator[None]:
     import torch
 
     devices = list(range(torch.cuda.device_count())) if _cuda_runs() else []
-    with _DRAWING, torch.random.fork_rng(devices=devices), torch.device("cpu"):
+    with GENERATOR, torch.random.fork_rng(devices=devices), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed devices that are not put back.
         torch.default_generator.manual_seed(network_seed(seed))
         yield

@@ -15,16 +15,20 @@ DEFAULT_HIDDEN = (256,)
 
 
 def hidden_widths(option: str | None) -> tuple[int, ...]:
-    """The widths in "W1,W2,..." (what follows "mlp:"); (256,) when there is none."""
+    """The widths in "W1,W2,..." (what follows "mlp:"), "WxN" standing for N times W; (256,) without any."""
     if option is None:
         return DEFAULT_HIDDEN
-    parts = option.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise DataError(
-            f"network 'mlp:{option}': give positive widths separated by commas, such as mlp:256 or "
-            "mlp:512,128."
-        )
-    return tuple(int(part) for part in parts)
+    widths: list[int] = []
+    for part in option.split(","):
+        width, times, count = (word.strip() for word in part.partition("x"))
+        numbers = [width, count] if times else [width]
+        if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+            raise DataError(
+                f"network 'mlp:{option}': give positive widths separated by commas, such as mlp:256 or "
+                "mlp:512,128, or one of them several times, such as mlp:1024x5."
+            )
+        widths += [int(width)] * (int(count) if times else 1)
+    return tuple(widths)
 
 
 def stack(widths: list[int]) -> nn.Module:

@@ -1,0 +1,97 @@
+"""Ditto: beside the global model, each client trains one of its own that is pulled towards it.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+
+    w_i: FedAvg.     v_i <- v_i - personal_rate * (grad CE(v_i) + personal_pull (v_i - W))
+
+W is what was received in this round. Only w_i is sent, so the global model is FedAvg's whatever the pull. v_i
+stays with its client from round to round and starts from the run's first weights, also where the client
+takes part late: without a pull it is local training and knows nothing of the others. Both see the same
+batches. A client that never took part trains v from the final global model, pulled towards it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import State
+from fedsolve.gradient.fedprox import FedProx
+from fedsolve.gradient.group import Group
+from fedsolve.gradient.models import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personal import (
+    PersonalMethod,
+    arrays_of,
+    as_method,
+    first_weights,
+    kept,
+    train_alone,
+)
+from fedsolve.registry import Info, register
+
+OWN = "personal"
+STATISTICS = "personal_buffer"
+
+
+@register(
+    Info(
+        key="ditto",
+        title="Ditto: FedAvg, and a model of each client's own pulled towards the global one",
+        paper="Li, Hu, Beirami, Smith, ICML 2021",
+        exchanges="rounds",
+        up="rows * weights and rows; of the client's own model, nothing",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class Ditto(PersonalMethod):
+    """Parameters of Ditto.
+
+    personal_pull:   strength of the pull of a client's own model towards the global one (lambda).
+    personal_rate:   learning rate of a client's own model; `rate`, with its decay, when None.
+    personal_epochs: its local passes a round; `epochs` when None.
+    """
+
+    key: ClassVar[str] = "ditto"
+    keeps_state: ClassVar[bool] = True
+
+    personal_pull: float = 1.0
+    personal_rate: float | None = None
+    personal_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(personal_pull=self.personal_pull)
+        if self.personal_rate is not None:
+            check_not_negative(personal_rate=self.personal_rate)
+        if self.personal_epochs is not None:
+            check_whole(1, personal_epochs=self.personal_epochs)
+
+    @property
+    def part(self) -> FedProx:
+        """The training of a client's own model: FedProx pulls towards what was received, too."""
+        rate = self.rate if self.personal_rate is None else self.personal_rate
+        epochs = self.epochs if self.personal_epochs is None else self.personal_epochs
+        return as_method(FedProx, self, proximal=self.personal_pull, rate=rate, epochs=epochs)
+
+    def prepare(self, group: Group) -> None:
+        method = self.part
+        known = all(group.own_state(client) for client in range(len(group.clients)))
+        held = group.state(OWN, group.start if known else first_weights(group))
+        rate = method.rate * method.rate_decay**group.round
+        own = group.again(method, held, group.own_buffers(STATISTICS), rate=rate)
+        own.train()
+        group.scratch["own"] = own
+
+    def state(self, group: Group, client: int) -> State | None:
+        own: Group = group.scratch["own"]
+        weights, buffers = own.weights_of(client), own.buffers_now()
+        named = {f"{OWN}.{name}": value for name, value in weights.items()}
+        return arrays_of(named | {f"{STATISTICS}.{name}": value for name, value in buffers.items()})
+
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
+        if state is not None:
+            return PersonalGradientModel.of(model, kept(state, OWN), kept(state, STATISTICS))
+        return PersonalGradientModel.of(model, *train_alone(self.part, model, data))

@@ -1,0 +1,223 @@
+"""FedALA: a client starts from a mixture of the global model and its own, learnt entry by entry.
+
+Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023. With w_i
+what the client ended its last round with, W what it received, and A_i in [0, 1] for every entry of the last
+`merge_tensors` tensors (1 at first),
+
+    theta = w_i + (W - w_i) A,    A <- clip(A - merge_rate * grad CE(theta) (W - w_i), 0, 1)
+
+over a random `merge_share` of the client's rows: once, the first time until the standard deviation of ten
+losses (the last batch's of each pass) is below `merge_threshold`. Other tensors are W's. Local training from
+theta and the mean are FedAvg's. With BatchNorm theta is judged by statistics of the batch; only weights are
+merged.
+
+A client's own model is what it would start the next round from: theta of the final global model, with A
+learnt in one more pass. One that never took part has no w_i; its model is the global one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import State
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.models import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personal import PersonalMethod, alone, arrays_of, own_buffers, weights_of
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OWN = "own"
+MERGE = "merge"
+LEARNT = "merge_learnt"
+LOSSES = 10
+"""Losses whose standard deviation says whether the first merge has settled."""
+
+PASSES = 200
+"""Passes after which a first merge that does not settle is left as it is."""
+
+
+@register(
+    Info(
+        key="fedala",
+        title="FedALA: FedAvg from a learnt mixture of the global model and the client's own",
+        paper="Zhang et al., AAAI 2023",
+        exchanges="rounds",
+        up="rows * weights and rows; of the mixture, nothing",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedALA(PersonalMethod):
+    """Parameters of FedALA.
+
+    merge_rate:      learning rate of the mixture (eta); 0 keeps the global model.
+    merge_share:     share of a client's rows that it is learnt on (s).
+    merge_tensors:   how many of the last weight tensors are mixed: 2 are the head's weight and bias; 0 none.
+    merge_threshold: standard deviation of the losses below which the first mixture has settled.
+    """
+
+    key: ClassVar[str] = "fedala"
+    keeps_state: ClassVar[bool] = True
+
+    merge_rate: float = 1.0
+    merge_share: float = 0.8
+    merge_tensors: int = 2
+    merge_threshold: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(merge_rate=self.merge_rate, merge_threshold=self.merge_threshold)
+        check_whole(0, merge_tensors=self.merge_tensors)
+        if not 0 < self.merge_share <= 1:
+            raise DataError(f"merge_share must lie in (0, 1]; got {self.merge_share!r}.")
+
+    @property
+    def stateful(self) -> bool:
+        return self._merges or self.buffers == "local"
+
+    @property
+    def _merges(self) -> bool:
+        return self.merge_rate != 0 and self.merge_tensors != 0
+
+    def prepare(self, group: Group) -> None:
+        if self._merges:
+            group.scratch["merge"] = merge = Merge(self, group)
+            merge.learn()
+            merge.put()
+
+    def state(self, group: Group, client: int) -> State | None:
+        if not self._merges:
+            return None
+        merge: Merge = group.scratch["merge"]
+        mixture = {name: group.client_of(merge.mixture, client)[name] for name in merge.names}
+        named = {f"{OWN}.{name}": group.weights_of(client)[name] for name in merge.names}
+        named |= {f"{MERGE}.{name}": value for name, value in mixture.items()}
+        return arrays_of(named) | {LEARNT: np.array(int(merge.learnt[client]))}
+
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
+        if state is None or not self._merges or len(data) == 0:
+            return PersonalGradientModel.of(model, {}, own_buffers(state))
+        with alone(self, model, data, state) as group:
+            self.prepare(group)
+            return PersonalGradientModel.of(model, weights_of(group), own_buffers(state))
+
+
+class Merge:
+    """The mixtures of a group of clients, with a client axis in a stack.
+
+    names: of the tensors that are mixed. mixture: A by name. learnt: which clients' A has settled once.
+    """
+
+    def __init__(self, method: FedALA, group: Group) -> None:
+        import torch
+
+        self._method = method
+        self._group = group
+        self.names = group.names[-method.merge_tensors :]
+        ones = {name: torch.ones_like(group.start[name]) for name in group.names}
+        held, mixture = group.state(OWN, group.start), group.state(MERGE, ones)
+        # A clone: a state that is kept in memory must not change under a repeated request.
+        self.mixture = {name: mixture[name].clone() for name in self.names}
+        self._own = [held[name] for name in self.names]
+        # W - w_i: zeros for a client without a state, which therefore starts from W itself.
+        self._away = [group.start[name] - held[name] for name in self.names]
+        states = [group.own_state(client) or {} for client in range(len(group.clients))]
+        self.learnt = np.array([bool(state.get(LEARNT, 0)) for state in states])
+        self._differs = np.array([bool(state) for state in states]) & self._moved()
+
+    def _moved(self) -> Array:
+        """Which clients' own weights differ from those received."""
+        import torch
+
+        group = self._group
+        moved = torch.stack([group.learners.per_client(away).ne(0).any(dim=1) for away in self._away])
+        return moved.any(dim=0).cpu().numpy()
+
+    def learn(self) -> None:
+        """Passes over each client's share of rows: one, or the first time as many as it takes to settle."""
+        active = self._differs.copy()
+        if not active.any():
+            return
+        plans = [self._plan(client) if active[client] else [] for client in range(len(active))]
+        part = self._group.again(self._method, self._start() | self._theta(), plans=plans)
+        seen: list[list[float]] = [[] for _ in active]
+        while active.any():
+            losses = self._pass(part, active)
+            for client in np.flatnonzero(active):
+                seen[client].append(losses[max(0, len(plans[client]) - 1)][client])
+                active[client] = not self.learnt[client] and not self._settled(seen[client])
+        self.learnt |= self._differs
+
+    def _settled(self, losses: list[float]) -> bool:
+        spread = float(np.std(losses[-LOSSES:]))
+        return len(losses) >= PASSES or (len(losses) > LOSSES and spread < self._method.merge_threshold)
+
+    def _pass(self, part: Group, active: Array) -> Array:
+        """One pass; only the active clients' mixtures change. Losses (steps, clients)."""
+        import torch
+
+        rate, count = self._method.merge_rate, len(self.names)
+        found = [torch.zeros_like(part.losses[:, 0])] if part.steps.max() == 0 else []
+        away = self._away
+        if part.learners.stacked:
+            mask = torch.as_tensor(active, dtype=part.dtype, device=part.device)
+            away = [distance * mask.reshape(-1, *[1] * (distance.dim() - 1)) for distance in away]
+        for number in range(int(part.steps.max())):
+            step = Step(part, number, len(active))
+            losses = step.cross_entropy(step.forward().logits)
+            gradients = torch.autograd.grad(losses.sum(), step.weights[-count:])
+            with torch.no_grad():
+                for name, gradient, distance in zip(self.names, gradients, away, strict=True):
+                    self.mixture[name].sub_(gradient * distance, alpha=rate).clamp_(0, 1)
+                for weight, theta in zip(part.learners.weights[-count:], self._theta().values(), strict=True):
+                    weight.copy_(theta)
+            found.append(losses.detach())
+        return torch.stack(found).double().cpu().numpy()
+
+    def _plan(self, client: int) -> list[Array]:
+        """A client's share of its rows, in batches; the same in every pass of a round."""
+        group, method = self._group, self._method
+        rows = int(group.sizes[client])
+        count = max(1, round(method.merge_share * rows))
+        chosen = group.generator(client, "merge").permutation(rows)[:count]
+        found = [chosen[first : first + method.batch] for first in range(0, count, method.batch)]
+        return [batch for batch in found if len(batch) >= group.least]
+
+    def _theta(self) -> dict[str, Tensor]:
+        import torch
+
+        parts = zip(self.names, self._own, self._away, strict=True)
+        return {name: torch.addcmul(own, away, self.mixture[name]) for name, own, away in parts}
+
+    def _start(self) -> dict[str, Tensor]:
+        """What was received, with a client axis in a stack."""
+        group = self._group
+        if not group.learners.stacked:
+            return group.start
+        clients = len(group.clients)
+        return {name: group.start[name].expand(clients, *group.start[name].shape) for name in group.names}
+
+    def put(self) -> None:
+        """Let the clients that have a mixture start from it; the others start from what they received."""
+        import torch
+
+        group = self._group
+        if not self._differs.any():
+            return
+        differs = torch.as_tensor(self._differs, device=group.device)
+        held = dict(zip(group.names, group.learners.weights, strict=True))
+        with torch.no_grad():
+            for name, theta in self._theta().items():
+                if group.learners.stacked:
+                    held[name][differs] = theta[differs]
+                else:
+                    held[name].copy_(theta)

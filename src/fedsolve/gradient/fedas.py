@@ -1,0 +1,212 @@
+"""FedAS: the shared part of the network is first fitted to what the client knew, its classifier stays home.
+
+Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024. The base is
+everything before the last layer, the head that layer. Client i keeps the model it ended with. In a round:
+
+    prototypes  p_c = mean of the old base over the client's rows of class c
+    alignment   base <- base - alignment_rate grad sum_c MSE(base(x) of class c, p_c), classes of a batch,
+                from the base received; then its own head on top of it
+    training    CE, all weights
+    server      base <- sum_i T_i base_i / sum_i T_i,   T_i = sum over batches |grad of their mean CE|²
+
+The head is not sent; the one that travels down is the run's first, for clients that join. Each T_i base_i
+and T_i is a term of a sum. Alignment and T_i go through the batches of the round's first epoch, in eval
+mode: alignment leaves running statistics alone. At its first time a client's old model is the one received,
+so its alignment draws features to their own class means. T_i grows with the number of batches, as in the
+authors' code. The base is copied for every client; the authors' server hands out its own, which each client
+changes for the next.
+
+On frozen features ("linear") there is no base: nothing is aligned or shared, and clients train by themselves.
+
+A client's own model is the final base, aligned once more, under its own head, as the authors evaluate it.
+One that never took part has no head: it first trains as in a round, and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Term
+from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import State
+from fedsolve.gradient.group import Group, Step, _steps_per_epoch
+from fedsolve.gradient.learners import SingleNetwork
+from fedsolve.gradient.models import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personal import (
+    PersonalMethod,
+    alone,
+    arrays_of,
+    buffers_of,
+    own_buffers,
+    train_alone,
+    weights_of,
+)
+from fedsolve.gradient.prototypes import check_stays, class_means, head_names
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PREVIOUS, STATISTICS = "previous", "statistics"
+LEAST = 1e-30
+"""T_i of a client whose gradients vanish: if all do, they count alike instead of not at all."""
+
+
+@register(
+    Info(
+        key="fedas",
+        title="FedAS: base aligned to the client's prototypes and weighted by Fisher traces, heads stay",
+        paper="Yang, Huang, Ye, CVPR 2024",
+        exchanges="rounds",
+        up="trace * base weights and trace; the classifier never",
+        down="base weights, and the first classifier",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedAS(PersonalMethod):
+    """Parameters of FedAS.
+
+    alignment_epochs: passes over the rows before training that fit the base to the prototypes; 0 is none.
+    alignment_rate:   learning rate of these passes, plain SGD.
+    fisher:           clients count by their Fisher traces; otherwise by `weighting`.
+    """
+
+    key: ClassVar[str] = "fedas"
+    keeps_state: ClassVar[bool] = True
+
+    alignment_epochs: int = 1
+    alignment_rate: float = 0.01
+    fisher: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(0, alignment_epochs=self.alignment_epochs)
+        check_not_negative(alignment_rate=self.alignment_rate)
+        if not isinstance(self.fisher, bool):
+            raise DataError(f"fisher must be true or false; got {self.fisher!r}.")
+        check_stays("FedAS", "classifier", self)
+
+    @property
+    def _aligns(self) -> bool:
+        return self.alignment_epochs > 0 and self.alignment_rate > 0
+
+    # -- the client's side ------------------------------------------------------------------------
+
+    def prepare(self, group: Group) -> None:
+        import torch
+
+        heads = head_names(group)
+        previous = group.state(PREVIOUS, group.start)
+        if self._aligns and len(heads) < len(group.names):
+            self._align(group, previous, heads)
+        with torch.no_grad():
+            for name, weight in zip(group.names, group.learners.weights, strict=True):
+                if name in heads:
+                    weight.copy_(previous[name])
+
+    def _align(self, group: Group, previous: dict[str, Tensor], heads: list[str]) -> None:
+        """Fit the bases received to the class means of the clients' previous ones."""
+        import torch
+
+        prototypes = torch.stack([_prototypes(group, previous, k) for k in range(len(group.clients))])
+        stacked, held = group.learners.stacked, group.learners.weights
+        bases = [number for number, name in enumerate(group.names) if name not in heads]
+        for _ in range(self.alignment_epochs):
+            for step in _first_epoch(group):
+                losses = _distances(step, step.forward().features, step.leading(prototypes))
+                if not losses.requires_grad:
+                    continue  # what is trained besides the head has no part in the features
+                gradients = step.differentiate(losses)
+                with torch.no_grad():
+                    for number in bases:
+                        weight = held[number][: step.active] if stacked else held[number]
+                        weight.sub_(gradients[number], alpha=self.alignment_rate)
+
+    def weight(self, group: Group, client: int) -> float:
+        if not self.fisher or len(head_names(group)) == len(group.names):
+            return super().weight(group, client)
+        if "traces" not in group.scratch:
+            group.scratch["traces"] = fisher_traces(group)
+        return max(float(group.scratch["traces"][client]), LEAST)
+
+    def contribute(self, group: Group, client: int, term: Term) -> None:
+        for name in head_names(group):
+            del term.arrays[f"w.{name}"], term.factors[f"w.{name}"]
+
+    def state(self, group: Group, client: int) -> State:
+        weights = {f"{PREVIOUS}.{name}": value for name, value in group.weights_of(client).items()}
+        buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
+        return arrays_of(weights | buffers)
+
+    # -- a client's own model ---------------------------------------------------------------------
+
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PersonalGradientModel:
+        if len(data) == 0:
+            return PersonalGradientModel.of(model, {}, own_buffers(state))
+        if state is None:
+            return PersonalGradientModel.of(model, *train_alone(self, model, data))
+        with alone(self, model, data, state) as group:
+            self.prepare(group)
+            return PersonalGradientModel.of(model, weights_of(group), buffers_of(group))
+
+
+def fisher_traces(group: Group) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """T_i (clients,): squared gradients of the batches' mean cross-entropy at the weights of the moment."""
+    import torch
+
+    traces = torch.zeros(len(group.clients), dtype=torch.float64, device=group.device)
+    for step in _first_epoch(group):
+        gradients = step.differentiate(step.cross_entropy(step.forward().logits))
+        for gradient in gradients:
+            traces[: step.active] += group.learners.per_client(gradient).double().square().sum(dim=1)
+    return traces.cpu().numpy()
+
+
+def _prototypes(group: Group, weights: dict[str, Tensor], client: int) -> Tensor:
+    """Class means (classes, width) of a client's rows under these weights."""
+    own = group.start | group.client_of(weights, client)
+    forward = group.reference(own, group.own_buffers(STATISTICS))
+    return class_means(group, client, lambda inputs: forward(inputs[None]).features[0])
+
+
+def _distances(step: Step, features: Tensor, prototypes: Tensor) -> Tensor:
+    """Sum over the classes of each client's batch of the MSE of their features to the prototype."""
+    import torch.nn.functional as F
+
+    classes = prototypes.shape[1]
+    present = F.one_hot(step.targets, classes).to(features.dtype)
+    real = step.real_rows()
+    if not isinstance(real, bool):
+        present = present * real.unsqueeze(-1)
+    # Each row counts 1 / (rows of its class in the batch), padding not at all.
+    share = (present / present.sum(dim=1, keepdim=True).clamp(min=1)).sum(dim=-1)
+    target = prototypes.gather(1, step.targets.unsqueeze(-1).expand(-1, -1, prototypes.shape[2]))
+    return (share * (features - target).square().mean(dim=-1)).sum(dim=1)
+
+
+def _first_epoch(group: Group) -> Iterator[Step]:
+    """The batches of the round's first epoch, with the networks in eval mode while they are used."""
+    lengths = np.minimum(_steps_per_epoch(group.method, group.sizes, group.least), group.steps)
+    with _evaluating(group):
+        for number in range(int(lengths.max(initial=0))):
+            yield Step(group, number, int(np.sum(lengths > number)))
+
+
+@contextmanager
+def _evaluating(group: Group) -> Iterator[None]:
+    """A single network in eval mode: no running statistics move, no dropout draws."""
+    if not isinstance(group.learners, SingleNetwork):
+        yield
+        return
+    network = group.learners.network.eval()
+    try:
+        yield
+    finally:
+        network.train()

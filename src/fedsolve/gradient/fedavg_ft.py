@@ -1,0 +1,84 @@
+"""FedAvg-FT and FedProx-FT: train together, then every client fine-tunes a copy by itself.
+
+The runs are those of FedAvg and FedProx. Afterwards a client goes `fine_epochs` times through its rows from
+the final global model, with the run's own local objective and optimiser (FedProx pulls towards that model),
+and sends nothing. Clients keep nothing during the run, so one that never took part fine-tunes like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import State
+from fedsolve.gradient.fedprox import FedProx
+from fedsolve.gradient.models import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personal import PersonalMethod, train_alone
+from fedsolve.registry import Info, register
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(PersonalMethod):
+    """Fine-tuning after any run.
+
+    fine_epochs: passes over a client's rows after the run; 0 leaves the global model as it is.
+    fine_rate:   learning rate of those; the rate that the next round would have when None.
+    """
+
+    fine_epochs: int = 1
+    fine_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(0, fine_epochs=self.fine_epochs)
+        if self.fine_rate is not None:
+            check_not_negative(fine_rate=self.fine_rate)
+
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
+        tuned = train_alone(self, model, data, state, epochs=self.fine_epochs, rate=self.fine_rate)
+        return PersonalGradientModel.of(model, *tuned)
+
+
+@register(
+    Info(
+        key="fedavg-ft",
+        title="FedAvg-FT: FedAvg, then every client fine-tunes a copy of the model",
+        paper="McMahan et al., AISTATS 2017, with local fine-tuning",
+        exchanges="rounds",
+        up="rows * weights and rows; of the fine-tuning, nothing",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(FineTuning):
+    """Parameters of FedAvg-FT.
+
+    fine_epochs: passes over a client's rows after the run; 0 leaves the global model as it is.
+    fine_rate:   learning rate of those; the rate that the next round would have when None.
+    """
+
+    key: ClassVar[str] = "fedavg-ft"
+
+
+@register(
+    Info(
+        key="fedprox-ft",
+        title="FedProx-FT: FedProx, then every client fine-tunes a copy of the model",
+        paper="Li et al., MLSys 2020, with local fine-tuning",
+        exchanges="rounds",
+        up="rows * weights and rows; of the fine-tuning, nothing",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedProxFT(FineTuning, FedProx):
+    """Parameters of FedProx-FT.
+
+    proximal:    strength of the pull towards the weights received, and after the run to the final ones.
+    fine_epochs: passes over a client's rows after the run; 0 leaves the global model as it is.
+    fine_rate:   learning rate of those; the rate that the next round would have when None.
+    """
+
+    key: ClassVar[str] = "fedprox-ft"

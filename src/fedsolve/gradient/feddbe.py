@@ -1,0 +1,224 @@
+"""FedDBE: a client's own bias of the features is kept apart from what is shared.
+
+Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS 2023. With
+f(x) what enters the last layer, m_i a vector of client i that never leaves it, and g the mean feature over
+all rows,
+
+    logits = head(f(x) + m_i)
+    L      = CE + consistency * mean_j (mu_j - g_j)² / 2
+    mu    <- (1 - mean_momentum) mu + mean_momentum * mean of f(x) over the batch
+    m_i   <- m_i - shift_rate * dL/dm_i
+
+mu is 0 at the start of every round, and its past has no gradient. m_i starts at 0 and stays from round to
+round; it is moved by plain SGD, without momentum, decay or clipping. Everything else is FedAvg.
+
+g is found once, by sums: in the first round clients train without the second term and send the sum of their
+features, under the model they end with, and their rows. The authors spend a pass before the first round on
+it and throw those weights away; here they are averaged. Under partial participation g is that of the first
+round's clients. On frozen features ("linear") the second term has no gradient, and only m_i acts.
+
+A client's own model is the shared one with its m_i; that of a client that never took part has m_i = 0, so
+it is the shared one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Term, Total
+from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import State
+from fedsolve.gradient import networks
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.learners import Output, SingleNetwork
+from fedsolve.gradient.method import Server, Weights
+from fedsolve.gradient.models import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personal import PersonalMethod, own_buffers
+from fedsolve.gradient.prototypes import head_width
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ROWS = 2048
+
+
+@register(
+    Info(
+        key="feddbe",
+        title="FedDBE: each client's own shift of the features, and one mean feature for all",
+        paper="Zhang et al., NeurIPS 2023",
+        exchanges="rounds",
+        up="rows * weights and rows; in the first round the sum of features; the shift never",
+        down="weights and the mean feature",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedDBE(PersonalMethod):
+    """Parameters of FedDBE.
+
+    consistency:   strength of the pull of mean features to the common mean (kappa of the paper). The authors'
+                   example, batches of 10, has 50; at rate 0.05 that overwhelms the cross-entropy.
+    mean_momentum: share of the newest batch in a client's mean feature; 1 is that batch alone.
+    shift_rate:    learning rate of a client's shift, decaying like `rate`; None is `rate`, 0 has no shift.
+    """
+
+    key: ClassVar[str] = "feddbe"
+    keeps_state: ClassVar[bool] = True
+
+    consistency: float = 1.0
+    mean_momentum: float = 1.0
+    shift_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(consistency=self.consistency)
+        if self.shift_rate is not None:
+            check_not_negative(shift_rate=self.shift_rate)
+        if not 0 < self.mean_momentum <= 1:
+            raise DataError(f"mean_momentum must lie in (0, 1]; got {self.mean_momentum!r}.")
+
+    @property
+    def stateful(self) -> bool:
+        return self._shifts or self.buffers == "local"
+
+    @property
+    def _shifts(self) -> bool:
+        return self.shift_rate != 0
+
+    @property
+    def _pulls(self) -> bool:
+        """Whether a mean feature is needed: with one linear layer the features are the inputs."""
+        return self.consistency != 0 and self.network != "linear"
+
+    # -- the client's side ------------------------------------------------------------------------
+
+    def prepare(self, group: Group) -> None:
+        import torch
+
+        scratch, shape = group.scratch, (len(group.clients), head_width(group))
+        scratch["mean"] = torch.zeros(shape, dtype=group.dtype, device=group.device)
+        if self._shifts:
+            kept = [(group.own_state(client) or {}).get("shift") for client in range(shape[0])]
+            found = [np.zeros(shape[1]) if own is None else own for own in kept]
+            scratch["shift"] = torch.as_tensor(np.stack(found), dtype=group.dtype, device=group.device)
+        if isinstance(group.learners, SingleNetwork):
+            scratch["classifier"] = networks.head_of(group.learners.network)[1].weight
+
+    def losses(self, step: Step) -> Tensor:
+        scratch = step.group.scratch
+        output = step.forward()
+        if self._shifts:
+            output = step.output = self._shifted(step, output)
+        losses = step.cross_entropy(output.logits)
+        if self._pulls and "anchor" in step.group.received and output.features.requires_grad:
+            mean = self._mean(step, output.features)
+            if self.mean_momentum != 1:
+                scratch["newest"] = mean.detach()
+            away = (mean - step.group.received["anchor"]).square().mean(dim=-1)
+            losses = losses + 0.5 * self.consistency * away
+        return losses
+
+    def gradients(self, step: Step) -> None:
+        import torch
+
+        losses, scratch = self.losses(step), step.group.scratch
+        wanted = [*step.weights, scratch["moved"]] if self._shifts else step.weights
+        found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        slopes = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+        # In place throughout: a recorded step finds the same tensors again.
+        if self._shifts:
+            step.leading(scratch["shift"]).sub_(slopes.pop(), alpha=self._rate(step.group))
+        if "newest" in scratch:
+            step.leading(scratch["mean"]).copy_(scratch["newest"])
+        step.gradients = slopes
+        step.losses = losses.detach()
+
+    def _shifted(self, step: Step, output: Output) -> Output:
+        """The output for shifted features: the last layer is linear, so its weight times m is added."""
+        import torch
+
+        scratch = step.group.scratch
+        scratch["moved"] = moved = step.leading(scratch["shift"]).detach().clone().requires_grad_()
+        weight = step.weights[-2] if step.group.learners.stacked else scratch["classifier"][None]
+        return Output(output.features, output.logits + torch.matmul(moved.unsqueeze(-2), weight.mT))
+
+    def _mean(self, step: Step, features: Tensor) -> Tensor:
+        """mu of this step, (clients, width)."""
+        real = step.real_rows()
+        if real is True:
+            newest = features.mean(dim=1)
+        else:
+            assert not isinstance(real, bool)
+            newest = (features * real.unsqueeze(-1)).sum(dim=1) / real.sum(dim=1, keepdim=True)
+        if self.mean_momentum == 1:
+            return newest
+        before = step.leading(step.group.scratch["mean"])
+        return (1 - self.mean_momentum) * before + self.mean_momentum * newest
+
+    def _rate(self, group: Group) -> float:
+        return group.rate if self.shift_rate is None else self.shift_rate * self.rate_decay**group.round
+
+    def contribute(self, group: Group, client: int, term: Term) -> None:
+        if not self._pulls or "anchor" in group.received:
+            return
+        import torch
+
+        network, total = group.whole(client), np.zeros(head_width(group))
+        with torch.no_grad():
+            for inputs, _ in group.own_rows(client, _ROWS):
+                total += networks.features_of(network, inputs)[0].double().sum(dim=0).cpu().numpy()
+        term.arrays |= {"features": total, "feature_rows": np.array([float(group.sizes[client])])}
+
+    def state(self, group: Group, client: int) -> State | None:
+        return {"shift": group.scratch["shift"][client].cpu().numpy().copy()} if self._shifts else None
+
+    # -- the server's side ------------------------------------------------------------------------
+
+    def extras(self, server: Server) -> dict[str, Array]:
+        return {"anchor": server.memory["anchor"]} if "anchor" in server.memory else {}
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        if self._pulls and "anchor" not in server.memory:
+            server.memory["anchor"] = total["features"] / float(total["feature_rows"][0])
+        super().update(server, mean, total)
+
+    # -- a client's own model ---------------------------------------------------------------------
+
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> ShiftedModel:
+        found = ShiftedModel.of(model, {}, own_buffers(state))
+        width = networks.head_of(model.network())[1].in_features
+        found.shift = (state or {}).get("shift", np.zeros(width, dtype=self.precision))
+        return found
+
+
+class ShiftedModel(PersonalGradientModel):
+    """The shared network with one client's shift (width,) of what enters its last layer."""
+
+    family: ClassVar[str] = "gradient-shifted"
+    shift: Array
+
+    def network(self) -> Any:
+        import torch
+
+        network = super().network()
+        head = networks.head_of(network)[1]
+        shift = torch.as_tensor(self.shift).to(head.weight)
+        head.register_forward_pre_hook(lambda _, inputs: (inputs[0] + shift, *inputs[1:]))
+        return network
+
+    def _arrays(self) -> dict[str, Array]:
+        return super()._arrays() | {"shift": self.shift}
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> ShiftedModel:
+        found = super()._from(arrays, note)
+        assert isinstance(found, ShiftedModel)
+        found.shift = arrays["shift"]
+        return found

@@ -1,0 +1,239 @@
+"""FedPCL: only class prototypes travel; every client learns a projection of its own.
+
+Tan et al., "Federated Learning from Pre-trained Models: A Contrastive Learning Approach", NeurIPS 2022. The
+projection is everything before the last layer, which is not used. With z(x) its output at length 1,
+
+    client    p_i,c = mean of z over its rows of class c, after training: sent
+    server    g_c   = mean of p_i,c over the clients i that have class c
+    L(x, y)   = l(g) + mean_i l(p_i),   l(q) = -log( e^{z q_y / T} / sum_c e^{z q_c / T} )
+
+where a class that client i lacks is filled with g_c in p_i. The newest prototypes of every client that ever
+took part count. A class that nobody has sent yet is filled with the client's own prototype under the
+projection it starts the round with, so in the first round, where nothing was received, L is l of its own
+(the authors' loss is 0 there); classes that neither sent nor has are left out of the sums.
+
+Every client is sent all clients' prototypes, which are not sums: they are gathered. The weights that travel
+down are the run's first, the same in every round: where a client that joins begins.
+
+A client's own model is its projection with the prototypes of its rows: scores are minus the distances of z
+to them, and -100 for a class that it does not have. One that never took part has the first projection. The
+shared model is that first network; by itself it predicts nothing of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Term, Total
+from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import State
+from fedsolve.gradient import networks
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.learners import Output, SingleNetwork, load
+from fedsolve.gradient.method import Server, Weights
+from fedsolve.gradient.models import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personal import PersonalMethod, alone, arrays_of, buffers_of, weights_of
+from fedsolve.gradient.prototypes import check_stays, class_means, head_names
+from fedsolve.registry import Info, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OWN, STATISTICS = "own", "statistics"
+FAR = 100.0
+"""Distance to a class that a client does not have; no two vectors of length 1 are further apart than 2."""
+
+
+@register(
+    Info(
+        key="fedpcl",
+        title="FedPCL: projections of each client's own, drawn to all clients' class prototypes",
+        paper="Tan et al., NeurIPS 2022",
+        exchanges="rounds",
+        up="class prototypes of each client; weights never",
+        down="all clients' prototypes, and the first weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedPCL(PersonalMethod):
+    """Parameters of FedPCL; optimiser, rate, weight decay and batch begin as in the paper.
+
+    network:     its hidden layers are the projection; "linear" has none.
+    temperature: T; similarities are divided by it.
+    """
+
+    key: ClassVar[str] = "fedpcl"
+    keeps_state: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
+
+    network: str = "mlp:256"
+    batch: int = 32
+    rate: float = 0.001
+    optimiser: Literal["sgd", "adam"] = "adam"
+    weight_decay: float = 1e-4
+    temperature: float = 0.07
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(temperature=self.temperature)
+        if self.temperature == 0:
+            raise DataError("temperature divides the similarities and must be above 0; got 0.")
+        if self.network == "linear":
+            raise _without_projection(self.network)
+        check_stays("FedPCL", "network", self)
+
+    # -- the client's side ------------------------------------------------------------------------
+
+    def prepare(self, group: Group) -> None:
+        import torch
+
+        heads = head_names(group)
+        if len(heads) == len(group.names):
+            raise _without_projection(self.network)
+        own = group.state(OWN, group.start)
+        with torch.no_grad():
+            for name, weight in zip(group.names, group.learners.weights, strict=True):
+                if name not in heads:
+                    weight.copy_(own[name])
+        if isinstance(group.learners, SingleNetwork):
+            load(group.learners.network, {}, group.own_buffers(STATISTICS))
+        group.scratch |= self._prototypes(group)
+
+    def _prototypes(self, group: Group) -> dict[str, Tensor]:
+        """What clients compare with: `common` (clients, classes, width), `sets` (sets, classes, width).
+
+        known (clients, classes) and owned (sets, classes): which of their rows there are.
+        """
+        import torch
+
+        has = group.class_counts > 0
+        found = dict(group.received)
+        if "sets" in found:
+            known = (found["known"] > 0).expand_as(has)
+            held = {"sets": found["sets"], "owned": found["owned"] > 0}
+            if bool((known | ~has).all()):
+                common = found["common"].expand(len(has), -1, -1)
+                return {"common": common, "known": known} | held
+        mine = torch.stack([local_prototypes(group, client) for client in range(len(has))])
+        if "sets" not in found:
+            return {"common": mine, "known": has}
+        common = torch.where(known.unsqueeze(-1), found["common"], mine)
+        return {"common": common, "known": known | has} | held
+
+    def losses(self, step: Step) -> Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        scratch = step.group.scratch
+        features = step.forward().features
+        directions = F.normalize(features, dim=-1)
+        known = step.leading(scratch["known"]).unsqueeze(1)
+        common = torch.matmul(directions, step.leading(scratch["common"]).mT) / self.temperature
+        logits = common.masked_fill(~known, -torch.inf)
+        step.output = Output(features, logits)
+        losses = step.cross_entropy(logits)
+        if "sets" not in scratch:
+            return losses
+        # (clients, rows, sets, classes): each set with the common prototypes where it lacks a class.
+        apart = torch.einsum("krw,scw->krsc", directions, scratch["sets"]) / self.temperature
+        apart = torch.where(scratch["owned"], apart, common.unsqueeze(2))
+        logs = apart.masked_fill(~known.unsqueeze(2), -torch.inf).log_softmax(dim=-1)
+        targets = step.targets[..., None, None].expand(*logs.shape[:3], 1)
+        return losses + step.mean(-logs.gather(-1, targets).mean(dim=(2, 3)))
+
+    def contribute(self, group: Group, client: int, term: Term) -> None:
+        for name in [name for name in term.arrays if name.startswith(("w.", "b."))]:
+            del term.arrays[name], term.factors[name]
+        name, counts = group.clients[client], group.class_counts[client]
+        term.arrays[f"prototypes@{name}"] = local_prototypes(group, client).double().cpu().numpy()
+        term.arrays[f"owned@{name}"] = (counts > 0).double().cpu().numpy()
+
+    def state(self, group: Group, client: int) -> State:
+        heads = head_names(group)
+        weights = {f"{OWN}.{n}": w for n, w in group.weights_of(client).items() if n not in heads}
+        buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
+        return arrays_of(weights | buffers)
+
+    # -- the server's side ------------------------------------------------------------------------
+
+    def extras(self, server: Server) -> dict[str, Array]:
+        clients = sorted(n.removeprefix("owned@") for n in server.memory if n.startswith("owned@"))
+        if not clients:
+            return {}
+        sets = np.stack([server.memory[f"prototypes@{client}"] for client in clients])
+        owned = np.stack([server.memory[f"owned@{client}"] for client in clients])
+        return {"sets": sets, "owned": owned, **common_prototypes(sets, owned)}
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        server.memory |= {name: array for name, array in total.term.arrays.items() if "@" in name}
+
+    # -- a client's own model ---------------------------------------------------------------------
+
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PrototypeModel:
+        with alone(self, model, data, state) as group:
+            self.prepare(group)
+            found = PrototypeModel.of(model, weights_of(group), buffers_of(group))
+            # Nothing was received here, so the common prototypes are the client's own.
+            found.prototypes = group.scratch["common"][0].double().cpu().numpy()
+            found.owned = (group.class_counts[0] > 0).cpu().numpy()
+        return found
+
+
+def common_prototypes(sets: Array, owned: Array) -> dict[str, Array]:
+    """g (classes, width), the mean over the sets that have a class, and which classes any has."""
+    counts = owned.sum(axis=0)
+    sums = (sets * owned[..., None]).sum(axis=0)
+    return {"common": sums / np.maximum(counts, 1.0)[:, None], "known": (counts > 0).astype(np.float64)}
+
+
+def local_prototypes(group: Group, client: int) -> Tensor:
+    """p_i (classes, width) of a client under its weights of the moment, zero for classes it lacks."""
+    import torch.nn.functional as F
+
+    network = group.whole(client)
+    return class_means(
+        group, client, lambda inputs: F.normalize(networks.features_of(network, inputs)[0], dim=-1)
+    )
+
+
+def _without_projection(network: str) -> DataError:
+    return DataError(
+        f"FedPCL trains the layers before the last one, and network '{network}' has none to train. Take "
+        "hidden layers, such as network='mlp:256'."
+    )
+
+
+class PrototypeModel(PersonalGradientModel):
+    """One client's projection and class prototypes: the nearest prototype decides.
+
+    prototypes (classes, width); owned (classes,): which classes the client has.
+    """
+
+    family: ClassVar[str] = "gradient-prototypes"
+    prototypes: Array
+    owned: Array
+
+    def _passes(self, rows: Array) -> Iterator[tuple[Array, Array]]:
+        for seen, _ in super()._passes(rows):
+            lengths = np.linalg.norm(seen, axis=1, keepdims=True)
+            directions = seen / np.maximum(lengths, 1e-12)
+            squares = np.square(directions).sum(axis=1)[:, None] + np.square(self.prototypes).sum(axis=1)
+            apart = np.sqrt(np.maximum(squares - 2 * directions @ self.prototypes.T, 0.0))
+            yield directions, -np.where(self.owned, apart, FAR)
+
+    def _arrays(self) -> dict[str, Array]:
+        return super()._arrays() | {"prototypes": self.prototypes, "owned": self.owned}
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PrototypeModel:
+        found = super()._from(arrays, note)
+        assert isinstance(found, PrototypeModel)
+        found.prototypes, found.owned = arrays["prototypes"], arrays["owned"]
+        return found

@@ -1,0 +1,201 @@
+"""FedSelect: the entries that move most become the client's own, a few at a time.
+
+Tamirisa et al., "FedSelect: Personalized Federated Learning with Customized Selection of Parameters for
+Fine-Tuning", CVPR 2024. A client keeps its weights w_i and a mask m_i, 1 where an entry is its own.
+
+    start      w_i where the mask is 1, W elsewhere
+    training   in turn a pass that moves the entries with m = 1 and a pass that moves those with m = 0
+    mean       W <- sum_i p_i (1 - m_i) w_i / sum_i p_i (1 - m_i), entry by entry; W stays where nobody shares
+    selection  after every `select_every` rounds that the client took part in, its first aside: of each
+               weight tensor's shared entries, the `select_share` that moved farthest since the last selection
+               become its own, unless more than `select_target` already are; the first counts from the weights
+               that the client received when it first took part
+
+Biases stay shared. The clients send (1 - m_i) w_i and 1 - m_i: sums. An entry that was just selected is sent
+and received once more, and the client's own from then on. Passes are masked gradient descent, so momentum,
+weight decay and Adam are refused: they move entries whose gradient is 0. Running statistics of BatchNorm are
+averaged or not as `buffers` says; the authors' code keeps them local.
+
+A client's own model is its next round's local part from the final W, which it does not send; without a state
+that is local training from W.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Term, Total
+from fedsolve.federation.participant import ClientData
+from fedsolve.federation.states import State
+from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.method import Server, Weights
+from fedsolve.gradient.models import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personal import PersonalMethod, arrays_of, train_alone
+from fedsolve.registry import Info, register
+
+OWN = "own"
+MASK = "mask"
+CHOSEN = "chosen"
+ANCHOR = "anchor"
+PARTS = "parts"
+
+
+@register(
+    Info(
+        key="fedselect",
+        title="FedSelect: the entries that move most become each client's own",
+        paper="Tamirisa et al., CVPR 2024",
+        exchanges="rounds",
+        up="shared weights and, entry by entry, whether they are shared",
+        down="weights",
+    )
+)
+@dataclass(frozen=True, kw_only=True)
+class FedSelect(PersonalMethod):
+    """Parameters of FedSelect.
+
+    select_share:  share of a tensor's shared entries that a selection makes the client's own; 0 never.
+    select_target: share of a tensor above which no more are made its own; a selection may overshoot it.
+    select_every:  rounds of a client between two selections.
+    """
+
+    key: ClassVar[str] = "fedselect"
+    keeps_state: ClassVar[bool] = True
+
+    weighting: Literal["size", "uniform"] = "uniform"
+    select_share: float = 0.25
+    select_target: float = 0.8
+    select_every: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(select_share=self.select_share, select_target=self.select_target)
+        check_whole(1, select_every=self.select_every)
+        if self.select_share > 1 or self.select_target > 1:
+            raise DataError(
+                "select_share and select_target are shares of entries and lie in [0, 1]; got "
+                f"{self.select_share!r} and {self.select_target!r}."
+            )
+        if self.momentum != 0 or self.weight_decay != 0 or self.optimiser != "sgd":
+            raise DataError(
+                f"FedSelect moves masked entries by plain SGD; got optimiser {self.optimiser!r}, momentum "
+                f"{self.momentum!r}, weight_decay {self.weight_decay!r}, which move the others too."
+            )
+
+    @property
+    def stateful(self) -> bool:
+        return self.select_share != 0 or self.buffers == "local"
+
+    @property
+    def recordable(self) -> bool:
+        # Which entries move changes from pass to pass.
+        return False
+
+    def _masked(self, round_: int) -> bool:
+        """Whether any client may have entries of its own: the first selection ends a round, not the first."""
+        return self.select_share != 0 and round_ > self.select_every
+
+    def passes(self, round_: int) -> int:
+        return 2 * self.epochs if self._masked(round_) else self.epochs
+
+    # -- the client's side ------------------------------------------------------------------------
+
+    def prepare(self, group: Group) -> None:
+        import torch
+
+        if not self._masked(group.round):
+            return
+        nothing = {name: torch.zeros_like(group.start[name]) for name in group.names}
+        own, before = group.state(OWN, group.start), group.state(MASK, nothing)
+        group.scratch["mask"] = group.state(CHOSEN, nothing)
+        with torch.no_grad():
+            for name, weight in zip(group.names, group.learners.weights, strict=True):
+                weight.copy_(torch.where(before[name] != 0, own[name], group.start[name]))
+
+    def edit(self, step: Step) -> None:
+        """Only entries of one kind move: a client's own in passes 0, 2, ..., shared ones in the others."""
+        import torch
+
+        group = step.group
+        if "mask" not in group.scratch:
+            return
+        a_pass = group.steps[: step.active] // self.passes(group.round)
+        shared = torch.as_tensor(
+            (step.number // np.maximum(1, a_pass)) % 2, dtype=group.dtype, device=group.device
+        )
+        for gradient, mask in zip(step.gradients, step.own(group.scratch["mask"]), strict=True):
+            kind = shared.reshape(-1, *[1] * (mask.dim() - 1)) if group.learners.stacked else shared[0]
+            gradient.mul_((mask - kind).abs_())
+
+    def contribute(self, group: Group, client: int, term: Term) -> None:
+        if "mask" not in group.scratch:
+            return
+        for name, mask in group.client_of(group.scratch["mask"], client).items():
+            if selectable(name):
+                shared = (mask == 0).cpu().numpy()
+                term.arrays[f"w.{name}"] *= shared
+                term.arrays[f"shared.{name}"] = shared.astype(np.uint8)
+                term.factors[f"shared.{name}"] = term.factors[f"w.{name}"]
+
+    def state(self, group: Group, client: int) -> State | None:
+        if self.select_share == 0:
+            return None
+        before = group.own_state(client) or {}
+        weights = arrays_of(group.weights_of(client))
+        names = [name for name in weights if selectable(name)]
+        start = arrays_of({name: group.start[name] for name in names})
+        took_part = int(before.get(PARTS, 0))
+        nothing = {name: np.zeros(weights[name].shape, dtype=np.uint8) for name in names}
+        held = {name: before.get(f"{CHOSEN}.{name}", nothing[name]) for name in names}
+        anchor = {name: before.get(f"{ANCHOR}.{name}", start[name]) for name in names}
+        chosen = held
+        if took_part > 0 and took_part % self.select_every == 0:
+            chosen = {
+                name: select(weights[name] - anchor[name], held[name], self.select_share, self.select_target)
+                for name in names
+            }
+            anchor = {name: weights[name] for name in names}
+        state: State = {PARTS: np.array(took_part + 1)}
+        for prefix, arrays in ((OWN, weights), (MASK, held), (CHOSEN, chosen), (ANCHOR, anchor)):
+            state |= {f"{prefix}.{name}": arrays[name] for name in names}
+        return state
+
+    def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
+        return PersonalGradientModel.of(model, *train_alone(self, model, data, state))
+
+    # -- the server's side ------------------------------------------------------------------------
+
+    def update(self, server: Server, mean: Weights, total: Total) -> None:
+        sent = server.sent()
+        for name in mean:
+            if f"shared.{name}" in total.term.arrays:
+                count = total[f"shared.{name}"]
+                found = np.divide(total[f"w.{name}"], count, out=sent[name].copy(), where=count > 0)
+                mean[name] = server.aggregated[name] = found
+        server.weights = mean
+
+
+def selectable(name: str) -> bool:
+    """Whether a tensor's entries may become a client's own."""
+    return "weight" in name.rpartition(".")[2]
+
+
+def select(moved: Array, mask: Array, share: float, target: float) -> Array:
+    """The mask with the shared entries that moved farthest added; ties by position.
+
+    share: of the entries that are shared. No entry when more than `target` of all are the client's own.
+    """
+    if mask.size == 0 or mask.mean() > target:
+        return mask
+    shared = np.flatnonzero(mask.reshape(-1) == 0)
+    count = round(share * len(shared))
+    farthest = np.argsort(-np.abs(moved.reshape(-1)[shared]), kind="stable")[:count]
+    found = mask.copy()
+    found.reshape(-1)[shared[farthest]] = 1
+    return found

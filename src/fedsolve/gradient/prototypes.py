@@ -1,0 +1,61 @@
+"""Class prototypes: the mean feature of each class at a client, as (classes, width) with a count of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fedsolve.errors import DataError
+from fedsolve.gradient import networks
+from fedsolve.gradient.learners import SingleNetwork
+from fedsolve.gradient.method import CHOICES, GradientMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsolve.gradient.group import Group
+
+_ROWS = 2048
+
+
+def class_means(group: Group, client: int, features: Callable[[Tensor], Tensor]) -> Tensor:
+    """Mean of `features(inputs)` over a client's rows of each class, (classes, width).
+
+    Rows of classes that the client does not have are zero; `group.class_counts` tells which.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    counts = group.class_counts[client]
+    sums = counts.new_zeros((group.classes, head_width(group)))
+    with torch.no_grad():
+        for inputs, targets in group.own_rows(client, _ROWS):
+            # A product, not an indexed sum: a GPU adds those in an order that varies.
+            sums += F.one_hot(targets, group.classes).to(sums.dtype).mT @ features(inputs)
+    return sums / counts.clamp(min=1).unsqueeze(-1)
+
+
+def head_names(group: Group) -> list[str]:
+    """Names of the classifier's weight and bias among the trained weights."""
+    if not isinstance(group.learners, SingleNetwork):
+        return group.names[-2:]
+    layer = networks.head_of(group.learners.network)[0]
+    prefix = f"{layer}." if layer else ""
+    return [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
+
+
+def head_width(group: Group) -> int:
+    """Features that enter the classifier."""
+    if isinstance(group.learners, SingleNetwork):
+        return networks.head_of(group.learners.network)[1].in_features
+    return int(group.learners.weights[-2].shape[-1])
+
+
+def check_stays(name: str, part: str, method: GradientMethod) -> None:
+    """Refuse measures that would send what a method keeps at its clients: they sum all weights' updates."""
+    for asked, what in ((method.track == "drift", "track"), (method.feedback in CHOICES, "feedback")):
+        if asked:
+            raise DataError(
+                f"{what}={getattr(method, what)!r} sends updates of all weights, and in {name} the {part} "
+                f"never leaves its client. Leave {what} out."
+            )
