@@ -10,7 +10,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-demo: $(VENV)/user  ## train every method on embedded data and prove invariance, in about a minute
+demo: $(VENV)/user  ## compare FedAvg, AFL and DeepAFL on embedded data and prove invariance, in about a minute
 	$(BIN)/fedsolve demo
 
 test: check browser  ## lint, type check and the whole test suite

@@ -157,8 +157,15 @@ def growth_command(json_path: Path | None) -> None:
 @click.option("--ridge", default=0.01, show_default=True)
 @click.option("--refinement-ridge", default=1.0, show_default=True)
 @click.option("--layers", default=5, show_default=True, help="Blocks of the DeepAFL entries.")
+@click.option("--gradient", is_flag=True, help="Gradient methods too (needs fedsolve[torch]).")
+@click.option("--rounds", default=200, show_default=True, help="Of the gradient methods.")
+@click.option("--network", default="linear", show_default=True, help="Of the gradient methods.")
+@click.option("--rate", default=0.05, show_default=True, help="Of the gradient methods, FedPCL aside.")
 @click.option(
-    "--only", multiple=True, type=click.Choice(list(personal.ENTRIES)), help="Entries; all of them."
+    "--only",
+    multiple=True,
+    type=click.Choice([*personal.ENTRIES, *personal.BY_GRADIENT]),
+    help="Entries; all of them.",
 )
 @click.option(
     "--figures", type=click.Path(file_okay=False, path_type=Path), help="Folder for the two figures."
@@ -174,6 +181,10 @@ def personal_command(
     ridge: float,
     refinement_ridge: float,
     layers: int,
+    gradient: bool,
+    rounds: int,
+    network: str,
+    rate: float,
     only: tuple[str, ...],
     figures: Path | None,
 ) -> None:
@@ -182,9 +193,10 @@ def personal_command(
     if not len(found.test_labels):
         raise click.UsageError(f"{data_path} has no test rows (x_test, y_test).")
     bench = Bench(json_path)
-    setting = personal.Setting(width, width, ridge, refinement_ridge, layers)
+    setting = personal.Setting(width, width, ridge, refinement_ridge, layers, rounds, network, rate)
     needed = ("primary only", "local only", "APFL, auto")
-    entries = tuple(name for name in personal.ENTRIES if not only or name in only or name in needed)
+    known = (*personal.ENTRIES, *(personal.BY_GRADIENT if gradient or only else ()))
+    entries = tuple(name for name in known if not only or name in only or name in needed)
     result = personal.measure(found, setting, clients, alpha, range(seeds), entries)
     bench.results["personal"] = result
     personal.show(bench.console, result)

@@ -1,4 +1,4 @@
-"""What a model of one's own is worth: local accuracy of every client, closed forms against each other.
+"""What a model of one's own is worth: local accuracy of every client, closed forms and gradient methods.
 
 A cell is a number of clients, a Dirichlet alpha and a seed. Training rows are dealt by the Dirichlet draw,
 test rows so that each client's classes have the shares of its training rows. Every entry of `ENTRIES` gives,
@@ -29,6 +29,19 @@ from fedsolve.experiments.figures.personal import sorted_gains
 from fedsolve.experiments.figures.style import render
 from fedsolve.experiments.statistics import mean_and_error
 from fedsolve.federation.local_scores import LocalScores, Predictor, client_rows, local_scores
+from fedsolve.gradient import (
+    Ditto,
+    FedALA,
+    FedAS,
+    FedAvg,
+    FedAvgFT,
+    FedDBE,
+    FedPCL,
+    FedProx,
+    FedProxFT,
+    FedSelect,
+)
+from fedsolve.gradient.method import GradientMethod
 
 GRID = tuple(round(0.1 * step, 1) for step in range(11))
 """Balances among which the test rows choose the best, to hold the automatic one against."""
@@ -46,6 +59,14 @@ class Setting:
     ridge: float = 0.01
     refinement_ridge: float = 1.0
     layers: int = 5
+    rounds: int = 200
+    network: str = "linear"
+    rate: float = 0.05
+
+    def gradient(self, kind: type[GradientMethod], seed: int, **own: Any) -> GradientMethod:
+        """A gradient method with the paper's rounds and local epochs."""
+        common = {"network": self.network, "rounds": self.rounds, "epochs": 3, "rate": self.rate}
+        return kind(**common | own, seed=seed)
 
     def apfl(self, seed: int, balance: Any = "auto") -> fs.APFL:
         return fs.APFL(
@@ -116,6 +137,20 @@ def _over_deepafl(cell: Cell) -> Iterator[Predictor]:
     return (model.personalised(data) for data in cell.train)
 
 
+def _by_gradient(kind: type[GradientMethod], **own: Any) -> Entry:
+    """An entry that trains on the cell's clients, then gives each its own model where there are such."""
+
+    def entry(cell: Cell) -> Predictor | Iterable[Predictor]:
+        participants = [fs.Participant(n, data) for n, data in zip(cell.names, cell.train, strict=True)]
+        federation = fs.LocalFederation(participants, classes=np.unique(cell.rows.labels).tolist())
+        model = cell.shared.setting.gradient(kind, cell.shared.seed, **own).fit(federation)
+        if not model.personalises:
+            return model
+        return (participant.personalise(model) for participant in participants)
+
+    return entry
+
+
 Entry = Callable[[Cell], Predictor | Iterable[Predictor]]
 ENTRIES: dict[str, Entry] = {
     "primary only": lambda cell: cell.shared.apfl.primary,
@@ -127,6 +162,20 @@ ENTRIES: dict[str, Entry] = {
     "APFL, auto, over DeepAFL": _over_deepafl,
 }
 """What is compared: for a cell, one predictor for all clients or one for each, in client order."""
+
+BY_GRADIENT: dict[str, Entry] = {
+    "FedAvg": _by_gradient(FedAvg),
+    "FedAvg + fine-tuning": _by_gradient(FedAvgFT, fine_epochs=3),
+    "FedProx": _by_gradient(FedProx),
+    "FedProx + fine-tuning": _by_gradient(FedProxFT, fine_epochs=3),
+    "Ditto": _by_gradient(Ditto),
+    "FedALA": _by_gradient(FedALA),
+    "FedDBE": _by_gradient(FedDBE),
+    "FedAS": _by_gradient(FedAS),
+    "FedPCL": _by_gradient(FedPCL, network="mlp:256", rate=0.001),
+    "FedSelect": _by_gradient(FedSelect),
+}
+"""What joins them when asked for: the paper's gradient methods, trained in every cell."""
 
 
 def measure(
@@ -145,7 +194,8 @@ def measure(
             cell = Cell(rows, shared, count, alpha)
             found: dict[str, Any] = {"clients": count, "alpha": alpha, "seed": seed}
             found["heterogeneity"] = cell.heterogeneity
-            found["entries"] = {name: cell.score(ENTRIES[name](cell)).as_dict() for name in entries}
+            known = ENTRIES | BY_GRADIENT
+            found["entries"] = {name: cell.score(known[name](cell)).as_dict() for name in entries}
             found["balances"] = [model.balance for model in cell.personal]
             found["grid"] = _grid(cell)
             cells.append(found)
@@ -161,7 +211,7 @@ def _grid(cell: Cell) -> list[float]:
         if not len(data):
             continue
         features, labels = data.features(slice(None)), data.own_labels()
-        shared = model.shared.decision_function(features)
+        shared = model.shared.estimates(features)
         own = model.with_balance(1.0).decision_function(features) - shared
         assert model.classes is not None
         accuracies.append(
@@ -206,6 +256,7 @@ def _show_balances(console: Console, result: dict[str, Any], columns: Sequence[t
         "at balance": [],
         "auto minus best, points": [],
         "auto minus better stream, points": [],
+        "clients that lose against the shared stream, %": [],
         "balances chosen, median (10 % to 90 %)": [],
     }
     behind, below = [], []
@@ -222,6 +273,7 @@ def _show_balances(console: Console, result: dict[str, Any], columns: Sequence[t
         better = max(streams, key=lambda found: float(np.mean(found)))
         over = (np.array(auto) - better).tolist()
         rows["auto minus better stream, points"].append(_told(over, "+"))
+        rows["clients that lose against the shared stream, %"].append(_told([_losing(cell) for cell in at]))
         low, middle, high = np.quantile([b for cell in at for b in cell["balances"]], (0.1, 0.5, 0.9))
         rows["balances chosen, median (10 % to 90 %)"].append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
         behind.append(float(np.mean(gaps)))
@@ -287,6 +339,12 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     for name, figure in figures.items():
         (folder / name).write_bytes(render(figure, "png"))
     return [folder / name for name in figures]
+
+
+def _losing(cell: dict[str, Any]) -> float:
+    """Per cent of the clients with test rows that are less accurate with a model of their own."""
+    gains = _gains(cell["entries"], "primary only")
+    return 100 * float(np.mean(gains[np.isfinite(gains)] < 0))
 
 
 def _gains(entries: dict[str, Any], reference: str) -> Array:

@@ -12,9 +12,11 @@ from numpy.linalg import inv
 
 import fedsolve as fs
 from fedsolve.closedform import laws
+from fedsolve.closedform.apfl import APFLModel
 from fedsolve.closedform.personal import PersonalModel
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.encoding import encode_term
+from fedsolve.federation.local_scores import client_rows
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.model import Model
 from tests.conftest import Dataset
@@ -214,13 +216,19 @@ def test_a_refinement_never_leaves_its_participant(digits: Dataset, owners: np.n
     for term in federation.terms[12:]:
         assert not term.arrays
         assert set(term.counts) == {"correct", "rows"}
-    # No message, whatever its names, holds a single row of any refinement.
-    sent = b"".join(map(encode_term, federation.terms))
-    for mine in personal:
-        assert all(row.tobytes() not in sent for row in mine.weight if np.any(row))
     with pytest.raises(DataError, match="belongs to one client"):
         federation.evaluate(personal[0])
+    with pytest.raises(DataError, match="belongs to one client"):
+        METHOD.over(personal[0])
+    with pytest.raises(DataError, match="belongs to one client"):
+        APFLModel(personal[0], METHOD)
     assert len(federation.requests) == 2
+    # No message, whatever its names, holds a single row of any refinement.
+    asked = [array.tobytes() for request in federation.requests for array in request.arrays.values()]
+    assert len(asked) > 0
+    sent = b"".join([*map(encode_term, federation.terms), *asked])
+    for mine in personal:
+        assert all(row.tobytes() not in sent for row in mine.weight if np.any(row))
 
 
 def test_a_client_that_joins_after_training_personalises_without_an_exchange(
@@ -278,6 +286,63 @@ def test_refinements_go_over_any_shared_model(digits: Dataset, owners: np.ndarra
     )
     with pytest.raises(DataError, match="same for everybody"):
         federation.participants[3].personalise(afl)
+
+
+@pytest.mark.torch
+def test_refinements_of_a_network_correct_its_probabilities(digits: Dataset, tmp_path: Path) -> None:
+    from fedsolve.gradient import FedAvg
+
+    owners = fs.partition.dirichlet(digits.labels, 15, 0.1, seed=0)
+    tested = fs.partition.held_out(digits.labels, owners, seed=0)
+    rows = Dataset(digits.features[~tested], digits.labels[~tested])
+    federation = federate(rows, owners[~tested], clients=15)
+    network = FedAvg(network="linear", rounds=10, epochs=3, rate=0.5).fit(federation)
+    logits = network.decision_function(rows.features)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(network.estimates(rows.features), shares, rtol=1e-12)
+    over = fs.APFL(refinement_width=OWN, refinement_ridge=1.0, balance="auto", seed=3).over(network)
+    assert np.array_equal(over.predict(rows.features), network.predict(rows.features))
+    mine = owners[~tested] == 4
+    personal = over.personalised(federation.participants[4].data)
+    psi = streams(rows.features, "refinement", OWN)
+    expected = ridge(psi[mine], (one_hot(rows.labels) - shares)[mine], 1.0)
+    assert relative_difference(personal.weight, expected) <= 1e-9
+    scores = shares + personal.balance * psi @ expected
+    assert relative_difference(personal.decision_function(rows.features), scores) <= 1e-9
+    personal.save(tmp_path / "mine")
+    loaded = fs.load_model(tmp_path / "mine")
+    assert np.array_equal(loaded.predict(rows.features), personal.predict(rows.features))
+    # Over logits, whose scale has nothing to do with one-hot targets, clients would lose.
+    tests = client_rows(digits.features, digits.labels, owners, 15, tested)
+    own = fs.local_scores((p.personalise(over) for p in federation.participants), tests)
+    assert own.mean > fs.local_scores(network, tests).mean + 0.02
+
+
+def test_over_an_apfl_model_is_over_its_shared_stream(digits: Dataset, owners: np.ndarray) -> None:
+    method = dataclasses.replace(METHOD, scale="standard", intercept=True)
+    model = method.fit(federate(digits, owners))
+    over = method.over(model)
+    assert over.primary is model.primary
+    data = model.federation.participants[3].data
+    assert np.array_equal(over.personalised(data).weight, model.personal("client-03").weight)
+
+
+def test_rows_are_read_as_they_are_stored(digits: Dataset, owners: np.ndarray) -> None:
+    seen: list[Any] = []
+    shared = fs.AFL(ridge=0.1).fit(federate(digits, owners))
+
+    def watched(features: np.ndarray) -> np.ndarray:
+        seen.append(features.dtype)
+        return shared.decision_function(features)
+
+    shared.estimates = watched  # type: ignore[method-assign]
+    pixels = (digits.features[:60] * 16).astype(np.uint8)
+    personal = dataclasses.replace(METHOD, balance="auto").over(shared)
+    mine = personal.personalised(fs.ClientData(pixels, digits.labels[:60]))
+    assert set(seen) == {np.dtype(np.uint8)}
+    psi = streams(pixels.astype(np.float64), "refinement", OWN)
+    expected = ridge(psi, one_hot(digits.labels)[:60] - pixels @ shared.weight, 1.0)
+    assert relative_difference(mine.weight, expected) <= 1e-9
 
 
 def test_alone_is_each_client_by_itself(digits: Dataset, owners: np.ndarray, model: Any) -> None:
@@ -374,6 +439,12 @@ def test_a_run_resumes_from_its_checkpoint(digits: Dataset, owners: np.ndarray, 
     resumed.save(tmp_path / "resumed")
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "resumed").read_bytes()
     assert len(resumed.history) == len(whole.history) == 5
+    # A checkpoint is the shared stream's: a refinement of another kind may follow.
+    other = dataclasses.replace(method, balance="auto", refinement_width=7)
+    assert other.fit(federate(digits, owners), path, resume=True).personal("client-02").weight.shape == (
+        7,
+        10,
+    )
     with pytest.raises(ModelFileError, match="other parameters"):
         dataclasses.replace(method, ridge=5.0).fit(federate(digits, owners), path, resume=True)
 
@@ -404,8 +475,9 @@ def test_classes_are_declared_as_for_the_others(digits: Dataset, owners: np.ndar
         ({"balance": "auto", "refinement_ridge": 0.0}, "refinement_ridge > 0"),
         ({"refinement_ridge": -1.0}, "refinement_ridge"),
         ({"refinement_width": 0}, "refinement_width"),
-        ({"refinement_activation": "step"}, "step"),
-        ({"activation": "step"}, "step"),
+        ({"refinement_activation": "step"}, "'step' as refinement_activation"),
+        ({"activation": "step"}, "unknown activation 'step';"),
+        ({"block_activation": "step"}, "'step' as block_activation"),
         ({"layers": -1}, "layers"),
         ({"ridge": -1.0}, "ridge"),
         ({"seed": -1}, "seed"),

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 import fedsolve as fs
 from fedsolve import registry
 from fedsolve.cli.main import main
-from fedsolve.cli.parameters import HELP, parameter_names
+from fedsolve.cli.parameters import HELP, is_gradient, method_keys, parameter_names
 from fedsolve.cli.report import Report
 from fedsolve.federation.method import exchanges
 from tests.command import document, fedsolve, refused
@@ -92,6 +92,32 @@ def test_every_parameter_is_an_option_with_help_and_the_dataclass_default():
         # Where methods differ, each default stands with its method.
         assert stated.startswith((f"{defaults[name]}]", f"{defaults[name]} for deepafl"))
     assert "[default: 1 for deepafl, 0.01 for apfl, 1 for cascade, 0 for afl]" in page
+
+
+def test_the_help_page_names_every_closed_form_method():
+    page = " ".join(fedsolve("train", "--help").stdout.split())
+    named = page.split("Closed-form methods (")[1].split(")")[0].split(", ")
+    assert named == [key for key in method_keys() if not is_gradient(key)]
+    assert "apfl" in named
+
+
+@pytest.mark.parametrize(
+    "key", ["afl", "apfl", *(pytest.param(key, marks=pytest.mark.torch) for key in ("fedprox", "ditto"))]
+)
+def test_the_help_page_of_a_method_shows_what_goes_with_it(files, tmp_path, key):
+    options = fedsolve("train", "--method", key, "--help").stdout.split("Training:")[1]
+    for name, words in (("--watch", ("--watch", "1")), ("--personal", ("--personal", tmp_path / "own"))):
+        result = fedsolve("train", tmp_path / "none.npz", "--method", key, *words)
+        # Where it is refused, it is refused before the data are looked for.
+        assert (f"  {name} " in options) == ("cannot read" in result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("key", ["apfl", "deepafl", "fedprox"])
+def test_values_keep_their_spelling_in_help(key):
+    page = " ".join(fedsolve("train", "--method", key, "--help").stdout.split())
+    for spoilt in ("Cpu", "Float32", "Accuracy (closed", "Direct:"):
+        assert spoilt not in page
+    assert "float32 is faster" in page
 
 
 def _class(key):
@@ -203,6 +229,45 @@ def test_warnings_are_single_lines(files):
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: the system of width 64 is singular")
     assert result.stderr.count("\n") == 1
+
+
+APFL = ("--method", "apfl", "--refinement-width", "16", "--ridge", "1", "--workers", "1")
+
+
+def test_apfl_warns_of_a_shared_stream_that_fits_all_rows(files):
+    few = fedsolve("train", files / "digits.npz", *APFL, "--width", "151", "--clients", "3")
+    assert few.exit_code == 0
+    assert few.stderr.startswith("warning: 300 rows are few for a shared stream of width 151")
+    assert few.stderr.count("\n") == 1
+    enough = fedsolve("train", files / "digits.npz", *APFL, "--width", "150", "--clients", "3")
+    assert enough.exit_code == 0
+    assert enough.stderr == ""
+
+
+def test_a_folder_of_personal_models_is_of_one_run(files, tmp_path):
+    words = (
+        "train",
+        files / "digits.npz",
+        *APFL,
+        "--width",
+        "24",
+        "--out",
+        tmp_path / "own" / "all.safetensors",
+    )
+    own = ("--personal", tmp_path / "own")
+    document(*words, *own, "--clients", "4")
+    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "own").iterdir()}
+    assert len(before) == 5
+    refused(
+        fedsolve(*words, *own, "--clients", "2"),
+        4,
+        "2 models that are not of this run's clients (client-2.safetensors, client-3.safetensors)",
+        "another folder",
+    )
+    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "own").iterdir()} == before
+    document(*words, *own, "--clients", "4")  # the same clients: their models are replaced
+    shared = ("--out", tmp_path / "own" / "client-1.safetensors")
+    refused(fedsolve(*words, *own, "--clients", "4", *shared), 2, "also the file of a client")
 
 
 def test_parquet_trains_like_npz(files, tmp_path):

@@ -84,7 +84,7 @@ def test_the_help_page_has_groups_for_gradient_methods():
     assert page.index("--proximal FLOAT") > places[3]
     flat = " ".join(page.split())
     assert "fedprox: strength of the pull" in flat
-    assert "[default: float64 for deepafl, float32 for gradient methods]" in flat
+    assert "[default: float64 for deepafl and apfl, float32 for gradient methods]" in flat
     assert max(map(len, page.splitlines())) <= 100
 
 
@@ -276,7 +276,11 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(digits, tmp_path, monkeypa
 
 
 BAD_WORDS = {
-    "closed-form parameter": (("--layers", "3"), 2, "--layers belongs to deepafl and apfl and cascade, not to fedavg"),
+    "closed-form parameter": (
+        ("--layers", "3"),
+        2,
+        "--layers belongs to deepafl and apfl and cascade, not to fedavg",
+    ),
     "other method's parameter": (("--contrast", "1"), 2, "--contrast belongs to moon, not to fedavg"),
     "other family's value": (
         ("--track", "accuracy"),
@@ -288,7 +292,7 @@ BAD_WORDS = {
     "wrong shape": (("--network", "cnn", "--shape", "1,9,9"), 2, "holds 81 numbers, but rows have 64"),
     "no shape": (("--network", "cnn", "--shape", "8x8"), 2, "shape must be 'channels,height,width'"),
     "unknown layer": (("--network", "mlp:8", "--feedback", "clasifier"), 2, "classifier"),
-    "too shallow": (("--feedback", "lowest"), 2, "Take a deeper network, or set feedback_first"),
+    "too shallow": (("--feedback", "lowest"), 2, "or let the first layer be chosen too"),
     "no device": (("--device", "abacus"), 2, "device 'abacus' is not one that torch knows"),
     "no rounds": (("--rounds", "0"), 2, "rounds must be a whole number, at least 1; got 0"),
     "nobody": (("--participation", "0"), 2, "participation must lie in (0, 1]"),

@@ -32,7 +32,9 @@ from tests.command import document
 
 SHIPPED = Path(__file__).parent.parent / "experiments"
 FULL = sorted(
-    path for folder in ("deepafl", "afl", "apfl", "real") for path in (SHIPPED / folder).glob("*.toml")
+    path
+    for folder in ("deepafl", "afl", "apfl", "flfa", "real")
+    for path in (SHIPPED / folder).glob("*.toml")
 )
 SMALL = sorted((SHIPPED / "small").glob("*.toml"))
 
@@ -128,6 +130,14 @@ def test_a_method_wins_over_its_dataset_and_a_grid_over_both(tmp_path: Path) -> 
     assert read_experiment(written(tmp_path, grid)).cells()[1].parameters["residual_ridge"] == 7.0
 
 
+def test_parameters_of_a_file_are_for_every_method_that_has_them(tmp_path: Path) -> None:
+    text = BASE.replace('"digits"', '"digits"\nparameters = {residual_ridge = 3.0}')
+    text += "[parameters]\nresidual_ridge = 2.0\nridge = 4.0\n"
+    afl, deep = read_experiment(written(tmp_path, text)).cells()[:2]
+    assert afl.parameters["ridge"] == 0.1, "a method's own come first"
+    assert (deep.parameters["ridge"], deep.parameters["residual_ridge"]) == (4.0, 3.0)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -159,6 +169,10 @@ def test_a_method_wins_over_its_dataset_and_a_grid_over_both(tmp_path: Path) -> 
         ("depths = [0, 3]", "[table]\nrows = 'methods'", ["unknown axis 'methods'", "'method'"]),
         ("depths = [0, 3]", "[table]\nvalues = 'tests'", ["unknown metric 'tests'", "'test'"]),
         ("depths = [0, 3]", "[table]\nbaseline = 'AFl'", ["baseline", "'AFL'"]),
+        ("depths = [0, 3]", "[table]\nrows = 'stage'", ["'stage'", "'selected'", "test"]),
+        ("depths = [0, 3]", "[table]\nvalues = ['test', 'selected']", ["'stage'", "test, selected"]),
+        ("depths = [0, 3]", "[table]\nvalues = 'relative_seconds'", ["'relative_seconds'", "'baseline'"]),
+        ("depths = [0, 3]", "[parameters]\nrounds = 3", ["'rounds' of [parameters]", "known are"]),
         ("depths = [0, 3]", "[grid]\nrigde = [1.0]", ["'rigde' of [grid]", "'ridge'"]),
         ("depths = [0, 3]", "[grid]\nwidth = [8]", ["'width' of DeepAFL", "both fixed and in the grid"]),
         ("depths = [0, 3]", "[noise]\nrates = [1.5]", ["'rates'", "1.5"]),

@@ -123,8 +123,25 @@ def test_predictors_may_be_models_functions_or_a_stream_of_them(digits: Dataset)
     assert made == 6
     with pytest.raises(DataError, match="2 predictors for 6 clients"):
         fs.local_scores([model] * 2, tests)
+    with pytest.raises(DataError, match="more than 6 predictors for 6 clients"):
+        fs.local_scores([model] * 7, tests)
+    with pytest.raises(DataError, match=r"shape \(\d+, 1\) for \d+ rows"):
+        fs.local_scores(lambda features: model.predict(features)[:, None], tests)
     with pytest.raises(DataError, match="1 names for 6 clients"):
         fs.local_scores(model, tests, ["a"])
+
+
+def test_regression_models_have_no_accuracy(digits: Dataset) -> None:
+    targets = digits.features[:, 20]
+    owners = fs.partition.iid(digits.labels, 4)
+    federation = fs.LocalFederation.from_arrays(
+        digits.features, targets, owners, task="regression", workers=1
+    )
+    model = fs.APFL(width=32, refinement_width=16, ridge=1.0).fit(federation)
+    tests = client_rows(digits.features, targets, owners, 4)
+    for predictors in (model, [model.personal(name) for name in federation.clients]):
+        with pytest.raises(DataError, match="regression model"):
+            fs.local_scores(predictors, tests)
 
 
 def test_some_rows_only(digits: Dataset) -> None:

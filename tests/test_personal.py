@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import stat
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +46,94 @@ def weight_of(data: Dataset, shared: Any, rows: np.ndarray) -> np.ndarray:
 # -- leave one out ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [20, 47, 48, 130], ids=lambda rows: f"{rows} rows of width 48")
+@pytest.mark.parametrize("rows", [20, 48, 49, 130], ids=lambda rows: f"{rows} rows of width 48")
 def test_leaving_a_row_out_needs_no_second_fit(digits: Dataset, shared: Any, rows: int) -> None:
     chosen = np.arange(900, 900 + rows)
     psi = REFINEMENT.features(digits.features[chosen])
     residuals = one_hot(digits.labels)[chosen] - shared.decision_function(digits.features[chosen])
     sums = RidgeSums(48, 10)
     sums.add(psi, residuals)
-    assert sums.short == (rows < 48)
-    solution = sums.solve(2.0)
-    found = balance.left_out(residuals, psi @ solution.weight, solution.leverage(psi))
+    assert sums.short == (rows <= 48)
+    found = sums.solve(2.0).left_out(psi, residuals)
     for row in range(0, rows, 7):
         others = np.arange(rows) != row
         expected = psi[row] @ ridge(psi[others], residuals[others], 2.0)
         np.testing.assert_allclose(found[row], expected, rtol=1e-9, atol=1e-11)
+
+
+def exact_ridge(
+    psi: list[Any], errors: list[Any], weights: list[Any], penalty: Any, row: list[Any]
+) -> list[Any]:
+    """The ridge's answer to `row`, exactly: Gaussian elimination of the kernel system in fractions."""
+    count = len(psi)
+
+    def dot(a: list[Any], b: list[Any]) -> Any:
+        return sum((x * y for x, y in zip(a, b, strict=True)), Fraction(0))
+
+    # (K + penalty W^-1) a = E, and the answer is sum_j a_j <psi_j, row>.
+    system = [[dot(psi[i], psi[j]) for j in range(count)] + list(errors[i]) for i in range(count)]
+    for i in range(count):
+        system[i][i] += penalty / weights[i]
+    for i in range(count):
+        system[i] = [value / system[i][i] for value in system[i]]
+        for j in range(count):
+            if j != i:
+                system[j] = [a - system[j][i] * b for a, b in zip(system[j], system[i], strict=True)]
+    closeness = [dot(other, row) for other in psi]
+    return [dot(closeness, [line[count + c] for line in system]) for c in range(len(errors[0]))]
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("penalty", [1.0, 1e-6, 1e-8, 1e-14])
+@pytest.mark.parametrize(("rows", "width", "scale"), [(6, 9, 1.0), (6, 9, 4096.0), (6, 6, 1.0), (7, 3, 1.0)])
+def test_leaving_out_is_exact_however_small_the_ridge(
+    rows: int, width: int, scale: float, penalty: float, weighted: bool
+) -> None:
+    rng = np.random.default_rng(rows + width)
+    psi, errors = scale * rng.standard_normal((rows, width)), rng.standard_normal((rows, 2))
+    weights = rng.integers(1, 5, rows) / 4.0 if weighted else np.ones(rows)
+    roots = np.sqrt(weights)
+    sums = RidgeSums(width, 2)
+    sums.add(psi * roots[:, None], errors * roots[:, None])
+    found = sums.solve(penalty).left_out(psi, errors, roots)
+    exact = [[[Fraction(value) for value in line] for line in array.tolist()] for array in (psi, errors)]
+    counted = [Fraction(weight) for weight in weights.tolist()]
+    for row in range(rows):
+        others = [[array[j] for j in range(rows) if j != row] for array in (*exact, counted)]
+        expected = exact_ridge(*others, Fraction(penalty), exact[0][row])  # type: ignore[call-arg, arg-type]
+        np.testing.assert_allclose(found[row], [float(value) for value in expected], rtol=1e-9, atol=1e-11)
+
+
+def test_the_balance_of_few_rows_does_not_hang_on_a_ridge_lost_beside_them(
+    digits: Dataset, shared: Any
+) -> None:
+    # Below a millionth of |ψ|² the refinement interpolates, and a still smaller ridge changes nothing.
+    fitted = [
+        dataclasses.replace(REFINEMENT, ridge=ridge, width=200).fit(shared, client(digits, range(1000, 1040)))
+        for ridge in (1e-7, 1e-10, 1e-13)
+    ]
+    assert 0.1 < fitted[0].balance < 1.9
+    for other in fitted[1:]:
+        assert other.balance == pytest.approx(fitted[0].balance, abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [30, 100], ids=["short", "tall"])
+def test_rows_may_come_in_any_order_to_be_rebalanced(digits: Dataset, shared: Any, count: int) -> None:
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, len(digits.labels))
+    small = dataclasses.replace(REFINEMENT, ridge=1e-6)
+    rows = np.arange(1000, 1000 + count)
+    model = small.fit(shared, client(digits, rows, weights))
+    turned = model.rebalanced(client(digits, rows[::-1], weights))
+    assert turned.balance == pytest.approx(model.balance, abs=1e-9)
+
+
+def test_repeated_rows_under_a_lost_ridge_answer_for_each_other(digits: Dataset, shared: Any) -> None:
+    rows = np.r_[np.arange(1000, 1015), np.arange(1000, 1015)]
+    firm = dataclasses.replace(REFINEMENT, ridge=1e-6).fit(shared, client(digits, rows))
+    with pytest.warns(fs.ConditionWarning, match="larger ridge"):
+        lost = dataclasses.replace(REFINEMENT, ridge=1e-16).fit(shared, client(digits, rows))
+    assert relative_difference(lost.weight, firm.weight) <= 1e-4
+    assert lost.balance == pytest.approx(firm.balance, abs=1e-4)
 
 
 @pytest.mark.parametrize("penalty", [1e-3, 1.0, 100.0])
@@ -72,14 +148,10 @@ def test_short_and_tall_forms_are_one_ridge(digits: Dataset, penalty: float) -> 
     one, other = short.solve(penalty), tall.solve(penalty)
     assert relative_difference(one.weight, other.weight) <= 1e-9
     assert relative_difference(one.weight, ridge(psi, targets, penalty)) <= 1e-9
-    np.testing.assert_allclose(one.leverage(psi), other.leverage(psi), rtol=1e-9)
-
-
-def test_a_row_that_determines_its_own_fit_has_no_answer() -> None:
-    found = balance.left_out(np.ones((2, 3)), np.full((2, 3), 0.5), np.array([1.0, 0.5]))
-    assert np.array_equal(found, [[0.0] * 3, [0.0] * 3])
-    found = balance.left_out(np.ones((1, 3)), np.full((1, 3), 0.8), np.array([0.5]))
-    np.testing.assert_allclose(found, 0.6)
+    assert (one.short, other.short) == (True, False)
+    np.testing.assert_allclose(
+        one.left_out(psi, targets), other.left_out(psi, targets), rtol=1e-9, atol=1e-12
+    )
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -243,6 +315,18 @@ def test_rows_of_no_weight_do_not_move_the_balance(digits: Dataset, shared: Any)
     assert counted.balance == pytest.approx(fewer.balance, abs=1e-9)
 
 
+@pytest.mark.parametrize("rows", [30, 60])
+def test_rows_of_no_weight_do_not_decide_the_form(digits: Dataset, shared: Any, rows: int) -> None:
+    weights = np.zeros(len(digits.labels))
+    weights[1000 : 1000 + rows] = 1.0
+    weighted = REFINEMENT.fit(shared, client(digits, np.arange(900, 1200), weights))
+    assert weighted.sums is not None
+    assert weighted.sums.short == (rows <= 48)
+    plain = REFINEMENT.fit(shared, client(digits, np.arange(1000, 1000 + rows)))
+    assert np.array_equal(weighted.weight, plain.weight)
+    assert weighted.balance == plain.balance
+
+
 # -- data that grow --------------------------------------------------------------------------------
 
 
@@ -281,6 +365,59 @@ def test_what_cannot_grow_says_so(digits: Dataset, shared: Any) -> None:
         bare.rebalanced(client(digits, [0]))
     nobody = np.zeros(0, dtype=int)
     assert REFINEMENT.fit(shared, client(digits, nobody)).rebalanced(client(digits, nobody)).balance == 0.0
+
+
+# -- regression ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def regression(digits: Dataset) -> Any:
+    """A linear model of two targets."""
+    targets = digits.features[:300, 20:22] + 1.0
+    federation = fs.LocalFederation.from_arrays(
+        digits.features[:300], targets, np.arange(300) % 3, clients=4, task="regression", workers=1
+    )
+    return fs.AFL(ridge=1.0).fit(federation)
+
+
+def test_an_empty_client_is_no_trouble_in_regression(digits: Dataset, regression: Any) -> None:
+    nobody = fs.ClientData(digits.features[:0], np.zeros((0, 2)))
+    for balance_ in ("auto", 0.5):
+        personal = dataclasses.replace(REFINEMENT, balance=balance_).fit(regression, nobody)
+        expected = regression.predict(digits.features)
+        assert np.array_equal(personal.predict(digits.features), expected)
+    model = fs.APFL(width=32, refinement_width=16, scale="standard", intercept=True, layers=1).fit(
+        fs.LocalFederation.from_arrays(
+            digits.features[:90], digits.features[:90, 20], np.arange(90) % 2, 3, task="regression", workers=1
+        )
+    )
+    assert np.array_equal(model.personal("client-2").predict(digits.features), model.predict(digits.features))
+
+
+def test_targets_of_another_kind_are_refused(digits: Dataset, regression: Any) -> None:
+    for targets, told in (
+        (digits.features[:9, :3], r"shape \(9, 3\) have 3 values per row; the model has 2"),
+        (digits.features[:9, 0], "1 values per row"),
+        (np.array([["a", "b"]] * 9), "such as 'a'"),
+    ):
+        with pytest.raises(DataError, match=told):
+            REFINEMENT.fit(regression, fs.ClientData(digits.features[:9], targets))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_personal_file_is_for_its_owner_alone(digits: Dataset, shared: Any, tmp_path: Path) -> None:
+    personal = REFINEMENT.fit(shared, client(digits, np.arange(1000, 1030)))
+    mine, everybodys = tmp_path / "mine", tmp_path / "everybodys"
+    mine.write_bytes(b"an older file, open to all")
+    mine.chmod(0o644)
+    for growing in (False, True):
+        personal.save(mine, growing=growing)
+        assert stat.S_IMODE(mine.stat().st_mode) == 0o600
+    shared.save(everybodys)
+    (tmp_path / "plain").write_bytes(b"")
+    assert everybodys.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 # -- parts of any size -----------------------------------------------------------------------------

@@ -356,6 +356,7 @@ def test_the_benchmark_compares_every_entry_in_every_cell(
     done = CliRunner().invoke(benchmarks, list(map(str, words)))
     assert done.exit_code == 0, done.output
     assert "at least as good as the better of its streams" in done.stdout
+    assert "lose against the shared" in " ".join(done.stdout.split())
     assert "always 3" in done.stdout
     result = json.loads(out.read_text())["personal"]
     assert len(result["cells"]) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from fedsolve.experiments.sources import Rows
 from fedsolve.experiments.statistics import compare, independence, mean_and_error
 from fedsolve.experiments.store import Run, load_run
 from fedsolve.experiments.tables import Table, tables_of
+from fedsolve.gradient.networks.stages import MOBILENET_STAGES
 
 HEAD = """
 title = "A & B: 50 %"
@@ -274,12 +276,13 @@ def test_another_datasets_numbers_are_named(run_of: Callable[..., Run]) -> None:
 
 
 def test_every_table_of_the_papers_is_a_full_grid() -> None:
-    assert set(papers()) == {"deepafl", "afl", "apfl"}
+    assert set(papers()) == {"deepafl", "afl", "apfl", "flfa"}
     deepafl, afl = papers()["deepafl"]["tables"], papers()["afl"]["tables"]
-    wanted = [str(n) for n in (*range(1, 24), 28, 29, 30, 31)] + ["figure 7"]
+    wanted = [str(n) for n in (*range(1, 26), 28, 29, 30, 31)] + ["figure 7"]
     assert sorted(deepafl) == sorted(wanted)
     assert sorted(afl) == ["1", "2", "3", "4", "A.1", "A.2", "A.3"]
     assert sorted(papers()["apfl"]["tables"]) == ["1", "2"]
+    assert sorted(papers()["flfa"]["tables"], key=int) == [str(number_) for number_ in range(1, 14)]
     for key, paper in papers().items():
         for number_, table in paper["tables"].items():
             rows, columns = table["axes"]
@@ -326,6 +329,46 @@ def test_every_table_of_the_papers_is_a_full_grid() -> None:
         ("afl", "A.1", {"remove": False, "clients": 200}, 3.67e12, None),
         ("afl", "A.2", {"method": "Local Max"}, 16.36, None),
         ("afl", "A.3", {"method": "FedFisher"}, 19.31, None),
+        ("deepafl", "24", {"method": "FedLPA", "dataset": "CIFAR-10", "partition": "α = 0.05"}, 42.56, None),
+        ("deepafl", "25", {"method": "FedDyn", "network": "mlp:1024x4"}, 56.26, None),
+        (
+            "flfa",
+            "1",
+            {"method": "FedAvgM + FLFA", "dataset": "FMNIST", "metric": "test"},
+            85.03,
+            None,
+        ),
+        (
+            "flfa",
+            "1",
+            {"method": "FedSOL", "dataset": "CIFAR-10", "metric": "relative_seconds"},
+            3.34,
+            None,
+        ),
+        ("flfa", "2", {"method": "FedAvg + FLFA", "dataset": "CIFAR-10.1 v6"}, 55.16, None),
+        ("flfa", "3", {"method": "FedProx + FLFA", "dataset": "ImageNet-100"}, 44.62, None),
+        ("flfa", "4", {"method": "FLFA, no scaling"}, 65.21, None),
+        ("flfa", "5", {"method": "MOON + FLFA", "dataset": "CIFAR-100"}, 45.12, None),
+        ("flfa", "6", {"method": "FedAvg", "dataset": "BloodMNIST"}, 48.81, None),
+        ("flfa", "7", {"method": "FedLC + FLFA", "dataset": "OrganSMNIST"}, 57.95, None),
+        ("flfa", "8", {"method": "FedAvgM", "dataset": "FMNIST"}, 68.40, None),
+        ("flfa", "9", {"method": "FedRS + FLFA", "dataset": "PathMNIST"}, 75.51, None),
+        (
+            "flfa",
+            "10",
+            {"method": "MOON + FLFA", "dataset": "OrganCMNIST", "feedback_layers": 3},
+            75.71,
+            None,
+        ),
+        (
+            "flfa",
+            "11",
+            {"method": "FedLC + FLFA", "dataset": "CIFAR-10", "feedback_layers": 2},
+            70.50,
+            None,
+        ),
+        ("flfa", "12", {"method": "FedDyn", "dataset": "CIFAR-10"}, 74.81, None),
+        ("flfa", "13", {"method": "highest", "stage": "stage 4"}, 20.92, None),
     ],
 )
 def test_numbers_as_printed(
@@ -376,7 +419,7 @@ def test_the_papers_agree_with_themselves() -> None:
 def test_shipped_files_meet_their_papers() -> None:
     """Every number of a table that a shipped file refers to, and that we run, is found by its coordinates."""
     folder = Path(__file__).parent.parent / "experiments"
-    for path in sorted([*(folder / "deepafl").glob("*.toml"), *(folder / "afl").glob("*.toml")]):
+    for path in sorted(path for key in ("deepafl", "afl", "flfa") for path in (folder / key).glob("*.toml")):
         experiment = read_experiment(path)
         assert experiment.paper is not None
         numbers = printed(experiment.paper.key, experiment.paper.tables)
@@ -393,9 +436,10 @@ def test_shipped_files_meet_their_papers() -> None:
                 "algorithm": cell.method.algorithm,
                 "noise": cell.noise,
             }
-            for depth in cell.method.depths or (None,):
+            stages = MOBILENET_STAGES if experiment.table.by_stage else (None,)
+            for depth, stage in itertools.product(cell.method.depths or (None,), stages):
                 for metric in experiment.table.values:
-                    place = coordinates | {"depth": depth, "metric": metric}
+                    place = coordinates | {"depth": depth, "stage": stage, "metric": metric}
                     met |= {index for index, value in enumerate(numbers) if value.about(place)}
         ours = {method.name for method in experiment.methods}
         missed = [
@@ -407,8 +451,8 @@ def test_shipped_files_meet_their_papers() -> None:
 
 
 def test_unknown_tables_are_refused() -> None:
-    with pytest.raises(DataError, match="has no table '24'"):
-        printed("deepafl", ["24"])
+    with pytest.raises(DataError, match="has no table '26'"):
+        printed("deepafl", ["26"])
 
 
 # -- rendering -------------------------------------------------------------------------------------

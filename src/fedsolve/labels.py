@@ -78,6 +78,24 @@ def encode_labels(labels: Array, classes: Array) -> Array:
     return codes
 
 
+def regression_targets(values: Array, outputs: int) -> Array:
+    """Targets as (rows, outputs); text, and another number of targets per row, are refused."""
+    if len(values) == 0:
+        return np.zeros((0, outputs))
+    if values.dtype.kind not in "fiub":
+        raise DataError(
+            f"targets of type {values.dtype} (such as {values.ravel()[0].item()!r}); "
+            "regression needs numbers."
+        )
+    found: Array = values.reshape(len(values), -1)
+    if found.shape[1] != outputs:
+        raise DataError(
+            f"targets of shape {values.shape} have {found.shape[1]} values per row; the model has {outputs}. "
+            "All clients must have the same targets."
+        )
+    return found
+
+
 def labels_note(classes: Array | None) -> dict[str, Any] | None:
     """A class list as a JSON value that keeps its type."""
     if classes is None:

@@ -25,7 +25,7 @@ _FAMILIES: dict[str, type[Model]] = {}
 
 
 class Model(ABC):
-    """A trained predictor. Scores are least-squares estimates, one column per class or target."""
+    """A trained predictor. Scores have one column per class or target: least-squares estimates, or logits."""
 
     family: ClassVar[str]
     private: ClassVar[bool] = False
@@ -59,6 +59,14 @@ class Model(ABC):
     def decision_function(self, features: Any) -> Array:
         """Scores, shape (rows, classes) or (rows, targets)."""
         return self._scores(self._checked(features))
+
+    def estimates(self, features: Any) -> Array:
+        """What the targets are expected to be, ones and zeros for classes: (rows, outputs).
+
+        Errors of least squares are taken against these. Here the scores themselves; models whose scores are
+        on another scale give their own.
+        """
+        return self.decision_function(features)
 
     def predict(self, features: Any) -> Array:
         """The class with the largest score, or the predicted targets."""
@@ -128,8 +136,8 @@ class Model(ABC):
         return self._arrays(), note
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model file; equal models give equal bytes."""
-        container.write_atomically(path, container.to_bytes(*self.contents()))
+        """Write the model file; equal models give equal bytes. One client's own is for its owner to read."""
+        container.write_atomically(path, container.to_bytes(*self.contents()), private=self.private)
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:

@@ -27,9 +27,11 @@ from fedsolve.gradient.networks import (
     stacked_widths,
 )
 from fedsolve.gradient.networks.initial import network_seed
+from fedsolve.gradient.networks.stages import MOBILENET_BLOCKS, MOBILENET_STAGES, stage_of
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
+mobilenet = pytest.importorskip("fedsolve.gradient.networks.mobilenet")
 
 pytestmark = pytest.mark.torch
 
@@ -61,6 +63,7 @@ def same_bits(first: Any, second: Any) -> bool:
         ("linear", 512, 10, 5_130),
         ("mlp", 512, 10, 512 * 256 + 256 + 2_570),
         ("mlp:8,4", 16, 3, 16 * 8 + 8 + 8 * 4 + 4 + 4 * 3 + 3),
+        ("mlp:8x3", 16, 3, 16 * 8 + 8 + 2 * (8 * 8 + 8) + 8 * 3 + 3),
         ("cnn", 784, 10, 1_663_370),  # as McMahan et al. 2017 report
         ("mobilenet_v2", 3072, 10, 2_236_682),
         ("mobilenet_v2:gn", 3072, 10, 2_236_682),
@@ -363,6 +366,8 @@ def test_double_precision_starts_from_the_same_numbers() -> None:
         ("mlp:", "network 'mlp:': give positive widths"),
         ("mlp:64,0", "network 'mlp:64,0': give positive widths"),
         ("mlp:64,wide", "such as mlp:256"),
+        ("mlp:64x", "network 'mlp:64x': give positive widths"),
+        ("mlp:64x0", "such as mlp:1024x5"),
         ("resnet_18:gn", "no module 'resnet_18'. Did you mean 'resnet18:gn'.*PYTHONPATH.*linear, mlp"),
         ("absent_package.part:make", "no module 'absent_package.part'.*PYTHONPATH"),
         ("custom:0123", r"'custom:0123' is not registered in this process .*register_network\(module\)"),
@@ -555,6 +560,7 @@ def test_stacked_widths() -> None:
     assert stacked_widths("linear", 7, 3) == [7, 3]
     assert stacked_widths("mlp", 7, 3) == [7, 256, 3]
     assert stacked_widths("mlp:5, 4", 7, 3) == [7, 5, 4, 3]
+    assert stacked_widths("mlp:5x2,4", 7, 3) == [7, 5, 5, 4, 3]
     assert all(stacked_widths(name, 784, 3) is None for name in [*DEEP, "some.package:make", "custom:00"])
     shapes = [tuple(value.shape) for value in build_network("mlp:5,4", 7, 3).parameters()]
     assert shapes == [(5, 7), (5,), (4, 5), (4,), (3, 4), (3,)]
@@ -706,3 +712,23 @@ def test_known_names_are_offered_to_the_command() -> None:
     assert networks.NETWORKS == ("linear", "mlp", "cnn", "mobilenet_v2", "resnet18", "resnet50")
     for name in networks.NETWORKS:
         assert build_network(name, 784, 2) is not None
+
+
+# --- stages
+
+
+def test_every_layer_of_mobilenet_has_its_stage_in_order() -> None:
+    network = build_network("mobilenet_v2", 784, 10)
+    layers = [name for name, part in network.named_modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    stages = [stage_of("mobilenet_v2:gn", layer) for layer in layers]
+    assert tuple(dict.fromkeys(stages)) == MOBILENET_STAGES
+    # Three convolutions a block, but two in the first, which expands nothing.
+    assert [stages.count(stage) for stage in MOBILENET_STAGES] == [1, 2, 6, 9, 12, 9, 9, 3, 1, 1]
+    assert tuple(blocks for _, _, blocks, _ in mobilenet.STAGES) == MOBILENET_BLOCKS
+
+
+def test_stages_of_other_networks() -> None:
+    assert stage_of("resnet50", "stages.3.1.conv2") == "stage 4"
+    assert stage_of("resnet18:gn", "stem") == "stem"
+    assert stage_of("mlp:32,32", "hidden2") == "hidden2"
+    assert stage_of("some.package:make", "blocks.0") == "blocks.0"

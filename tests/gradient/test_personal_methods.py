@@ -13,7 +13,9 @@ from click.testing import CliRunner
 from fedsolve import ClientData, Participant, load_model, local_scores
 from fedsolve.errors import DataError
 from fedsolve.experiments.local_cells import LocalParts, run_locally
+from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
 from fedsolve.federation.local_scores import client_rows
+from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import Ditto, FedALA, FedAvg, FedAvgFT, FedProx, FedProxFT, FedSelect
 from fedsolve.gradient.fedala import LOSSES
 from fedsolve.gradient.fedselect import select
@@ -568,6 +570,22 @@ def test_a_request_sent_again_is_answered_alike(kind: str, name: str) -> None:
     model = run.model()
     for mine, theirs in zip(fed.participants, other.participants, strict=True):
         assert same_bits(mine.personalise(model).weights, theirs.personalise(once).weights)
+
+
+@each_kind
+def test_requests_and_terms_travel_as_bytes(kind: str) -> None:
+    method, fed, far_away = one_of(kind), small(), small()
+    here, there = method.start(fed.describe()), method.start(far_away.describe())
+    while (request := here.request(fed.clients)) is not None:
+        here.absorb(fed.exchange(request, here.chain))
+        sent = decode_request(encode_request(there.request(far_away.clients)))
+        terms = [participant.answer(sent) for participant in far_away.participants]
+        total = Term()
+        for term in terms:
+            assert isinstance(term, Term)
+            total.add(decode_term(encode_term(term)))
+        there.absorb(Total(total, fed.clients))
+    assert far(here.server.weights, there.server.weights) < 1e-10
 
 
 @each_kind

@@ -30,7 +30,7 @@ from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
 
 EXAMPLES = (
-    ("see every method at work on embedded data, in about a minute", "fedsolve demo"),
+    ("local models, FedAvg, AFL and DeepAFL on embedded data, in about a minute", "fedsolve demo"),
     (
         "train across 20 simulated clients, then use the model",
         "fedsolve train data.npz --method deepafl --clients 20 --out model.safetensors\n"

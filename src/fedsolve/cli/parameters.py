@@ -8,7 +8,7 @@ import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
@@ -75,7 +75,7 @@ HELP = {
     "feedback_first": "Let the first layer be chosen too, where it changes nothing (the paper's rule).",
     "feedback_sketch": "Numbers a layer's update is sketched to for the choice; 0 sends it whole.",
     "shape": "Images as channels,height,width.  Read off the images of a dataset, or off common widths.",
-    "device": "cpu, cuda, cuda:1, or auto for a GPU where there is one.",
+    "device": "Where to train: cpu, cuda, cuda:1, or auto for a GPU where there is one.",
     "server_form": "momentum as in the paper (classic), Nesterov's, or with steps damped by 1 - beta.",
     "server_steps": "steps on the aggregation weights in every round.",
     "generator_steps": "steps on the generator after every round.",
@@ -131,12 +131,24 @@ def method_keys() -> list[str]:
     return sorted((info.key for info in registry.methods()), key=lambda key: (is_gradient(key), key))
 
 
-class MethodOption(Option):
+class FocusedOption(Option):
+    """An option that not every method goes with; the help page of one that does not is without it."""
+
+    def __init__(self, *names: Any, applies: Callable[[str], bool], **settings: Any) -> None:
+        self.applies = applies
+        super().__init__(*names, **settings)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        key = ctx.meta.get(_FOCUS)
+        return super().get_help_record(ctx) if key is None or self.applies(key) else None
+
+
+class MethodOption(FocusedOption):
     """A parameter of methods; the help page of one method shows its own words and default."""
 
     def __init__(self, *names: Any, name_: str, **settings: Any) -> None:
         self.parameter = name_
-        super().__init__(*names, **settings)
+        super().__init__(*names, applies=lambda key: key in _owners()[name_], **settings)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)
@@ -144,10 +156,9 @@ class MethodOption(Option):
         if record is None or key is None:
             return record
         defaults = _owners()[self.parameter]
-        if key not in defaults:
-            return None
-        text, default = help_text(key, self.parameter), _default_text(self.parameter, defaults[key])
-        return record[0], f"{text[:1].upper()}{text[1:]}  [default: {default}]"
+        words = [value for owner in defaults for value in _values(owner, self.parameter) or ()]
+        text = _sentence(help_text(key, self.parameter), words)
+        return record[0], f"{text}  [default: {_default_text(self.parameter, defaults[key])}]"
 
 
 class MethodCommand(Command):
@@ -167,6 +178,11 @@ class MethodCommand(Command):
             info = next(info for info in registry.methods() if info.key == key)
             with formatter.section(f"Only what goes with --method {key} is shown below"):
                 formatter.write_text(f"{info.title}. {info.paper}.")
+
+
+def method_option(*names: str, applies: Callable[[str], bool], **settings: Any) -> Callable[[F], F]:
+    """Decorator: an option of a command that only goes with the methods to which it applies."""
+    return click.option(*names, cls=FocusedOption, applies=applies, **settings)
 
 
 def method_options(command: F) -> F:
@@ -346,13 +362,22 @@ def _told(name: str, defaults: dict[str, Any]) -> str:
         return ", ".join(f"{text} for {key}" for key, text in texts.items())
     closed = {key: text for key, text in texts.items() if not is_gradient(key)}
     usual = Counter(text for key, text in texts.items() if key not in closed).most_common(1)[0][0]
-    parts = [f"{text} for {key}" for key, text in closed.items()]
+    alike: dict[str, list[str]] = {}
+    for key, text in closed.items():
+        alike.setdefault(text, []).append(key)
+    parts = [f"{text} for {' and '.join(keys)}" for text, keys in alike.items()]
     parts.append(f"{usual} for gradient methods" if closed else usual)
     others: dict[str, list[str]] = {}
     for key, text in texts.items():
         if key not in closed and text != usual:
             others.setdefault(text, []).append(key)
     return "; ".join([", ".join(parts), *(f"{text} for {', '.join(keys)}" for text, keys in others.items())])
+
+
+def _sentence(text: str, values: Sequence[str]) -> str:
+    """The text with a capital, unless its first word is a value that must be typed as it stands."""
+    first = text.partition(" ")[0].strip(",:;.")
+    return text if first in values else f"{text[:1].upper()}{text[1:]}"
 
 
 def _default_text(name: str, value: Any) -> str:

@@ -20,11 +20,20 @@ from fedsolve.cli.output import Interrupted, Output, check_target, facts, megaby
 from fedsolve.cli.parameters import (
     MethodCommand,
     build_method,
+    is_gradient,
     method_keys,
+    method_option,
     method_options,
     parameter_names,
 )
-from fedsolve.cli.personal import personal_folder, personal_lines, personalise
+from fedsolve.cli.personal import (
+    personal_files,
+    personal_folder,
+    personal_keys,
+    personal_lines,
+    personalise,
+    warn_of_few_rows,
+)
 from fedsolve.cli.rows import Reader, row_options
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.tables import Table
@@ -40,8 +49,25 @@ from fedsolve.model import Model
 _GROUP = "Training"
 
 
+_CLOSED_FORM = ", ".join(key for key in method_keys() if not is_gradient(key))
+_HELP = f"""Train a classifier over simulated clients.
+
+DATA holds features and labels: npz (arrays x and y, or x_train, y_train, x_test and y_test; features are
+decoded as offset + scale * x where it has these arrays), csv, or parquet (needs fedsolve[parquet]). Or it
+is the address of a dataset, such as digits or folder:PATH for images in class folders, which --backbone
+turns into features once ('fedsolve datasets' lists them).
+
+Rows are dealt to clients by a partition, or by a column that names their owner. Closed-form methods
+({_CLOSED_FORM}) solve for the model exactly: only sums leave a client, and the model that all of them
+get does not depend on the partition. Gradient methods (all others, which need fedsolve[torch]) train a head
+on the features or a whole network on the images, round by round. 'fedsolve train --method NAME --help' shows
+the parameters of one method alone.
+"""
+
+
 @click.command(
     cls=MethodCommand,
+    help=_HELP,
     examples=(
         (
             "DeepAFL over 20 clients with very uneven classes",
@@ -93,17 +119,20 @@ _GROUP = "Training"
     group=_GROUP,
     help="File to evaluate on after training.  [default: x_test of an npz that has it]",
 )
-@option(
+@method_option(
     "--personal",
+    applies=lambda key: key in personal_keys(),
     metavar="DIR",
     group=_GROUP,
-    help="Folder for each client's own model (apfl), CLIENT.safetensors; stands for the clients' own disks.",
+    help="Folder for each client's own model, CLIENT.safetensors; stands for the clients' own disks. For "
+    f"{', '.join(personal_keys())}.",
 )
 @option("--workers", type=int, group=_GROUP, help="Clients computed at the same time.  [default: all cores]")
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
-@option(
+@method_option(
     "--watch",
+    applies=is_gradient,
     type=click.IntRange(1),
     metavar="N",
     group=_GROUP,
@@ -115,19 +144,7 @@ _GROUP = "Training"
 @output_options
 @click.pass_context
 def train(ctx: click.Context, /, **given: Any) -> None:
-    """Train a classifier over simulated clients.
-
-    DATA holds features and labels: npz (arrays x and y, or x_train, y_train, x_test and y_test; features are
-    decoded as offset + scale * x where it has these arrays), csv, or parquet (needs fedsolve[parquet]). Or it
-    is the address of a dataset, such as digits or folder:PATH for images in class folders, which --backbone
-    turns into features once ('fedsolve datasets' lists them).
-
-    Rows are dealt to clients by a partition, or by a column that names their owner. Closed-form methods
-    (afl, cascade, deepafl) solve for the model exactly: only sums leave a client, and the model does not
-    depend on the partition. Gradient methods (all others, which need fedsolve[torch]) train a head on the
-    features or a whole network on the images, round by round. 'fedsolve train --method NAME --help' shows
-    the parameters of one method alone.
-    """
+    """Train a classifier over simulated clients; `_HELP` is the page."""
     output = Output(given["as_json"], given["quiet"])
     split = split_from(ctx, given)
     method = build_method(given["method"], {name: given[name] for name in parameter_names()}, ctx)
@@ -146,6 +163,8 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     federation = federate(data, split, given["workers"])
     spec = federation.describe()
     test = _test_rows(given, reader, spec)
+    own_files = personal_files(federation.clients, personal, given["out"])
+    warn_of_few_rows(method, len(data))
 
     started = time.perf_counter()
     try:
@@ -173,7 +192,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "seconds": seconds,
         "accuracy": _accuracy(method, model, federation, data, test),
         "test_rows": None if test is None else len(test),
-        "personal": personalise(model, federation, test, personal, output),
+        "personal": personalise(model, federation, test, personal, own_files, output),
         "model": given["out"],
         "checkpoint": checkpoint,
     }

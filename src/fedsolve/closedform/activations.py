@@ -30,16 +30,19 @@ def activate(name: str, values: Array) -> Array:
     return values
 
 
-def check_activation(name: str) -> None:
-    """Refuse an unknown activation by name."""
-    _kernel(name)
+def check_activation(name: str, parameter: str = "activation") -> None:
+    """Refuse an unknown activation, with the parameter that asks for it."""
+    _kernel(name, parameter)
 
 
-def _kernel(name: str) -> Kernel:
+def _kernel(name: str, parameter: str = "activation") -> Kernel:
     try:
         return ACTIVATIONS[name]
     except KeyError:
-        raise DataError(f"unknown activation '{name}'; choose one of {', '.join(ACTIVATIONS)}.") from None
+        asked = "" if parameter == "activation" else f" as {parameter}"
+        raise DataError(
+            f"unknown activation '{name}'{asked}; choose one of {', '.join(ACTIVATIONS)}."
+        ) from None
 
 
 def _none(x: Array, scratch: Array) -> None:

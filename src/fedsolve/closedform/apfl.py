@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedsolve import container
+from fedsolve.closedform.activations import check_activation
 from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
 from fedsolve.closedform.models import LinearModel
 from fedsolve.closedform.personal import PersonalModel, Refinement, check_agreement
@@ -82,7 +83,9 @@ class APFL(Method["APFLModel"]):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # Both check their parameters, under the names they have here.
+        # Both check their parameters; these two have other names in the primary stream's method.
+        check_activation(self.activation)
+        check_activation(self.block_activation, "block_activation")
         _ = self.primary, self.refinement
 
     @property
@@ -126,8 +129,12 @@ class APFL(Method["APFLModel"]):
         return model
 
     def over(self, shared: Model) -> APFLModel:
-        """Refinements over any shared model of the same features, however it was trained."""
-        return APFLModel(shared, self)
+        """Refinements over any shared model of the same features, however it was trained.
+
+        They correct its `estimates`: of a network, the probabilities. Of an APFL model, the shared stream is
+        taken; a model that belongs to one client is refused.
+        """
+        return APFLModel(shared.primary if isinstance(shared, APFLModel) else shared, self)
 
 
 class APFLModel(Model):
@@ -140,6 +147,11 @@ class APFLModel(Model):
     family: ClassVar[str] = "apfl"
 
     def __init__(self, primary: Model, method: APFL, federation: LocalFederation | None = None) -> None:
+        if primary.private:
+            raise DataError(
+                f"a model of family '{primary.family}' belongs to one client, and the shared stream goes to "
+                "all of them. Put refinements over the model that it was made from."
+            )
         super().__init__(primary.features, primary.classes, primary.outputs)
         self.primary = primary
         self.method = method
@@ -169,7 +181,11 @@ class APFLModel(Model):
         )
 
     def alone(self) -> APFLModel:
-        """The refinement stream by itself, fitted to the labels: each client on its own, nothing shared."""
+        """The refinement stream by itself, fitted to the labels: each client on its own.
+
+        Nothing of others enters, but for the means and spreads that `scale` and `intercept` prepare features
+        by: those remain everybody's, so that the stream is the same as in the whole model.
+        """
         nothing = LinearModel(
             np.zeros((self.features, self.outputs)),
             np.zeros(self.outputs),
@@ -177,6 +193,9 @@ class APFLModel(Model):
             getattr(self.primary, "preparation", None),
         )
         return APFLModel(nothing, replace(self.method, balance=1.0), self.federation)
+
+    def estimates(self, features: Any) -> Array:
+        return self.primary.estimates(features)
 
     def _scores(self, features: Array) -> Array:
         return self.primary.decision_function(features)

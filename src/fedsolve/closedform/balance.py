@@ -6,17 +6,19 @@ would say of row i is
 
     f_i = ψ_i P_{-i} = e_i - (e_i - ψ_i P) / (1 - h_i)
 
-so that the leave-one-out scores ΦG + balance f and errors E - balance f need no second fit. Two exact
-functions of the balance follow:
+(`RidgeSolution.left_out`), so that the leave-one-out scores ΦG + balance f and errors E - balance f need no
+second fit. Two exact functions of the balance follow:
 
     squared error   minimal at  <E, f> / <f, f>
     mistakes        row i is right on one interval of balances, because each rival class is overtaken
                     once: the fewest mistakes are found by sorting 2n ends, without a grid
 
 What is approximated: the shared stream has seen row i as well. Leaving it out there too would divide e_i by
-1 - g_i, with g_i the row's leverage in the pooled system, which only the server could compute; g_i is about
-width / (all clients' rows), so E is a little too small and the balance a little too low. A weight is
-left out whole: a row of weight 2 is one row, not two.
+1 - g_i, with g_i the row's leverage in the pooled system: that takes φ_i, which the client has, and the
+pooled Gram matrix, which the server has and the shared model does not hold. The g_i of all rows sum to at
+most the shared stream's width: they are about width / (all clients' rows), E is a little too small and the
+balance a little too low. Where all rows are not many times the width, and `ridge` is small, E and the balance
+vanish. A weight is left out whole: a row of weight 2 is one row, not two.
 """
 
 from __future__ import annotations
@@ -31,18 +33,8 @@ LARGEST = 2.0
 _TOLERANCE = 0.5
 """Standard errors of the number of mistakes within which balances count as equally good."""
 
-_CERTAIN = 1e-9
-
-
-def left_out(residuals: Array, fitted: Array, leverage: Array) -> Array:
-    """f: the refinement's answer to each row had it been fitted without that row (rows, outputs).
-
-    residuals: E. fitted: ΨP. leverage: h. Rows that determine their own fit (h = 1) get 0, no answer.
-    """
-    free = 1.0 - leverage[:, None]
-    known = free > _CERTAIN
-    wrong = np.divide(residuals - fitted, free, out=np.array(residuals, dtype=np.float64), where=known)
-    return np.asarray(residuals - wrong)
+_NOTHING = 1e-9
+"""Size of answers, beside that of the errors, below which rows say nothing of each other."""
 
 
 def choose_balance(
@@ -50,7 +42,7 @@ def choose_balance(
 ) -> float:
     """The balance in [0, LARGEST] for the client whose rows these are; 0 where nothing can be learned.
 
-    scores: ΦG. residuals: E. answers: f of `left_out`. codes: positions of the true classes, None for
+    scores: ΦG. residuals: E. answers: f. codes: positions of the true classes, None for
     regression. weights: of the rows.
 
     Regression: the least squared error. Classes: of all balances whose leave-one-out mistakes are
@@ -60,7 +52,7 @@ def choose_balance(
     counted = np.ones(len(scores)) if weights is None else weights
     power = float(np.sum(counted[:, None] * answers**2))
     scale = float(np.sum(counted[:, None] * residuals**2))
-    if power <= _CERTAIN**2 * scale or power == 0.0:
+    if power <= _NOTHING**2 * scale or power == 0.0:
         # One row, or rows that say nothing of each other: no evidence that personalising helps.
         return 0.0
     smooth = float(np.sum(counted[:, None] * residuals * answers)) / power

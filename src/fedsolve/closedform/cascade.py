@@ -72,7 +72,7 @@ class Cascade(Method["CascadeModel"]):
         check_whole(1, width=self.width)
         check_not_negative(ridge=self.ridge, gain=self.gain)
         check_activation(self.activation)
-        check_activation(self.zero_activation)
+        check_activation(self.zero_activation, "zero_activation")
 
     def start(self, spec: Spec) -> CascadeRun:
         return CascadeRun(self, spec)

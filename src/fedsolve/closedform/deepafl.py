@@ -103,7 +103,7 @@ class DeepAFL(Method[DeepModel]):
             check_whole(1, hidden_width=self.hidden_width)
         check_not_negative(ridge=self.ridge, residual_ridge=self.residual_ridge, gain=self.gain)
         check_activation(self.activation)
-        check_activation(self.zero_activation)
+        check_activation(self.zero_activation, "zero_activation")
         check_scale(self.scale)
         check_choice("block_input", self.block_input, ("previous", "initial"))
         if not 0.0 < self.participation <= 1.0:

@@ -8,7 +8,8 @@ features, β = `refinement_ridge`, λ = `balance`.
     scores = Φ G + λ Ψ P                                           (Eq. 14)
 
 λ stands outside the objective that P minimises, so for λ != 1 the sum is not the minimiser of Eq. 1; it
-is what `balance` chooses for rows that were not trained on.
+is what `balance` chooses for rows that were not trained on. Over another shared model, Φ G stands for its
+`estimates`: of a network, probabilities.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.closedform.activations import activate, check_activation
-from fedsolve.closedform.balance import choose_balance, left_out
+from fedsolve.closedform.balance import choose_balance
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.projections import projection, projection_agreement
 from fedsolve.closedform.refinement import RidgeSolution, RidgeSums
@@ -32,7 +33,7 @@ from fedsolve.closedform.statistics import chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.participant import ClientData
-from fedsolve.labels import encode_labels
+from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.model import Model, model_from_contents
 
 ROLE = "refinement"
@@ -55,14 +56,14 @@ class Refinement:
         check_whole(1, refinement_width=self.width)
         check_whole(0, seed=self.seed)
         check_not_negative(refinement_ridge=self.ridge)
-        check_activation(self.activation)
+        check_activation(self.activation, "refinement_activation")
         if self.balance != "auto":
             if isinstance(self.balance, str):
                 raise DataError(f"balance must be a number >= 0 or 'auto'; got {self.balance!r}.")
             check_not_negative(balance=self.balance)
         elif self.ridge == 0:
             raise DataError(
-                "balance='auto' needs refinement_ridge > 0: without a ridge, rows determine their own fit "
+                "balance 'auto' needs refinement_ridge > 0: without a ridge, rows determine their own fit "
                 "and leaving one out says nothing. Give a ridge, or a balance."
             )
 
@@ -85,7 +86,7 @@ class Refinement:
 
 
 class PersonalModel(Model):
-    """One client's predictor: scores of the shared stream plus balance times its own refinement.
+    """One client's predictor: estimates of the shared stream plus balance times its own refinement.
 
     shared:     the stream that everybody has. weight: P (refinement width, outputs). balance: λ.
     sums:       what further rows are added to; None where a file was saved without.
@@ -110,7 +111,7 @@ class PersonalModel(Model):
         self.sums = sums
 
     def with_balance(self, balance: float) -> PersonalModel:
-        """The same streams, balanced differently; 0 is the shared stream to the bit."""
+        """The same streams, balanced differently; 0 is the shared stream's estimates to the bit."""
         check_not_negative(balance=balance)
         return PersonalModel(self.shared, self.refinement, self.weight, float(balance), self.sums)
 
@@ -135,10 +136,10 @@ class PersonalModel(Model):
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
         rows = _Rows(self.refinement, self.shared, data)
-        return self.with_balance(rows.balance(self.sums.solve(self.refinement.ridge), rows.scores()))
+        return self.with_balance(rows.balance(self.sums.solve(self.refinement.ridge), rows.estimates()))
 
     def _scores(self, features: Array) -> Array:
-        scores = self.shared.decision_function(features)
+        scores = self.shared.estimates(features)
         if self.balance == 0:
             return scores
         for span in chunks(len(features), self.refinement.width):
@@ -147,15 +148,18 @@ class PersonalModel(Model):
         return scores
 
     def save(self, path: str | os.PathLike[str], growing: bool = False) -> None:
-        """Write the model file, for this client only.
+        """Write the model file, for this client only: readable by its owner alone (mode 0600).
+
+        It is as confidential as the rows. P lies in the span of their refinement features, whose projection
+        is known, so that a file of few rows gives them away: of one row, whole.
 
         growing: also keep the sums, so that `updated` works after loading. They hold the client's own
-            refinement features or their Gram matrix: keep such a file where the rows are.
+            refinement features or their Gram matrix.
         """
         arrays, note = self.contents()
         if growing and self.sums is not None:
             arrays |= {f"sums.{name}": array for name, array in self.sums.arrays().items()}
-        container.write_atomically(path, container.to_bytes(arrays, note))
+        container.write_atomically(path, container.to_bytes(arrays, note), private=True)
 
     def _arrays(self) -> dict[str, Array]:
         arrays, _ = self.shared.contents()
@@ -192,47 +196,60 @@ class _Rows:
                 f"this client has {data.width} features per row, the model uses {shared.features}. "
                 "All must use the same backbone."
             )
+        weights = data.own_weights()
+        if weights is not None and not np.all(weights):
+            # A row without weight is no row: it must not decide which form the ridge takes.
+            rows = np.arange(len(data)) if data.rows is None else data.rows
+            data = ClientData(data.source, data.labels, rows[weights > 0], data.weights, checked=True)
         self._refinement = refinement
         self._shared = shared
         self._data = data
         labels = data.own_labels()
         self.codes = None if shared.classes is None else encode_labels(labels, shared.classes)
-        self._values = labels.reshape(len(data), -1) if shared.classes is None else None
+        self._values = regression_targets(labels, shared.outputs) if shared.classes is None else None
         self.weights = data.own_weights()
+        self._roots = None if self.weights is None else np.sqrt(self.weights)
 
     def spans(self) -> Iterator[slice]:
         return chunks(len(self._data), self._refinement.width)
 
-    def raw(self, span: slice) -> Array:
-        return self._data.features(span)
-
     def absorb(self, sums: RidgeSums) -> Array:
-        """Add every row to the sums; gives the shared stream's scores, which are small enough to keep."""
-        scores = np.empty((len(self._data), self._shared.outputs))
+        """Add every row to the sums; gives the shared stream's estimates, which are small enough to keep."""
+        estimates = np.empty((len(self._data), self._shared.outputs))
         for span in self.spans():
-            inputs = self.raw(span)
-            scores[span] = self._shared.decision_function(inputs)
-            root = self._root(span)
-            psi = self._refinement.features(prepared(self._shared, inputs))
-            sums.add(psi * root, (self._targets(span) - scores[span]) * root)
-        return scores
+            inputs = self._inputs(span)
+            estimates[span] = self._shared.estimates(inputs)
+            # Both factors of a sum carry the root of the weight.
+            root = 1.0 if self._roots is None else self._roots[span, None]
+            sums.add(self._features(inputs) * root, (self._targets(span) - estimates[span]) * root)
+        return estimates
 
-    def scores(self) -> Array:
-        """The shared stream's scores of every row."""
-        scores = np.empty((len(self._data), self._shared.outputs))
+    def estimates(self) -> Array:
+        """The shared stream's estimates of every row."""
+        estimates = np.empty((len(self._data), self._shared.outputs))
         for span in self.spans():
-            scores[span] = self._shared.decision_function(self.raw(span))
-        return scores
+            estimates[span] = self._shared.estimates(self._inputs(span))
+        return estimates
 
-    def balance(self, solution: RidgeSolution, scores: Array) -> float:
+    def balance(self, solution: RidgeSolution, estimates: Array) -> float:
         """The balance for these rows, all of which the solution has seen; see `balance`."""
-        residuals, answers = np.empty_like(scores), np.empty_like(scores)
-        for span in self.spans():
-            psi = self._refinement.features(prepared(self._shared, self.raw(span)))
-            leverage = solution.leverage(psi * self._root(span))
-            residuals[span] = self._targets(span) - scores[span]
-            answers[span] = left_out(residuals[span], psi @ solution.weight, leverage)
-        return choose_balance(scores, residuals, answers, self.codes, self.weights)
+        residuals = self._targets(slice(None)) - estimates
+        answers = np.empty_like(residuals)
+        psi = (self._features(self._inputs(span)) for span in self.spans())
+        if solution.short and len(self._data):
+            answers[:] = solution.left_out(np.concatenate(list(psi)), residuals, self._roots)
+        else:
+            for span, features in zip(self.spans(), psi, strict=True):
+                roots = None if self._roots is None else self._roots[span]
+                answers[span] = solution.left_out(features, residuals[span], roots)
+        return choose_balance(estimates, residuals, answers, self.codes, self.weights)
+
+    def _inputs(self, span: slice) -> Array:
+        # As they are stored: a network reads bytes on another scale than numbers.
+        return self._data.features(span, self._data.source.dtype)
+
+    def _features(self, inputs: Array) -> Array:
+        return self._refinement.features(prepared(self._shared, inputs))
 
     def _targets(self, span: slice) -> Array:
         if self.codes is None:
@@ -240,10 +257,6 @@ class _Rows:
             return self._values[span].astype(np.float64)
         targets: Array = np.eye(self._shared.outputs)[self.codes[span]]
         return targets
-
-    def _root(self, span: slice) -> Array | float:
-        """The square root of the sample weights: both factors of a sum carry one."""
-        return 1.0 if self.weights is None else np.sqrt(self.weights[span])[:, None]
 
 
 def prepared(shared: Model, features: Array) -> Array:

@@ -1,7 +1,7 @@
 """A ridge over one client's rows, in whichever of two forms is smaller, that can take more rows later.
 
     P = (ΨᵀΨ + ridge I)^-1 ΨᵀE          tall: sums of width x width
-      = Ψᵀ (ΨΨᵀ + ridge I)^-1 E          short: the rows themselves, while there are fewer than columns
+      = Ψᵀ (ΨΨᵀ + ridge I)^-1 E          short: the rows themselves, while they are no more than columns
 
 The sums stay where the rows are: they are no term of anything.
 """
@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, solve_triangular
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, solve_triangular
+from scipy.linalg.lapack import dpocon
 
 from fedsolve.closedform.blas import add_gram
-from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.solvers import EPS, ridge_solve
 from fedsolve.container import Array
 from fedsolve.threads import blas_threads
+
+_CERTAIN = 1e-9
+"""What 1 - h must exceed, where rows outnumber columns, for a row to be answered by the others."""
 
 
 class RidgeSums:
@@ -32,13 +36,13 @@ class RidgeSums:
 
     @property
     def short(self) -> bool:
-        """Whether the rows themselves are kept, being fewer than columns."""
+        """Whether the rows themselves are kept, being no more than columns."""
         return self._features is not None
 
     def add(self, features: Array, residuals: Array) -> None:
         """Take rows of Ψ and E, each times the square root of its weight."""
         if self._features is not None:
-            if len(self._features) + len(features) < self.width:
+            if len(self._features) + len(features) <= self.width:
                 self._features = np.concatenate([self._features, features])
                 self._residuals = np.concatenate([self._residuals, residuals])
                 return
@@ -65,16 +69,16 @@ class RidgeSums:
         features = self._features
         if features is not None:
             if not len(features):
-                return RidgeSolution(np.zeros((self.width, self.outputs)), ridge, None, features)
-            system = _plus(features @ features.T, ridge)
-            factor = _cholesky(system) if ridge > 0 else None
+                return RidgeSolution(np.zeros((self.width, self.outputs)), ridge, None)
+            factor = _cholesky(_plus(features @ features.T, ridge)) if ridge > 0 else None
             if factor is not None:
                 weight = features.T @ cho_solve((factor, True), self._residuals, check_finite=False)
-                return RidgeSolution(np.ascontiguousarray(weight), ridge, factor, features)
+                return RidgeSolution(np.ascontiguousarray(weight), ridge, None)
+            # Rows that repeat each other under a ridge lost in rounding, or no ridge: the tall form says so.
             gram, cross = features.T @ features, features.T @ self._residuals
         else:
             gram, cross = self._gram + np.triu(self._gram, 1).T, self._cross
-        return RidgeSolution(ridge_solve(gram, cross, ridge), ridge, _plus(gram, ridge), None)
+        return RidgeSolution(ridge_solve(gram, cross, ridge), ridge, _plus(gram, ridge))
 
     def arrays(self) -> dict[str, Array]:
         """The sums by name, for a file that stays with the client."""
@@ -96,35 +100,64 @@ class RidgeSums:
 
 
 class RidgeSolution:
-    """P (width, outputs), with the system it solves: factored beside Ψ (short), or as it is (tall)."""
+    """P (width, outputs), and the answers of refits that leave single rows out.
 
-    def __init__(self, weight: Array, ridge: float, system: Array | None, features: Array | None) -> None:
+    system: ΨᵀΨ + ridge I of the tall form; None for the short one, whose rows say all.
+    """
+
+    def __init__(self, weight: Array, ridge: float, system: Array | None) -> None:
         self.weight = weight
+        self.short = system is None
         self._ridge = ridge
         self._system = system
-        self._features = features
-        self._factored = False
+        self._root: tuple[bool, Array] | None = None
 
-    def leverage(self, rows: Array) -> Array:
-        """h = ψᵀ (ΨᵀΨ + ridge I)^-1 ψ of every row: the diagonal of the hat matrix.
+    def left_out(self, features: Array, residuals: Array, roots: Array | None = None) -> Array:
+        """f: what the ridge of all other rows says of each of these (rows, outputs), without a second fit.
 
-        From the short form as h = (|ψ|² - |L^-1 Ψψ|²) / ridge, with L Lᵀ = ΨΨᵀ + ridge I. Without a ridge,
-        or with one lost in rounding, rows may determine their own fit, and all count as doing so: h = 1.
+        features: Ψ, residuals: E, of rows that P has seen: of the short form all, in any order; of the tall
+        one any. roots: square roots of the rows' weights w > 0, which Ψ and E carry in all sums.
+
+            tall     f_i = e_i - (e_i - ψ_i P) / (1 - h_i)         h_i = w_i ψ_iᵀ (ΨᵀΨ + ridge I)^-1 ψ_i
+            short    f_i = e_i - α_i / (C_ii √w_i)                 C = (ΨΨᵀ + ridge I)^-1,  α = C E
+
+        They are equal, because 1 - h = ridge C_ii and √w (e - ψP) = ridge α. Few rows of many columns are
+        nearly interpolated: what the first divides are differences lost in rounding, which the second never
+        forms. Rows that determine their own fit (h = 1) get 0, no answer.
         """
+        scale = np.ones((len(features), 1)) if roots is None else roots.reshape(-1, 1)
         with blas_threads(1):
-            if self._features is None and self._system is not None and not self._factored:
-                # Only a balance that is to be chosen needs the factor, so it waits for the first question.
-                self._system = _cholesky(self._system) if self._ridge > 0 else None
-                self._factored = True
-            return self._leverage(rows, self._system)
+            if self.short:
+                return self._left_out_short(features, residuals, scale)
+            return self._left_out_tall(features, residuals, scale)
 
-    def _leverage(self, rows: Array, factor: Array | None) -> Array:
+    def _left_out_short(self, features: Array, residuals: Array, scale: Array) -> Array:
+        weighted = features * scale
+        factor = _cholesky(_plus(weighted @ weighted.T, self._ridge)) if len(features) else None
         if factor is None:
-            return np.ones(len(rows))
-        if self._features is None:
-            return _squares(solve_triangular(factor, rows.T, lower=True, check_finite=False))
-        seen = solve_triangular(factor, self._features @ rows.T, lower=True, check_finite=False)
-        return np.asarray((np.sum(rows**2, axis=1) - _squares(seen)) / self._ridge)
+            return np.zeros_like(residuals)
+        alpha = cho_solve((factor, True), residuals * scale, check_finite=False)
+        root = solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
+        return np.asarray(residuals - alpha / (_squares(root)[:, None] * scale))
+
+    def _left_out_tall(self, features: Array, residuals: Array, scale: Array) -> Array:
+        free = 1.0 - _squares(self._whitened((features * scale).T))[:, None]
+        errors = residuals - features @ self.weight
+        wrong = np.divide(errors, free, out=np.array(residuals), where=free > _CERTAIN)
+        return np.asarray(residuals - wrong)
+
+    def _whitened(self, columns: Array) -> Array:
+        """Columns whose squares sum to ψᵀ (ΨᵀΨ + ridge I)^-1 ψ."""
+        if self._root is None:
+            # Only a balance that is to be chosen needs it, so it waits for the first question.
+            assert self._system is not None
+            factor = _cholesky(self._system)
+            self._root = (True, factor) if factor is not None else (False, _determined(self._system))
+            self._system = None
+        triangular, root = self._root
+        if triangular:
+            return np.asarray(solve_triangular(root, columns, lower=True, check_finite=False))
+        return np.asarray(root.T @ columns)
 
 
 def _squares(columns: Array) -> Array:
@@ -137,10 +170,18 @@ def _plus(system: Array, ridge: float) -> Array:
     return system
 
 
+def _determined(system: Array) -> Array:
+    """R with R Rᵀ the pseudo-inverse that the minimum-norm solution of `ridge_solve` uses."""
+    values, vectors = eigh(system, driver="evd", check_finite=False)
+    keep = values > len(system) * EPS * max(float(values[-1]), 0.0)
+    return np.asarray(vectors[:, keep] / np.sqrt(values[keep]))
+
+
 def _cholesky(system: Array) -> Array | None:
-    """The lower factor, or None where the system is singular to working precision."""
+    """The lower factor, or None where the system is singular to working precision, as in `ridge_solve`."""
+    norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))
     try:
         factor: Array = cho_factor(system, lower=True, check_finite=False)[0]
     except LinAlgError:
         return None
-    return factor
+    return factor if float(dpocon(factor, norm, uplo="L")[0]) >= len(factor) * EPS else None

@@ -15,7 +15,7 @@ from fedsolve.federation.messages import Chain, Term
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.workspace import Workspace
-from fedsolve.labels import encode_labels
+from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.threads import several_threads
 
 _CHUNK_BYTES = 16 << 20
@@ -114,7 +114,7 @@ class Rows:
         classes = opening_classes(chain)
         labels = data.own_labels()
         self.codes = None if classes is None else encode_labels(labels, classes)
-        self._values = labels.reshape(len(data), -1) if classes is None else None
+        self._values = regression_targets(labels, self.outputs) if classes is None else None
         weights = data.own_weights()
         self._roots = None if weights is None else np.sqrt(weights)[:, None].astype(dtype)
         prepared = [block.arrays for block in chain.blocks if "preparation" in block.note]

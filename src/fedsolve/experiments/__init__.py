@@ -3,7 +3,8 @@
 config     an experiment and the cells it stands for; `reading` makes one of a TOML file
 algorithms what a file can name as a method
 sources    features and labels of a dataset
-cells      one cell: a partition, a method and a seed in, scores and costs out; `local_cells`: by clients
+cells      one cell: a partition, a method and a seed in, scores and costs out; `local_cells`: by clients;
+           `rounds`: what a gradient method did round by round
 runner     run the missing cells of an experiment
 store      the folder of a run: `load_run(folder)` gives its experiment and its finished cells
 tables     mean and standard error over seeds, chi-squared tests; `rendering`: Markdown and LaTeX
@@ -28,10 +29,15 @@ One line of RUN/cells.jsonl is one JSON object:
                 separability is {train: [{csr, ifs, dm}, ...], test: ...}, null unless asked for
     exchanges, bytes_up, bytes_down, seconds        of the whole training, without evaluation
     accuracy_per_round, loss_per_round, drift_per_round         of gradient methods, absent for others
+    representation_per_round    {intra, inter, ratio}, lists over rounds, where it was asked for
+    feedback    of gradient methods with feedback alignment: {layers, rounds, first, mean}, lists over layers
+                in the order in which they run: how many rounds each was chosen in, and its alignment z in
+                the first round and on average (null where layers were named, not chosen)
     measures    other numbers by name: local_best, local_mean, deviation, singular, drift, best_round,
-                tail_rounds, worst_decile, pooled, gain_shared, gain_alone
+                tail_rounds, intra, inter, ratio (over the last tenth of the rounds), worst_decile, pooled,
+                gain_shared, gain_alone
     local       of cells measured client by client, where accuracy is the mean of local accuracies, null
                 otherwise: {rows, correct, shared, alone, balances}, lists over clients; shared and alone are
                 correct predictions of the shared model and of each client's own rows by themselves
-    versions, machine                   what it ran on
+    versions, machine                   what it ran on; with torch, and a GPU, where it trained networks
 """

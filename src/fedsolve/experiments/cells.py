@@ -18,6 +18,7 @@ from fedsolve.container import Array
 from fedsolve.data import partitions
 from fedsolve.data.noise import flip_labels
 from fedsolve.errors import DataError
+from fedsolve.experiments import rounds
 from fedsolve.experiments.algorithms import AggregationLaw, LocalRidge, build, parameter_names
 from fedsolve.experiments.config import Cell, Measure, PartitionSpec
 from fedsolve.experiments.local_cells import LocalParts, run_locally
@@ -82,6 +83,7 @@ def _federated(
     measure: Measure,
     tick: Tick,
 ) -> dict[str, Any]:
+    watch = rounds.watch(method, rows, measure)
     clock: list[float] = []
     started = time.perf_counter()
 
@@ -89,12 +91,12 @@ def _federated(
         clock.append(time.perf_counter() - started)
         tick(f"exchange {record.exchange + 1} of {expected}")
 
-    watch = _watch(method, rows)
     model = method.fit(federation, progress=heard, watch=watch)
     # Looking at test rows is not training.
     looking = watch.seconds if watch is not None else 0.0
     outcome = _outcome() | _costs(model, clock, time.perf_counter() - started - looking)
     tick("scoring")
+    rounds.score_where_trained(model, method)
     parts = {"train": (rows.x_train, labels)} if measure.train or measure.separability else {}
     if rows.x_test is not None and rows.y_test is not None:
         parts["test"] = (rows.x_test, rows.y_test)
@@ -108,43 +110,8 @@ def _federated(
         if sums:
             outcome["separability"] = outcome["separability"] or {}
             outcome["separability"][part] = [vars(separability(layer)) for layer in sums]
-    _enter_rounds(outcome, model.history, measure.score)
+    rounds.enter(outcome, model.history, measure.score)
     return outcome
-
-
-def _watch(method: Method[Any], rows: Rows) -> Any:
-    """Test accuracy after every round of a gradient method; closed forms are scored once, at the end."""
-    from fedsolve.gradient.method import GradientMethod
-
-    if not isinstance(method, GradientMethod) or rows.x_test is None or rows.y_test is None:
-        return None
-    from fedsolve.gradient.evaluation import Watch
-
-    return Watch(rows.x_test, rows.y_test, targets=(method.reported,))
-
-
-def _enter_rounds(outcome: dict[str, Any], history: Sequence[Record], score: str) -> None:
-    """What a gradient method did round by round, and its accuracy by the paper's way of scoring."""
-    seen = [record.metrics for record in history if "loss" in record.metrics]
-    if not seen:
-        return
-    outcome["loss_per_round"] = [metrics["loss"] for metrics in seen]
-    drifts = [d for record in history if (d := record.metrics.get("drift")) is not None]
-    if drifts:
-        outcome["measures"]["drift"] = float(np.mean(drifts))
-        outcome["drift_per_round"] = drifts
-    reached = [v for metrics in seen for name, v in metrics.items() if name.endswith("test_accuracy")]
-    if not reached:
-        return
-    outcome["accuracy_per_round"] = reached
-    tail = float(np.mean(reached[-max(1, round(0.1 * len(reached))) :]))
-    scores = {"last": reached[-1], "best": max(reached), "tail": tail}
-    outcome["measures"] |= {"best_round": scores["best"], "tail_rounds": tail}
-    outcome["accuracy"] = scores[score]
-    if score == "tail":
-        outcome["test_correct"] = None
-    else:
-        outcome["test_correct"] = round(scores[score] * outcome["test_rows"])
 
 
 def _costs(model: Model, clock: list[float], seconds: float) -> dict[str, Any]:

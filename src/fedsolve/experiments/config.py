@@ -46,6 +46,11 @@ METRICS = (
     "drift",
     "best_round",
     "tail_rounds",
+    "intra",
+    "inter",
+    "ratio",
+    "selected",
+    "relative_seconds",
     "worst_decile",
     "gain_shared",
     "gain_alone",
@@ -55,7 +60,7 @@ METRICS = (
 SCORES = ("last", "best", "tail")
 """Which rounds of a gradient method its accuracy is taken from."""
 
-AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "noise", "metric")
+AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "stage", "noise", "metric")
 """What rows and columns of a table can stand for, besides the methods' parameters."""
 
 
@@ -125,7 +130,8 @@ class MethodSpec:
 class TableSpec:
     """How results are laid out: axes of rows and columns (chosen by what varies when empty).
 
-    values: metrics, one table each unless "metric" is an axis. baseline: method label to test against.
+    values: metrics, one table each unless "metric" is an axis. baseline: method label to test against, and
+        whose seconds are 1 in `relative_seconds`.
     others: whether rows that only the paper has are shown.
     """
 
@@ -134,6 +140,11 @@ class TableSpec:
     values: tuple[str, ...] = ("test",)
     baseline: str | None = None
     others: bool = False
+
+    @property
+    def by_stage(self) -> bool:
+        """Whether it tells how often each stage of a network was chosen for feedback alignment."""
+        return "stage" in self.rows + self.columns
 
 
 @dataclass(frozen=True)
@@ -152,16 +163,19 @@ class Measure:
     score: the accuracy of a gradient method is that of its last round, of its best one on the test rows (as
         AFL reports its baselines), or the mean over the last tenth of the rounds ("tail", FLFA).
     local: accuracy is the mean over clients of each one's own model on test rows of its own distribution.
+    representation: how a gradient method's last features of the test rows separate classes, after every
+        round (FLFA, Eqs. 56-58).
     """
 
     train: bool = True
     separability: bool = False
     score: str = "last"
     local: bool = False
+    representation: bool = False
 
     def identity(self) -> dict[str, Any]:
         """As part of a digest; what is not asked for leaves the digests of older cells as they were."""
-        later = {"score": "last", "local": False}
+        later = {"score": "last", "local": False, "representation": False}
         return {n: v for n, v in dataclasses.asdict(self).items() if n not in later or v != later[n]}
 
 

@@ -23,6 +23,11 @@ METRIC_NAMES = {
     "drift": "drift H",
     "best_round": "best round (%)",
     "tail_rounds": "last tenth of the rounds (%)",
+    "intra": "distance within classes",
+    "inter": "distance between classes",
+    "ratio": "between / within classes",
+    "selected": "share of the choices (%)",
+    "relative_seconds": "seconds, baseline = 1",
     "worst_decile": "accuracy of the worst tenth of the clients (%)",
     "gain_shared": "gain over the shared model (points)",
     "gain_alone": "gain over each client alone (points)",
@@ -47,8 +52,27 @@ _WORDS = {
     "consistent": {True: "consistent", False: "inconsistent"},
     "remove": {True: "removed (RI)", False: "left in"},
 }
-_PLAIN = ("dataset", "backbone", "partition", "activation", "zero_activation", "refinement_activation")
-_PERCENT = ("test", "train", "worst_decile", "gain_shared", "gain_alone", "best_round", "tail_rounds")
+_PLAIN = (
+    "dataset",
+    "backbone",
+    "partition",
+    "stage",
+    "network",
+    "feedback",
+    "activation",
+    "zero_activation",
+    "refinement_activation",
+)
+_PERCENT = (
+    "test",
+    "train",
+    "worst_decile",
+    "gain_shared",
+    "gain_alone",
+    "best_round",
+    "tail_rounds",
+    "selected",
+)
 _NAMES = {"remove": "regulariser", "noise": "flipped labels", "regulariser": "regulariser"}
 _MORE_DECIMALS = 3
 _COUNTS = ("exchanges", "megabytes_up", "megabytes_down")
@@ -93,7 +117,7 @@ def number(metric: str, value: float | None, error: float | None = None, printed
         error = None
     decimals = 2
     if metric not in _PERCENT and value != 0:
-        digits = 3 if metric in (*_COUNTS, "seconds") else 4
+        digits = 3 if metric in (*_COUNTS, "seconds", "relative_seconds") else 4
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     if metric in _COUNTS and value == round(value):
         decimals = 0

@@ -85,25 +85,25 @@ def run_locally(
     model = method.fit(federation, progress=heard)
     trained = time.perf_counter() - started
     tick("personalising and scoring")
-    if type(model).personalised is Model.personalised:
+    if not model.personalises:
         outcome = costs(model, clock, trained)
         if isinstance(model, StagedModel):
             return outcome | _per_layer(model, parts)
         return outcome | _told(parts.score(model))
     balances: list[float | None] = []
     started = time.perf_counter()
-    scores = parts.score(_noted(model, parts, balances))
+    scores = parts.score(_noted(model, participants, balances))
     outcome = costs(model, clock, trained + time.perf_counter() - started)
     compared = {"shared": parts.score(model)}
     if hasattr(model, "alone"):
-        compared["alone"] = parts.score(_noted(model.alone(), parts, []))
+        compared["alone"] = parts.score(_noted(model.alone(), participants, []))
     return outcome | _told(scores, compared, balances)
 
 
-def _noted(model: Model, parts: LocalParts, balances: list[float | None]) -> Any:
+def _noted(model: Model, participants: list[Participant], balances: list[float | None]) -> Any:
     """Each client's own model, one at a time; its balance, where it has one, is kept."""
-    for data in parts.train:
-        personal = model.personalised(data)
+    for participant in participants:
+        personal = participant.personalise(model)
         balances.append(getattr(personal, "balance", None))
         yield personal
 

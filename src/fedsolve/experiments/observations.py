@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedsolve.experiments.config import METRICS, PartitionSpec
+from fedsolve.experiments.rounds import REPRESENTATION
 from fedsolve.experiments.statistics import Counts
 from fedsolve.experiments.store import Run
+from fedsolve.gradient.networks.stages import stage_of
 
 BACKBONES = {
     "torchvision:resnet18": "ResNet-18",
@@ -27,7 +30,8 @@ class Observation:
     """A trained model as a table sees it.
 
     coordinates: dataset, backbone, partition, clients, method, algorithm, depth (None where there are
-        no layers), noise and every parameter. setting: the partition in the papers' signs.
+        no layers), noise and every parameter; also stage, where a table tells how often each was chosen.
+    setting:     the partition in the papers' signs.
     varied:      the parameters that the experiment varies for this method.
     values:      metrics by name, accuracies in per cent. counts: (correct, rows) on the test rows.
     """
@@ -42,7 +46,46 @@ class Observation:
 
 def observations(run: Run) -> list[Observation]:
     """All of a run, in the order of its experiment: the depths asked for, or the last layer."""
-    return [found for cell in run.cells for found in _of_cell(cell)]
+    table = run.experiment.table
+    if table.by_stage:
+        return [found for cell in run.cells for found in _by_stage(cell)]
+    found = [one for cell in run.cells for one in _of_cell(cell)]
+    return _with_relative_seconds(found, table.baseline) if "relative_seconds" in table.values else found
+
+
+def chosen_stages(cell: Mapping[str, Any]) -> dict[str, float]:
+    """Shares of one that each stage of a cell's network has in the choices for feedback alignment."""
+    feedback: Mapping[str, Any] = cell.get("feedback") or {"layers": [], "rounds": []}
+    total = sum(feedback["rounds"])
+    shares: dict[str, float] = {}
+    for layer, rounds in zip(feedback["layers"], feedback["rounds"], strict=True):
+        if total == 0:
+            break
+        stage = stage_of(cell["parameters"]["network"], layer)
+        shares[stage] = shares.get(stage, 0.0) + rounds / total
+    return shares
+
+
+def _by_stage(cell: Mapping[str, Any]) -> Iterator[Observation]:
+    for one in _of_cell(cell):
+        for stage, share in chosen_stages(cell).items():
+            coordinates = {**one.coordinates, "stage": stage}
+            yield dataclasses.replace(one, coordinates=coordinates, values={"selected": 100.0 * share})
+
+
+def _with_relative_seconds(found: Sequence[Observation], baseline: str | None) -> list[Observation]:
+    """Seconds as multiples of those of the baseline on the same rows, dealt alike."""
+
+    def where(one: Observation) -> tuple[Any, ...]:
+        return (*(one.coordinates[name] for name in ("dataset", "backbone", "partition", "noise")), one.seed)
+
+    of_baseline = {where(one): one.values for one in found if one.coordinates["method"] == baseline}
+    related = []
+    for one in found:
+        base, own = of_baseline.get(where(one), {}).get("seconds"), one.values.get("seconds")
+        more = {"relative_seconds": own / base} if base and own is not None else {}
+        related.append(dataclasses.replace(one, values={**one.values, **more}))
+    return related
 
 
 def _of_cell(cell: Mapping[str, Any]) -> Iterator[Observation]:
@@ -99,7 +142,8 @@ def _values(cell: Mapping[str, Any], depth: int | None) -> dict[str, float]:
         "risk": cell["risk"][depth or 0] if cell["risk"] else None,
     }
     shares = (*LOCAL, "best_round", "tail_rounds")
-    found |= {name: cell["measures"].get(name) for name in ("deviation", "drift", *shares)}
+    plain = ("deviation", "drift", *REPRESENTATION)
+    found |= {name: cell["measures"].get(name) for name in (*plain, *shares)}
     for part, layers in (cell["separability"] or {}).items():
         found |= {f"{part}_{name}": value for name, value in layers[depth].items()}
     factors = dict.fromkeys(("test", "train", *shares), 100.0)

@@ -141,7 +141,8 @@ def _experiment(top: _Section, stem: str, text: str) -> Experiment:
     notes = top.take("notes", str, "")
     paper = _paper(top.take("paper", dict, None))
     seeds = _seeds(top.take("seeds", list))
-    datasets = tuple(_dataset(section) for section in top.tables("dataset"))
+    shared = top.take("parameters", dict, {})
+    datasets = tuple(_dataset(section, shared) for section in top.tables("dataset"))
     # The same dataset may be seen through several backbones; tables tell them apart by these.
     _unique([f"{dataset.name} ({dataset.backbone})" for dataset in datasets], "dataset")
     dataset_names = [dataset.name for dataset in datasets]
@@ -149,6 +150,7 @@ def _experiment(top: _Section, stem: str, text: str) -> Experiment:
     methods = tuple(_method(section, grid, dataset_names) for section in top.tables("method"))
     _unique([method.name for method in methods], "method")
     _check_shared(grid, methods, "[grid]")
+    _check_shared(shared, methods, "[parameters]")
     for dataset in datasets:
         _check_shared(dataset.parameters, methods, f"'parameters' of dataset {dataset.name}")
     partitions = _partitions(top.tables("partition"), dataset_names)
@@ -182,7 +184,7 @@ def _seeds(values: list[Any]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _dataset(section: _Section) -> DatasetSpec:
+def _dataset(section: _Section, shared: Mapping[str, Any]) -> DatasetSpec:
     random = section.take("random", dict, None)
     address = section.take("address", str, None)
     if (address is None) == (random is None):
@@ -200,7 +202,7 @@ def _dataset(section: _Section) -> DatasetSpec:
         limit_train=section.whole("limit_train", 1, None),
         limit_test=section.whole("limit_test", 1, None),
         random=random,
-        parameters=section.take("parameters", dict, {}),
+        parameters={**shared, **section.take("parameters", dict, {})},
     )
     section.done()
     return spec
@@ -294,6 +296,7 @@ def _measure(section: _Section) -> Measure:
         section.take("separability", bool, False),
         score,
         section.take("local", bool, False),
+        section.take("representation", bool, False),
     )
     section.done()
     return found
@@ -322,7 +325,15 @@ def _table(section: _Section, methods: Sequence[MethodSpec]) -> TableSpec:
         )
     others = section.take("others", bool, False)
     section.done()
-    return TableSpec(axes["rows"], axes["columns"], values, baseline, others)
+    table = TableSpec(axes["rows"], axes["columns"], values, baseline, others)
+    if table.by_stage != ("selected" in values) or (table.by_stage and len(values) > 1):
+        raise DataError(
+            "the axis 'stage' of [table] and the metric 'selected' only go with each other: how often each "
+            f"stage of a network was chosen; got values {', '.join(values)}."
+        )
+    if "relative_seconds" in values and baseline is None:
+        raise DataError("'relative_seconds' of [table] are those of the 'baseline'; name one.")
+    return table
 
 
 def _names(section: _Section, known: Sequence[str]) -> tuple[str, ...] | None:

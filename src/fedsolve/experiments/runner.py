@@ -133,22 +133,23 @@ def _record(
         "noise": cell.noise,
         "seed": cell.seed,
         **outcome,
-        "versions": versions(),
-        "machine": machine(),
+        "versions": versions("network" in cell.parameters),
+        "machine": machine(cell.parameters.get("device")),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 @cache
-def versions() -> dict[str, str]:
-    """What computes: fedsolve, numpy, scipy and Python."""
-    found = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
+def versions(networks: bool = False) -> dict[str, str]:
+    """What computes: fedsolve, numpy, scipy and Python; torch where it trains networks."""
+    names = ("numpy", "scipy", "torch") if networks else ("numpy", "scipy")
+    found = {name: importlib.metadata.version(name) for name in names}
     return {"fedsolve": fedsolve.__version__, **found, "python": platform.python_version()}
 
 
 @cache
-def machine() -> dict[str, Any]:
-    """Where it computes: processor, usable cores, system."""
+def machine(device: str | None = None) -> dict[str, Any]:
+    """Where it computes: processor, usable cores, system, and the GPU where `device` is one."""
     model = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as stream:
@@ -156,7 +157,19 @@ def machine() -> dict[str, Any]:
         model = named[0] if named else model
     except OSError:  # not on every platform
         pass
-    return {"cpu": model, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
+    found = {"cpu": model, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
+    return found | _gpu(device)
+
+
+def _gpu(device: str | None) -> dict[str, str]:
+    if device in (None, "cpu"):
+        return {}
+    import torch
+
+    from fedsolve.gradient.method import find_device
+
+    place = find_device(str(device))
+    return {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}
 
 
 @dataclass

@@ -337,6 +337,10 @@ class _Builder:
             spreads = any(e is not None and e.error is not None for r in lines if r.paper for e in r.entries)
             sign = f"; ± there is the {paper['spread']}" if spreads else ""
             yield f"paper: {paper['paper']}, printed numbers{other}{sign}."
+        scored = {"best": "in its best round on the test rows", "tail": "over the last tenth of its rounds"}
+        rounds = any(cell.get("accuracy_per_round") for cell in self.run.cells)
+        if rounds and "test" in self.metrics and experiment.measure.score in scored:
+            yield f"Accuracy of a gradient method: {scored[experiment.measure.score]}."
         if any(entry is not None and entry.mean is None for row in lines for entry in row.entries):
             yield "–: not measured, or no model came out of a singular system."
         if self.run.missing:

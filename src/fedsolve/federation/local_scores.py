@@ -121,8 +121,8 @@ def local_scores(
 def _correct(predictor: Any, data: ClientData) -> int:
     if getattr(predictor, "classes", ()) is None:
         raise DataError(
-            "local_scores counts correct classes, and this is a regression model. Score every client's own by "
-            "R²: model.score(features, targets)."
+            "local_scores counts correct classes, and this is a regression model. Score it client by client, "
+            "by R²: model.score(features, targets)."
         )
     predict = predictor.predict if hasattr(predictor, "predict") else predictor
     labels = data.own_labels()

@@ -5,6 +5,7 @@ style      one look, equal bytes for equal data
 lines      values over a number; maps: over two categories. Pure functions of their data
 plots      a figure with its caption and its data in words
 layers     what depth does; settings: what partition, noise and method do; sensitivity: what parameters do
+rounds     what gradient methods do round by round, and what feedback alignment changes
 personal   what a model of its own gains each client
 """
 
@@ -22,6 +23,13 @@ from fedsolve.experiments.figures.maps import Ownership, partition
 from fedsolve.experiments.figures.personal import gain_plots
 from fedsolve.experiments.figures.plots import Plot
 from fedsolve.experiments.figures.readings import by_dataset, readings
+from fedsolve.experiments.figures.rounds import (
+    alignment_plots,
+    gained_plots,
+    representation_plots,
+    round_plots,
+    selection_plots,
+)
 from fedsolve.experiments.figures.sensitivity import sensitivity_plots
 from fedsolve.experiments.figures.settings import clients_plots, method_plots, noise_plots, skew_plots
 from fedsolve.experiments.figures.style import Format, render
@@ -36,6 +44,11 @@ _KINDS = (
     cost_plots,
     separability_plots,
     risk_plots,
+    round_plots,
+    gained_plots,
+    representation_plots,
+    alignment_plots,
+    selection_plots,
 )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedsolve.experiments.figures.lines import Axis, Series, cost, lines, panels
-from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, described, reference, seeds_told
-from fedsolve.experiments.figures.readings import Reading, groups, mean_error, names_of, varied
+from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, described, shown, variants, where
+from fedsolve.experiments.figures.readings import Reading, mean_error, varied
 
 BLOCKS = Axis("residual blocks T", whole=True)
 MOST_LINES = 6
@@ -24,14 +24,14 @@ RATIOS = {
 
 def depth_plots(items: Sequence[Reading]) -> list[Plot]:
     """Test (and training) accuracy after 0 to T blocks; methods without layers as level lines."""
-    name, shown = _shown(items)
+    name, drawn = shown(items)
     parts = {}
     for part, field in SCORES.items():
-        deep = _by_layer(shown, name, _percent(f"{field}_per_layer"))
+        deep = _by_layer(drawn, name, _percent(f"{field}_per_layer"))
         if deep:
             end = float(max(len(line.x) for line in deep) - 1)
             # All in one order, so that a method looks alike in every figure.
-            parts[part] = _by_layer(shown, name, _scores(field), end)
+            parts[part] = _by_layer(drawn, name, _scores(field), end)
     if not parts or len(parts["test"]) > MOST_LINES:
         return []
     y = Axis("accuracy (%)")
@@ -44,7 +44,7 @@ def depth_plots(items: Sequence[Reading]) -> list[Plot]:
         Plot(
             "depth",
             "Accuracy against depth.",
-            f"After every residual block ({_where(shown)}).",
+            f"After every residual block ({where(drawn)}).",
             described(parts["test"], " %", "Test accuracy over the number of blocks"),
             figure,
         )
@@ -53,8 +53,8 @@ def depth_plots(items: Sequence[Reading]) -> list[Plot]:
 
 def risk_plots(items: Sequence[Reading]) -> list[Plot]:
     """The regularised risk of the training rows, layer by layer."""
-    name, shown = _shown(items)
-    series = _by_layer(shown, name, lambda item: _numbers(item.cell.get("risk")))
+    name, drawn = shown(items)
+    series = _by_layer(drawn, name, lambda item: _numbers(item.cell.get("risk")))
     if not series or len(series) > MOST_LINES:
         return []
     values = [value for line in series for value in line.y]
@@ -63,7 +63,7 @@ def risk_plots(items: Sequence[Reading]) -> list[Plot]:
         Plot(
             "risk",
             "Regularised risk per layer.",
-            f"Squared error of the training rows plus both ridge terms ({_where(shown)}).",
+            f"Squared error of the training rows plus both ridge terms ({where(drawn)}).",
             described(series, "", "Risk over the number of blocks"),
             lines(series, BLOCKS, Axis("regularised risk", log=wide)),
         )
@@ -72,13 +72,13 @@ def risk_plots(items: Sequence[Reading]) -> list[Plot]:
 
 def separability_plots(items: Sequence[Reading]) -> list[Plot]:
     """CSR, IFS and DM of every layer's features."""
-    name, shown = _shown(items)
+    name, drawn = shown(items)
     together: dict[str, list[Series]] = {}
     for ratio in RATIOS:
         together[ratio] = [
             dataclasses.replace(line, name=f"{line.name}, {told} rows")
             for part, told in (("test", "test"), ("train", "training"))
-            for line in _by_layer(shown, name, _ratio(part, ratio))
+            for line in _by_layer(drawn, name, _ratio(part, ratio))
         ]
     if not together["csr"] or len(together["csr"]) > MOST_SERIES:
         return []
@@ -87,7 +87,7 @@ def separability_plots(items: Sequence[Reading]) -> list[Plot]:
             "separability",
             "Separability per layer.",
             "How far apart the classes stand in each layer's features; lower is better for all three ratios "
-            f"({_where(shown)}).",
+            f"({where(drawn)}).",
             " ".join(described(series, "", f"{ratio.upper()}") for ratio, series in together.items()),
             panels([(RATIOS[ratio], series) for ratio, series in together.items()], BLOCKS, Axis("ratio")),
         )
@@ -96,10 +96,10 @@ def separability_plots(items: Sequence[Reading]) -> list[Plot]:
 
 def cost_plots(items: Sequence[Reading]) -> list[Plot]:
     """Test accuracy against megabytes and seconds; a staged method is a line through its depths."""
-    name, shown = _shown(items)
-    traffic = {item.cell["bytes_up"] for item in shown}
-    alike = varied(shown) and len({item.method for item in shown}) == 1 and len(traffic) == 1
-    if alike or len({item.noise for item in shown}) > 1:
+    name, drawn = shown(items)
+    traffic = {item.cell["bytes_up"] for item in drawn}
+    alike = varied(drawn) and len({item.method for item in drawn}) == 1 and len(traffic) == 1
+    if alike or len({item.noise for item in drawn}) > 1:
         return []  # what varies costs nothing
     kinds: dict[str, Callable[[dict[str, float]], float]] = {
         "megabytes, all clients, up and down": lambda cost: (cost["bytes_up"] + cost["bytes_down"]) / 1e6,
@@ -107,7 +107,7 @@ def cost_plots(items: Sequence[Reading]) -> list[Plot]:
     }
     found = []
     for title, price in kinds.items():
-        series = [_priced(name(of[0]), of, price) for of in _variants(shown)]
+        series = [_priced(name(of[0]), of, price) for of in variants(drawn)]
         if any(line.x for line in series):
             found.append((title, series))
     points = max((sum(len(line.x) for line in series) for _, series in found), default=0)
@@ -117,23 +117,11 @@ def cost_plots(items: Sequence[Reading]) -> list[Plot]:
         Plot(
             "cost",
             "Accuracy against cost.",
-            f"Up and to the left is better; lines join the depths of one training ({_where(shown)}).",
+            f"Up and to the left is better; lines join the depths of one training ({where(drawn)}).",
             " ".join(described(series, " %", f"Test accuracy over {title}") for title, series in found),
             cost(found),
         )
     ]
-
-
-def _shown(items: Sequence[Reading]) -> tuple[Callable[[Reading], str], list[Reading]]:
-    """The readings of the reference partition, one for each cell, and how to call them."""
-    name = reference(items)
-    once = {item.cell["key"]: item for item in items if item.partition == name}
-    found = list(once.values())
-    return names_of(found, without=("depth",)), found
-
-
-def _variants(items: Sequence[Reading]) -> list[list[Reading]]:
-    return list(groups(items, lambda item: (item.method, item.grid, item.noise)).values())
 
 
 def _by_layer(
@@ -147,7 +135,7 @@ def _by_layer(
     end: where given, variants with a single value are level lines up to it.
     """
     found = []
-    for variant in _variants(items):
+    for variant in variants(items):
         rows = [row for row in map(layers, variant) if len(row) > 1 or (row and end is not None)]
         if rows:
             means = [mean_error(values) for values in zip(*rows, strict=False)]
@@ -214,7 +202,3 @@ def _ratio(part: str, ratio: str) -> Callable[[Reading], list[float]]:
 
 def _numbers(values: Any) -> list[float]:
     return [] if not values or any(value is None for value in values) else [float(value) for value in values]
-
-
-def _where(items: Sequence[Reading]) -> str:
-    return f"partition {items[0].partition}; {seeds_told(items)}"

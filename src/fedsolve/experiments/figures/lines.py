@@ -95,10 +95,10 @@ def cost(groups: Sequence[tuple[str, Sequence[Series]]]) -> Figure:
     return styled(draw)
 
 
-def compared(names: Sequence[str], groups: Sequence[Series]) -> Figure:
+def compared(names: Sequence[str], groups: Sequence[Series], label: str = ACCURACY) -> Figure:
     """A row of points per name (a method, a variant), one marker per group (a partition).
 
-    groups: series whose x are places in `names` and whose y are accuracies in per cent.
+    groups: series whose x are places in `names` and whose y are what `label` says.
     """
 
     def draw() -> Figure:
@@ -117,7 +117,7 @@ def compared(names: Sequence[str], groups: Sequence[Series]) -> Figure:
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel(ACCURACY)
+        axes.set_xlabel(label)
         axes.margins(x=0.06)
         legend_above(figure, [axes], groups)
         return figure

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from fedsolve.experiments.figures.lines import Series
-from fedsolve.experiments.figures.readings import Reading, distinct
+from fedsolve.experiments.figures.readings import Reading, distinct, groups, names_of
 
 MOST_SERIES = 8
 """More lines than this in one figure cannot be told apart."""
@@ -48,6 +48,24 @@ def reference(items: Sequence[Reading]) -> str:
     for item in items:
         counts[item.partition] = counts.get(item.partition, 0) + 1
     return max(counts, key=lambda name: counts[name])
+
+
+def shown(items: Sequence[Reading]) -> tuple[Callable[[Reading], str], list[Reading]]:
+    """The readings of the reference partition, one for each cell, and how to call them."""
+    name = reference(items)
+    once = {item.cell["key"]: item for item in items if item.partition == name}
+    found = list(once.values())
+    return names_of(found, without=("depth",)), found
+
+
+def variants(items: Sequence[Reading]) -> list[list[Reading]]:
+    """The readings of each method at each point of its grid, seeds together."""
+    return list(groups(items, lambda item: (item.method, item.grid, item.noise)).values())
+
+
+def where(items: Sequence[Reading]) -> str:
+    """The partition and the seeds, as part of a sentence."""
+    return f"partition {items[0].partition}; {seeds_told(items)}"
 
 
 def _told(line: Series, unit: str) -> str:

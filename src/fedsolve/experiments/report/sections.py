@@ -203,7 +203,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    return f"{machine['cpu']}, {_counted(machine['cores'], 'core')}, {machine['system']}"
+    gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
+    return f"{machine['cpu']}, {_counted(machine['cores'], 'core')}, {machine['system']}{gpu}"
 
 
 def _when(time: str) -> str:
