@@ -73,11 +73,12 @@ class _Member:
 
 @dataclass
 class _Asked:
-    """An open question to a member: `message` is None while it cannot be reached."""
+    """An open question to a member: `message` is None while it cannot be reached, `since` that time."""
 
     message: str | None
     activation: str
     request: Request
+    since: float = 0.0
     catch_up: int = 0
     needed: int = 0
     tries: int = 1
@@ -92,6 +93,7 @@ class FlowerFederation:
                long as `min_clients` answered; "error": stop at the first failure. A refusal is a
                failure; with "wait" it stops the run too, for waiting would not mend it.
     patience:  seconds to wait for an answer: then "continue" goes on without it, the others stop.
+    grace:     seconds that a node which left in the middle of an exchange has to come back.
     interval:  seconds between two looks for an answer.
     spec:      what was agreed in an earlier part of this run, when it is resumed.
     """
@@ -108,6 +110,7 @@ class FlowerFederation:
         missing: Policy = "wait",
         min_clients: int = 1,
         patience: float | None = None,
+        grace: float = 5.0,
         interval: float = 0.05,
         spec: Spec | None = None,
         report: Callable[[CohortReport], None] | None = None,
@@ -124,6 +127,7 @@ class FlowerFederation:
         self._link = link
         self._expected = clients
         self._patience = patience
+        self._grace = grace
         self._interval = interval
         self._report = report or (lambda report: None)
         self._tell = tell or (lambda text: None)
@@ -368,7 +372,7 @@ class FlowerFederation:
             if mine.message is not None:
                 reply = self._link.receive(mine.message, lambda: self._same(name, mine))
             if reply is not None and reply.absent:
-                mine.message, reply = None, None
+                mine.message, mine.since, reply = None, time.monotonic(), None
             if reply is not None:
                 try:
                     answer = self._checked(name, reply, mine.request)
@@ -391,17 +395,17 @@ class FlowerFederation:
             self._look(0.5)
             for other in asked:
                 self._follow(other, asked[other], report)
-            if mine.message is None and self.missing != "wait":
+            gone = mine.message is None and time.monotonic() - mine.since > self._grace
+            if gone and self.missing != "wait":
                 raise _Missing("absent", "not connected")
             time.sleep(self._interval)
 
     def _follow(self, name: str, asked: _Asked, report: CohortReport) -> None:
         """Ask a member again that started anew since it was asked; it does not know of the question."""
         member = self._members[name]
-        lost = asked.message is None and self.missing == "wait"
         if name in report.missing or name in report.answered or not member.online:
             return
-        if lost or member.node.activation != asked.activation:
+        if asked.message is None or member.node.activation != asked.activation:
             self._ask_again(name, asked, report)
 
     def _ask_again(self, name: str, asked: _Asked, report: CohortReport) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve import container
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.flower import require_flower
 from fedsolve.federation.flower.answering import Answerer
@@ -25,6 +26,7 @@ from fedsolve.federation.flower.wire import LARGEST, assemble, record
 HEARTBEAT = 10
 """Seconds between signs of life; after two without one the server counts a node as gone. Flower's least."""
 
+_NOT_YET = "Failed to activate SuperNode"
 _EAGER, _IDLE = 0.1, 1.0
 _EAGER_FOR = 120.0
 _LONGEST_PAUSE = 15.0
@@ -52,17 +54,23 @@ class Connection:
 
 
 class FleetNode:
-    """Connects, answers until stopped, and connects again when the server was away."""
+    """Connects, answers until stopped, and connects again when the server was away.
+
+    state: folder that remembers which node this was. A SuperLink refuses a node that started anew as long
+           as it counts the earlier one as alive; with its number the node signs itself off first.
+    """
 
     def __init__(
         self,
         answerer: Answerer,
         connection: Connection,
         *,
+        state: Path | None = None,
         tell: Callable[[str], None] | None = None,
         largest: int = LARGEST,
     ) -> None:
         require_flower()
+        self._remembered = None if state is None else state / "node-id"
         self._answerer = answerer
         self._connection = connection
         self._tell = tell or (lambda text: None)
@@ -137,6 +145,7 @@ class FleetNode:
         from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
         public = public_key_to_bytes(self._keys[1])
+        self._sign_off(client)
         if self._connection.key is None:
             try:
                 client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
@@ -150,7 +159,18 @@ class FleetNode:
             )
         except Exception as problem:
             raise self._explained(problem) from problem
+        if self._remembered is not None:
+            container.write_atomically(self._remembered, str(response.node_id).encode())
         return Node(node_id=response.node_id)
+
+    def _sign_off(self, client: Any) -> None:
+        """End what is left of an earlier process of this node."""
+        from flwr.proto.node_pb2 import Node
+
+        if self._remembered is not None and self._remembered.exists():
+            number = self._remembered.read_text().strip()
+            if number.isdecimal():
+                self._leave(client, Node(node_id=int(number)))
 
     def _beat(self, client: Any, node: Any, lost: threading.Event) -> None:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -255,6 +275,10 @@ class FleetNode:
                 f"{address} refuses this node ({status}): the key {self._connection.key} is not registered "
                 f"there, or the clocks differ by minutes. {_detail(problem)}"
             )
+        if status == 412 and _NOT_YET not in _detail(problem):
+            return _Refused(f"{address} refuses this node: {_detail(problem)}")
+        if status == 412:
+            return _Lost(f"{address} still counts an earlier process of this node as alive.")
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():
             return _Refused(
                 f"{address} does not prove that it is the server ({problem}). "
