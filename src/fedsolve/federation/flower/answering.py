@@ -46,6 +46,7 @@ class Event:
     bytes_up: int = 0
     seconds: float = 0.0
     arrays: tuple[str, ...] = ()
+    over: bool = False
 
 
 class Answerer:
@@ -93,7 +94,7 @@ class Answerer:
             elif ask == "answer":
                 found, answer = self._answer(note, payload, started)
             elif ask == "tell":
-                self._show(Event("told", str(note.get("message"))))
+                self._show(Event("told", str(note.get("message")), over=bool(note.get("over"))))
                 found, answer = {}, b""
             else:
                 raise TermError(f"'{self.name}' was asked to '{ask}', which it does not know.")

@@ -331,12 +331,19 @@ class FlowerFederation:
 
         return evaluate(self, model)
 
-    def tell_all(self, message: str) -> None:
-        """Show the people at every node a message."""
+    def tell_all(self, message: str, over: bool = False) -> None:
+        """Show the people at every node a message; `over` says that the run has ended."""
         self._look()
         online = [member.node.id for member in self._members.values() if member.online]
         if online:
-            self._link.send(online, self._note("tell") | {"message": message}, b"")
+            note = self._note("tell") | {"message": message, "over": over}
+            for number, name in zip(online, self._link.send(online, note, b""), strict=True):
+                # Nobody need have heard it, but whoever is there now has a moment to take it.
+                until = time.monotonic() + self._grace
+                while self._link.receive(name, lambda: False) is None and time.monotonic() < until:
+                    if number not in self._link.nodes():
+                        break
+                    time.sleep(self._interval)
 
     def _ask_all(self, names: Sequence[str], request: Request) -> dict[str, _Asked]:
         self._look()
