@@ -19,12 +19,23 @@ if TYPE_CHECKING:
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 398
+WARN_DAYS = 30
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Hosts in every server certificate: the SuperLink listens on loopback, behind the gate."""
 
 _DNS = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
+
+
+def now() -> datetime.datetime:
+    """The time by this machine's clock."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def days_left(certificate: x509.Certificate) -> int:
+    """Whole days until the certificate expires."""
+    return (certificate.not_valid_after_utc - now()).days
 
 
 def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
@@ -124,6 +135,15 @@ def verify_authority(keys: Keys) -> None:
         )
 
 
+def verify_pair(keys: Keys) -> None:
+    """Raise unless the server's key is the one in its certificate."""
+    if load_certificate(keys.server_certificate).public_key() != load_key(keys.server_key).public_key():
+        raise ModelFileError(
+            f"{keys.server_key} is not the key of {keys.server_certificate}. "
+            "Make a new pair: fedsolve keys renew"
+        )
+
+
 def verify_chain(keys: Keys) -> None:
     """Raise unless the authority signed the server's certificate."""
     from cryptography.exceptions import InvalidSignature
@@ -139,7 +159,7 @@ def verify_chain(keys: Keys) -> None:
 
 def verify_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
     """Raise unless the certificate is valid today."""
-    today = datetime.datetime.now(datetime.UTC)
+    today = now()
     if today < certificate.not_valid_before_utc:
         raise ModelFileError(
             f"{path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, but this machine's "
@@ -233,7 +253,7 @@ def _certificate(
     """A certificate to be signed, valid from an hour ago so that a slow clock does not refuse a new one."""
     from cryptography import x509
 
-    today = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    today = now().replace(microsecond=0)
     end = today + datetime.timedelta(days=days)
     if within is not None:
         end = min(end, within.not_valid_after_utc)

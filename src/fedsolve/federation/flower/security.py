@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import os
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.federation.flower.certificates import (
     elliptic,
     load_certificate,
-    load_key,
     new_key,
     verify_chain,
     verify_dates,
+    verify_pair,
 )
 from fedsolve.federation.flower.keyfolder import (
     Keys as Keys,
@@ -162,16 +163,12 @@ def register_sites(control: str, keys: Keys) -> dict[str, int]:
 
 def verify_server(keys: Keys) -> None:
     """Raise unless the server can start with these keys, saying what to do."""
-    authority, certificate = load_certificate(keys.authority), load_certificate(keys.server_certificate)
-    key = load_key(keys.server_key)
-    verify_dates(keys.authority, authority, "Begin anew with 'fedsolve keys init' and send ca.crt to all.")
-    verify_dates(keys.server_certificate, certificate, "Make a new one: fedsolve keys renew")
+    anew = "Begin anew with 'fedsolve keys init' and send ca.crt to all sites."
+    verify_dates(keys.authority, load_certificate(keys.authority), anew)
+    renew = "Make a new one: fedsolve keys renew"
+    verify_dates(keys.server_certificate, load_certificate(keys.server_certificate), renew)
     verify_chain(keys)
-    if certificate.public_key() != key.public_key():
-        raise ModelFileError(
-            f"{keys.server_key} is not the key of {keys.server_certificate}. "
-            "Make a new pair: fedsolve keys renew"
-        )
+    verify_pair(keys)
     verify_private(keys.server_key)
     if not registered(keys):
         raise DataError(
@@ -198,6 +195,26 @@ def load_client_key(keys: Keys, name: str) -> ec.EllipticCurvePrivateKey:
             f"{path} is missing. Make the site's key: fedsolve keys client {name} --keys {keys.folder}"
         )
     return elliptic(path, lambda data: serialization.load_ssh_private_key(data, None))
+
+
+def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
+    """The site that a private key stands for."""
+    return _site(_openssh(key.public_key(), name), name)
+
+
+def signed_headers(keys: Keys, name: str) -> dict[str, str]:
+    """What a site puts into the head of a call to show who it is: its public key and a signed time."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = load_client_key(keys, name)
+    stamp = datetime.datetime.now(datetime.UTC).isoformat()
+    signature = key.sign(stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr-public-key": base64.b64encode(site_of(key, name).pem).decode(),
+        "flwr-timestamp": stamp,
+        "flwr-signature": base64.b64encode(signature).decode(),
+    }
 
 
 def _site(line: str, where: str) -> Site:
