@@ -184,4 +184,10 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
     assert found["data"]["state"] == "failed"
     assert found["backbone"]["state"] == "ok"
     assert diagnosis.data("folder:/no/such/folder").code == 2
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a,b,diagnosis\n1,2,ill\n3,4,well\n")
+    code, found = examined("--keys", tmp_path, "--data", rows, "--label", "diagnosis")
+    assert code == 0
+    assert "2 rows of 2 features, 2 labels" in found["data"]["seen"]
+    assert examined("--keys", tmp_path, "--data", rows, "--label", "outcome")[0] == 2
     assert diagnosis.backbone("no-such-network").code == 2

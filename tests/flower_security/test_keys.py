@@ -22,8 +22,10 @@ pytestmark = pytest.mark.flower
 HOSTS = ["fedsolve.hospital.example", "10.0.0.5"]
 
 LINE = (
-    "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBHAlMfuJOVvXc+nP9d1eadr/XlQRK+u"
-    "IRbHOfm0SQUpzBdJljlHB1Eq2l4KtYrD6IPjFkIeefKQTmnwMeNlu2uvCpCtse+6s2Gyv1PCfE0KrY8YeY9BHjFPuB7wVT77g8A== north"
+    "ecdsa-sha2-nistp384 "
+    "AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBHAlMfuJOVvXc+nP9d1eadr/XlQRK+u"
+    "IRbHOfm0SQUpzBdJljlHB1Eq2l4KtYrD6IPjFkIeefKQTmnwMeNlu2uvCpCtse+6s2Gyv1PCfE0KrY8YeY9BHjFPuB7wVT77g8A=="
+    " north"
 )
 FINGERPRINT = "SHA256:n2A/U1K8Vjk/apN9OiF8Tfq5BxkS5CAOdcjI1iRclW0"  # ssh-keygen -lf
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.table import Table
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import store_option
 from fedsolve.cli.keys import keys_option
-from fedsolve.cli.options import output_options
+from fedsolve.cli.options import data_options, layout_from, output_options
 from fedsolve.cli.output import Output
 from fedsolve.data.store import FeatureStore
 from fedsolve.federation.flower import diagnosis
@@ -54,8 +55,10 @@ _SIGNS = {
     help="The server: a name that sites use for it. May be repeated.",
 )
 @option("--insecure", is_flag=True, group=_ROLE, help="A federation without TLS and keys.")
-@option("--data", "dataset", metavar="ADDRESS", group="The data", help="Data to be read, as for 'client'.")
+@option("--data", metavar="DATA", group="The data", help="File or address to be read, as for 'client'.")
 @option("--backbone", metavar="B", group="The data", help="Backbone to be loaded.")
+@option("--data-root", "root", metavar="DIR", group="The data", help="Folder of named datasets.")
+@data_options
 @store_option
 @option("--state", metavar="DIR", group="The store", help="The server: its folder of state.")
 @keys_option
@@ -66,13 +69,15 @@ def doctor(
     listen: str | None,
     hosts: tuple[str, ...],
     insecure: bool,
-    dataset: str | None,
+    data: str | None,
     backbone: str | None,
+    root: str | None,
     store: str | None,
     state: str | None,
     folder: str,
     as_json: bool,
     quiet: bool,
+    **reading: Any,
 ) -> int:
     """Check ports, certificates, versions, clock, disk and data; say what to do about what is not well.
 
@@ -95,8 +100,8 @@ def doctor(
         if keys is None or keys.authority.exists():
             findings += diagnosis.connection(server, keys, name)
     findings.append(diagnosis.disk(Path(state) if state else Path(FeatureStore(store).folder)))
-    if dataset is not None:
-        findings.append(diagnosis.data(dataset))
+    if data is not None:
+        findings.append(diagnosis.data(data, root, layout_from(reading)))
     if backbone is not None:
         findings.append(diagnosis.backbone(backbone))
     _tell(findings, Output(as_json, quiet))

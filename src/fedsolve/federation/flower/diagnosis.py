@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.tables import Layout, parts, read_table
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
 from fedsolve.federation.flower import certificates, gate, security
 from fedsolve.federation.flower.admission import CLOCK_AHEAD, CLOCK_BEHIND
@@ -350,18 +352,20 @@ def disk(folder: Path) -> Finding:
     return Finding("disk", "warning", seen, remedy) if free < LOW else _ok("disk", seen)
 
 
-def data(address: str) -> Finding:
-    """Whether the data can be read: rows, classes, and one image of each class where there are images."""
+def data(source: str, root: str | None = None, layout: Layout | None = None) -> Finding:
+    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
 
     def look() -> str:
-        from fedsolve.data.datasets import load_dataset
-
-        dataset = load_dataset(address)
+        if not is_address(source):
+            table = read_table(source, layout, part="train" if parts(source) else None)
+            classes = len(np.unique(table.labels)) if table.labels is not None else 0
+            return f"{source}: {len(table):,} rows of {table.features.shape[1]:,} features, {classes} labels"
+        dataset = load_dataset(source, root)
         rows = dataset.train
         if not isinstance(rows.inputs, np.ndarray):
             rows.inputs.read(np.unique(rows.labels, return_index=True)[1])
         kind = "images" if dataset.is_images else "rows of features"
-        return f"{address}: {len(rows):,} {kind} to train on, {len(dataset.class_names)} classes"
+        return f"{source}: {len(rows):,} {kind} to train on, {len(dataset.class_names)} classes"
 
     return attempt("data", look)
 
