@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 import fedsolve
+import fedsolve.federation.evaluation  # registers the step that scores a model
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import DataError, FedsolveError, TermError

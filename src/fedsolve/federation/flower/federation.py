@@ -137,7 +137,7 @@ class FlowerFederation:
             self._declared = class_list(classes)
         self._members: dict[str, _Member] = {}
         self._describing: dict[int, tuple[str, str]] = {}
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, tuple[str, str]] = {}
         self._described: dict[str, Note] = {}
         self._looked = 0.0
 
@@ -207,12 +207,11 @@ class FlowerFederation:
             if member.online:
                 member.node = nodes[member.node.id]
         known = {member.node.id for member in self._members.values()}
-        fresh = [node for node in nodes.values() if node.id not in known]
-        for node in fresh:
-            asked = self._describing.get(node.id)
-            if (asked is None and node.id not in self._refused) or (
-                asked is not None and asked[1] != node.activation
-            ):
+        for node in nodes.values():
+            # One that started anew may have been mended, or has not heard what it was asked.
+            heard = self._describing.get(node.id) or self._refused.get(node.id)
+            if node.id not in known and (heard is None or heard[1] != node.activation):
+                self._refused.pop(node.id, None)
                 self._describing[node.id] = (self._ask_about(node), node.activation)
 
     def _ask_about(self, node: Node) -> str:
@@ -252,7 +251,7 @@ class FlowerFederation:
             if why is not None:
                 self._link.send([node.id], self._note("tell") | {"message": f"refused: {why}"}, b"")
         if why is not None:
-            self._refused[node.id] = f"'{name}': {why}"
+            self._refused[node.id] = (f"'{name}': {why}", node.activation)
             self._tell(f"'{name}' is not taken in: {why}")
             return
         self._members[name] = _Member(name, node)
@@ -276,7 +275,8 @@ class FlowerFederation:
         return None
 
     def _why_refused(self) -> str:
-        return f"Not taken in: {'; '.join(self._refused.values())} " if self._refused else ""
+        why = "; ".join(text for text, _ in self._refused.values())
+        return f"Not taken in: {why} " if why else ""
 
     # -- one exchange ----------------------------------------------------------------------------
 
