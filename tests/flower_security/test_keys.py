@@ -289,6 +289,11 @@ def test_the_command(tmp_path: Path) -> None:
     registered = document("keys", "register", told["public_key"], "--keys", server)["registered"]
     assert registered == [{"site": "north", "fingerprint": told["fingerprint"]}]
     assert document("keys", "list", "--keys", server)["sites"] == registered
+    (site / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
+    seen = document("keys", "list", "--keys", site)
+    assert seen["authority_fingerprint"] == made["authority_fingerprint"]
+    assert seen["keys"] == registered
+    assert told["fingerprint"] in fedsolve("keys", "list", "--keys", site).stdout
     renewed = document("keys", "renew", "--host", "i.example", "--keys", server)
     assert renewed["hosts"][0] == "i.example"
     assert renewed["authority_fingerprint"] == made["authority_fingerprint"]

@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
 
 from fedsolve.cli.command import Command, ExamplesGroup, F, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts, table
 from fedsolve.federation.flower import certificates, require_flower, security
 from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.federation.flower.security import Site
 
 _FILES = "The files"
 _SERVER = "The server"
@@ -170,9 +172,9 @@ def register(
         raise click.UsageError("--name is for one file", ctx)
     held = Keys(folder)
     sites = [security.register(held, file, name) for file in files]
-    document = {"registered": [{"site": site.name, "fingerprint": site.fingerprint} for site in sites]}
     Output(as_json, quiet).result(
-        document, lambda page: facts(page, [(site.name, site.fingerprint) for site in sites])
+        {"registered": _listed(sites)},
+        lambda page: facts(page, [(site.name, site.fingerprint) for site in sites]),
     )
 
 
@@ -192,56 +194,74 @@ def remove(name: str, folder: str, as_json: bool, quiet: bool) -> None:
     )
 
 
-@keys.command("list", cls=Command, examples=(("certificates and sites", "fedsolve keys list"),))
+@keys.command(
+    "list",
+    cls=Command,
+    examples=(("certificates, registered sites and keys of this folder", "fedsolve keys list"),),
+)
 @keys_option
 @output_options
 def list_keys(folder: str, as_json: bool, quiet: bool) -> None:
-    """List the certificates, with their dates, and the registered sites."""
+    """List what the folder holds: certificates with their dates, registered sites, private keys of sites.
+
+    At a site it shows the fingerprint of the authority that the site trusts, to be compared with the
+    server's operator over another channel.
+    """
     held = Keys(folder)
-    certificate = certificates.load_certificate(held.server_certificate)
+    certificates.load_certificate(held.authority)
     sites = list(security.registered(held).values())
-    document = _server_facts(held) | {
-        "sites": [{"site": site.name, "fingerprint": site.fingerprint} for site in sites]
-    }
+    own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
+    document = _server_facts(held) | {"sites": _listed(sites), "keys": _listed(own)}
 
     def show(page: Console) -> None:
         _show_server(page, held)
-        left = certificates.days_left(certificate)
-        if left < certificates.WARN_DAYS:
-            page.print(f"The server's certificate has {left} days left: fedsolve keys renew")
-        page.print()
-        rows = [(site.name, site.fingerprint) for site in sites]
-        if rows:
-            page.print(table(("site", "fingerprint"), rows, left=(0, 1)))
-        else:
-            page.print("No site is registered yet: fedsolve keys register NAME.pub")
+        if held.server_certificate.exists():
+            left = certificates.days_left(certificates.load_certificate(held.server_certificate))
+            if left < certificates.WARN_DAYS:
+                page.print(f"The server's certificate has {left} days left: fedsolve keys renew")
+            page.print()
+            if sites:
+                page.print(_sites_table("registered site", sites))
+            else:
+                page.print("No site is registered yet: fedsolve keys register NAME.pub")
+        if own:
+            page.print(_sites_table("private key of", own))
 
     Output(as_json, quiet).result(document, show)
 
 
+def _listed(sites: Sequence[Site]) -> list[dict[str, str]]:
+    return [{"site": site.name, "fingerprint": site.fingerprint} for site in sites]
+
+
+def _sites_table(title: str, sites: Sequence[Site]) -> Table:
+    return table((title, "fingerprint"), [(site.name, site.fingerprint) for site in sites], left=(0, 1))
+
+
 def _server_facts(held: Keys) -> dict[str, Any]:
     authority = certificates.load_certificate(held.authority)
-    certificate = certificates.load_certificate(held.server_certificate)
-    return {
+    told: dict[str, Any] = {
         "folder": held.folder,
-        "hosts": certificates.certificate_hosts(certificate),
-        "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
         "authority_valid_until": f"{authority.not_valid_after_utc:%Y-%m-%d}",
         "authority_fingerprint": certificates.authority_fingerprint(held),
     }
+    if held.server_certificate.exists():
+        certificate = certificates.load_certificate(held.server_certificate)
+        told["valid_until"] = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+        told["hosts"] = certificates.certificate_hosts(certificate)
+    return told
 
 
 def _show_server(page: Console, held: Keys) -> None:
     told = _server_facts(held)
-    facts(
-        page,
-        [
-            ("authority", f"{held.authority}, valid until {told['authority_valid_until']}"),
-            ("fingerprint", told["authority_fingerprint"]),
-            ("server", f"{held.server_certificate}, valid until {told['valid_until']}"),
-            ("hosts", ", ".join(told["hosts"])),
-        ],
-    )
+    lines = [
+        ("authority", f"{held.authority}, valid until {told['authority_valid_until']}"),
+        ("fingerprint", told["authority_fingerprint"]),
+    ]
+    if "hosts" in told:
+        lines.append(("server", f"{held.server_certificate}, valid until {told['valid_until']}"))
+        lines.append(("hosts", ", ".join(told["hosts"])))
+    facts(page, lines)
 
 
 def _tell_server(held: Keys, output: Output, advice: str) -> None:

@@ -197,6 +197,11 @@ def load_client_key(keys: Keys, name: str) -> ec.EllipticCurvePrivateKey:
     return elliptic(path, lambda data: serialization.load_ssh_private_key(data, None))
 
 
+def own_site(keys: Keys, name: str) -> Site:
+    """The site whose private key is in the folder."""
+    return site_of(load_client_key(keys, name), name)
+
+
 def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
     """The site that a private key stands for."""
     return _site(_openssh(key.public_key(), name), name)
