@@ -380,6 +380,7 @@ class FlowerFederation:
                 reply = self._link.receive(mine.message, lambda: self._same(name, mine))
             if reply is not None and reply.absent:
                 mine.message, mine.since, reply = None, time.monotonic(), None
+                member.online = False  # until the next look
             if reply is not None:
                 try:
                     answer = self._checked(name, reply, mine.request)
