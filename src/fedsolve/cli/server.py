@@ -119,6 +119,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     method = build_method(given["method"], {name: given[name] for name in parameter_names()}, ctx)
+    given["classes"] = class_names(given["classes"])
     keys = _keys(ctx, given)
     check_target(given["out"])
     state = Path(given["state"])
@@ -159,7 +160,7 @@ def _run(
             return FlowerFederation(
                 link,
                 clients=given["clients"],
-                classes=class_names(given["classes"]),
+                classes=given["classes"],
                 task=given["task"],
                 missing=given["missing"],
                 min_clients=given["min_clients"],

@@ -29,7 +29,7 @@ HEARTBEAT = 10
 _NOT_YET = "Failed to activate SuperNode"
 _EAGER, _IDLE = 0.1, 1.0
 _EAGER_FOR = 120.0
-_LONGEST_PAUSE = 15.0
+_LONGEST_PAUSE = 5.0
 
 
 @dataclass(frozen=True)
