@@ -121,7 +121,7 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
     if lacking:
         words = " ".join(f"--host {host}" for host in (*lacking, *known) if host not in certificates.ALWAYS)
         yield _failed("hosts", f"{seen}; not for {', '.join(lacking)}", f"fedsolve keys renew {words}", 4)
-    elif set(known) <= set(certificates.ALWAYS):
+    elif not hosts and set(known) <= set(certificates.ALWAYS):
         remedy = "fedsolve keys renew --host NAME, with the name that sites use"
         yield Finding("hosts", "warning", f"{seen}: no other machine can connect", remedy)
     else:

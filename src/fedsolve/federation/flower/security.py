@@ -20,6 +20,7 @@ from fedsolve.federation.flower.certificates import (
     verify_dates,
     verify_pair,
 )
+from fedsolve.federation.flower.guarded import Bearer
 from fedsolve.federation.flower.keyfolder import (
     Keys as Keys,
 )
@@ -128,8 +129,10 @@ def _write_sites(keys: Keys, sites: dict[str, Site]) -> None:
     container.write_atomically(keys.registered_file, ("\n".join(lines) + "\n").encode())
 
 
-def register_sites(control: str, keys: Keys) -> dict[str, int]:
+def register_sites(control: str, keys: Keys, secret: bytes | None = None) -> dict[str, int]:
     """Tell the SuperLink, over its control address on loopback, of every listed site; gives their node ids.
+
+    secret: what a guarded SuperLink asks for.
 
     Repeat it as often as you like. A site taken off the list is not unregistered there: Flower never takes
     the same key twice, and the gate refuses the site anyway.
@@ -145,7 +148,10 @@ def register_sites(control: str, keys: Keys) -> dict[str, int]:
             control,
             insecure=False,
             root_certificates=container.read(keys.authority),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                *([] if secret is None else [Bearer(secret)]),
+            ],
         ) as client:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
             known = {bytes(node.public_key): int(node.node_id) for node in nodes}
