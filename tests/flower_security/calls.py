@@ -89,16 +89,20 @@ class Caller:
 
     def raw(self, address: str, head: str) -> bytes:
         """The first line of the answer to a request that no client library would send."""
+        lines = [f"{name}: {value}" for name, value in self.headers().items()]
+        text = "\r\n".join([head, f"Host: {address}", "Content-Length: 0", *lines, "", ""])
+        return self.send(address, text.encode()).partition(b"\r\n")[0]
+
+    def send(self, address: str, data: bytes, wait: bool = True) -> bytes:
+        """Send bytes over TLS as they are; gives the beginning of the answer."""
         host, port = address.split(":")
         context = ssl.create_default_context(cafile=str(self.keys.authority))
         with (
             socket.create_connection((host, int(port)), timeout=20) as plain,
             context.wrap_socket(plain, server_hostname=host) as stream,
         ):
-            lines = [f"{name}: {value}" for name, value in self.headers().items()]
-            text = "\r\n".join([head, f"Host: {address}", "Content-Length: 0", *lines, "", ""])
-            stream.sendall(text.encode())
-            return stream.recv(4096).partition(b"\r\n")[0]
+            stream.sendall(data)
+            return stream.recv(4096) if wait else b""
 
 
 def intruding_run() -> StartRunRequest:

@@ -204,6 +204,47 @@ def test_a_body_is_declared_and_of_bounded_size(deployment: Deployment, north: C
     assert north.raw(deployment.gate, twice).split()[1] == b"400"
 
 
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "Content-Length: {size}\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: {size}",
+        "Transfer-Encoding: xchunked\r\nContent-Length: 5",
+        "Content-Length: 5\r\nContent-Length: {size}",
+        "Content-Length: 5",
+    ],
+)
+def test_no_request_hides_in_the_body_of_another(deployment: Deployment, north: Caller, framing: str) -> None:
+    """The SuperLink never takes what lies in or behind the body of a permitted request for a request."""
+    before = control_calls(deployment)
+    hidden = f"POST /v1/control/list-nodes HTTP/1.1\r\nHost: {deployment.gate}\r\nContent-Length: 0\r\n\r\n"
+    body = f"0\r\n\r\n{hidden}"
+    signed = "\r\n".join(f"{name}: {value}" for name, value in north.headers().items())
+    head = f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: {deployment.gate}\r\n{signed}\r\n"
+    north.send(deployment.gate, f"{head}{framing.format(size=len(body))}\r\n\r\n{body}".encode())
+    assert control_calls(deployment) == before
+
+
+def test_a_sender_that_goes_away_in_mid_body_does_no_harm(deployment: Deployment, north: Caller) -> None:
+    signed = "\r\n".join(f"{name}: {value}" for name, value in north.headers().items())
+    for call in ("push-object", "push-messages"):
+        head = f"POST /v1/fleet/{call} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n{signed}\r\n\r\n"
+        north.send(deployment.gate, head.encode() + b"begun", wait=False)
+    node = Node(node_id=deployment.nodes["north"])
+    with north.fleet(deployment.gate) as client:
+        assert not client.PullMessages(PullMessagesRequest(node=node)).messages_list
+    assert "Traceback" not in (deployment.folder / "gate.log").read_text()
+
+
+def test_bodies_of_many_sizes_arrive_whole(deployment: Deployment, north: Caller) -> None:
+    """The SuperLink parses each: a byte lost or added on the way would be an error of the payload."""
+    node = Node(node_id=deployment.nodes["north"])
+    for size in (0, 1, 65_535, 65_536, 1_000_003, 5 * 2**20):
+        request = PullMessagesRequest(node=node, message_ids=["x" * size])
+        with north.fleet(deployment.gate) as client:
+            assert not client.PullMessages(request).messages_list
+
+
 def test_removal_and_registration_take_effect_at_once(deployment: Deployment, keys: Keys) -> None:
     south = Caller(keys, "south")
     body = PullMessagesRequest(node=Node(node_id=deployment.nodes["south"])).SerializeToString()

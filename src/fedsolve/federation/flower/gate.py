@@ -138,6 +138,8 @@ class Gate:
         return self._refuse(request, Refusal(404, "this call is not for the network."))
 
     async def _node_call(self, request: Request) -> Response:
+        from starlette.requests import ClientDisconnect
+
         call = request.path_params["call"]
         if call not in self._calls:
             return await self._anything(request)
@@ -148,14 +150,15 @@ class Gate:
             if call == "push-messages":
                 content = await request.body()
                 own_name_only(content)
+            return await self._forward(request, call, name, size, content)
         except Refusal as refusal:
             return self._refuse(request, refusal)
-        return await self._forward(request, call, name, size, content)
+        except ClientDisconnect:
+            return _json({"code": 400, "detail": "the sender went away."}, 400)
 
     async def _forward(self, request: Request, call: str, name: str, size: int, content: Any) -> Response:
         """The SuperLink's answer to the call; the path is ours, whatever the sender wrote."""
         import httpx
-        from starlette.requests import ClientDisconnect
         from starlette.responses import StreamingResponse
 
         headers = {
@@ -167,8 +170,6 @@ class Gate:
         outgoing = self._client.build_request("POST", f"{PREFIX}{call}", headers=headers, content=content)
         try:
             answer = await self._client.send(outgoing, stream=True)
-        except ClientDisconnect:
-            return _json({"code": 400, "detail": "the sender went away."}, 400)
         except httpx.HTTPError as problem:
             self._once(f"the SuperLink at {self._upstream} does not answer ({type(problem).__name__})")
             return _json({"code": 503, "detail": "the server is not ready; try again."}, 503)
