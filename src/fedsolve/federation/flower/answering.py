@@ -182,7 +182,7 @@ class Answerer:
                 () if isinstance(answer, Needs) else tuple(sorted(answer.arrays)),
             )
         )
-        about = {"kind": request.kind, "position": request.position, "digest": request.digest}
+        about = {"name": self.name, "kind": request.kind, "digest": request.digest}
         return {**about, "empty": len(self._participant) == 0}, encoded
 
     def _new_participant(self, data: ClientData) -> Participant:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -140,6 +140,7 @@ class FlowerFederation:
         self._refused: dict[int, tuple[str, str]] = {}
         self._described: dict[str, Note] = {}
         self._looked = 0.0
+        self._enrolled = False
 
     # -- who is there ----------------------------------------------------------------------------
 
@@ -185,6 +186,11 @@ class FlowerFederation:
         if self._spec is None:
             self._spec = self._agree()
         return self._spec
+
+    def enrol(self, members: Mapping[str, Node]) -> None:
+        """Make these nodes members without asking them; their answers must bear their names."""
+        self._members = {name: _Member(name, node) for name, node in members.items()}
+        self._enrolled = True
 
     def _agree(self) -> Spec:
         notes = [self._described[name] for name in sorted(self._members)]
@@ -445,12 +451,14 @@ class FlowerFederation:
         if not note.get("ok"):
             raise _Missing("failed", f"{note.get('error')}: {note.get('message')}")
         found = {part: note.get(part) for part in ("run", "exchange", "kind", "digest")}
-        wanted = {
+        wanted: Note = {
             "run": self.run,
             "exchange": request.exchange,
             "kind": request.kind,
             "digest": request.digest,
         }
+        if self._enrolled:
+            found["name"], wanted["name"] = note.get("name"), name
         for part, value in wanted.items():
             if found[part] != value:
                 raise TermError(f"'{name}' answered {part} {found[part]!r}, asked was {value!r}.")
