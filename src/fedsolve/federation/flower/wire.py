@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,20 +94,25 @@ def _branches(tree: Any) -> Iterator[Any]:
             yield from found.children
 
 
+@cache
+def _pool() -> ThreadPoolExecutor:
+    # The same threads for all messages: memory that a thread has freed is kept for that thread.
+    return ThreadPoolExecutor(_AHEAD, thread_name_prefix="fedsolve-fetch")
+
+
 def _fill(target: Array, chunks: list[str], fetch: Callable[[str], bytes]) -> None:
     """Write the chunks one behind the other, fetching a little ahead."""
-    start = 0
-    with ThreadPoolExecutor(_AHEAD) as pool:
-        under_way: list[Future[bytes]] = [pool.submit(fetch, name) for name in chunks[:_AHEAD]]
-        for turn, name in enumerate(chunks):
-            contents = under_way.pop(0).result()
-            if turn + _AHEAD < len(chunks):
-                under_way.append(pool.submit(fetch, chunks[turn + _AHEAD]))
-            _, _, body = _open(name, contents)
-            if start + len(body) > len(target):
-                raise _strange(f"its chunks hold more than the {len(target):,} bytes announced")
-            target[start : start + len(body)] = np.frombuffer(body, dtype=np.uint8)
-            start += len(body)
+    start, pool = 0, _pool()
+    under_way: list[Future[bytes]] = [pool.submit(fetch, name) for name in chunks[:_AHEAD]]
+    for turn, name in enumerate(chunks):
+        contents = under_way.pop(0).result()
+        if turn + _AHEAD < len(chunks):
+            under_way.append(pool.submit(fetch, chunks[turn + _AHEAD]))
+        _, _, body = _open(name, contents)
+        if start + len(body) > len(target):
+            raise _strange(f"its chunks hold more than the {len(target):,} bytes announced")
+        target[start : start + len(body)] = np.frombuffer(body, dtype=np.uint8)
+        start += len(body)
     if start != len(target):
         raise _strange(f"its chunks hold {start:,} bytes, {len(target):,} were announced")
 
