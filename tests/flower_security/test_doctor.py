@@ -152,6 +152,19 @@ def test_clocks(offset: float, state: str) -> None:
     assert diagnosis._clock(offset).state == state
 
 
+def test_a_proxy_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert diagnosis._proxy("fed.example").state == "ok"
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
+    finding = diagnosis._proxy("fed.example")
+    assert finding.state == "warning"
+    assert "proxy.example" in finding.seen
+    assert "secret" not in finding.seen + finding.remedy
+    monkeypatch.setenv("no_proxy", "fed.example")
+    assert diagnosis._proxy("fed.example").state == "ok"
+
+
 @pytest.mark.parametrize(("free", "state"), [(1e8, "failed"), (1e9, "warning"), (1e11, "ok")])
 def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: float, state: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))

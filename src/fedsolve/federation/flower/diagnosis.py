@@ -12,6 +12,8 @@ import shutil
 import socket
 import ssl
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,6 +248,7 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         yield _failed("server port", f"{address}: {problem.strerror or problem}", remedy, 3)
         return
     yield _ok("server port", f"{address} answers")
+    yield _proxy(host)
     server = Server(host, number, keys)
     before = time.time()
     try:
@@ -270,6 +273,16 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
     yield _closed(server)
     if keys is not None and name is not None:
         yield from _known(server, keys, name)
+
+
+def _proxy(host: str) -> Finding:
+    """Whether the client's calls would take another way than the checks here, which go straight."""
+    proxy = urllib.request.getproxies().get("https")
+    if proxy is None or urllib.request.proxy_bypass(host):
+        return _ok("proxy", "none on the way to the server")
+    where = urllib.parse.urlsplit(proxy).hostname or proxy
+    remedy = f"export NO_PROXY={host}, unless that proxy passes TLS through unopened."
+    return Finding("proxy", "warning", f"HTTPS_PROXY sends calls to {where} first", remedy)
 
 
 def _refused_certificate(host: str, problem: ssl.SSLCertVerificationError) -> Finding:
