@@ -51,20 +51,25 @@ class Nodes:
     folder: Path
     stack: ExitStack
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    servers: dict[str, str] = field(default_factory=dict)
 
     def start(self, server: str, *names: str) -> None:
         """`fedsolve client` for each of these sites, unless it runs already."""
         for name in names:
+            if name in self.processes and self.servers[name] != server:
+                self.stop(name)
             if name not in self.processes or self.processes[name].poll() is not None:
                 words = ["client", "--server", server, "--keys", str(self.keys.folder), "--name", name]
                 words += ["--data", str(self._data(name)), "--state", str(self.state(name))]
-                self._run(name, [sys.executable, "-m", "fedsolve", *words])
+                self._run(name, server, [sys.executable, "-m", "fedsolve", *words])
 
     def start_slow(self, server: str, name: str, exchange: int, seconds: float) -> None:
         """A site that takes so many seconds from this exchange on; see `answering`."""
+        if name in self.processes:
+            self.stop(name)
         self.answering(name).unlink(missing_ok=True)
         words = [name, self._data(name), server, self.keys.folder, self.state(name), exchange, seconds]
-        self._run(name, [sys.executable, str(SLOW_NODE), *map(str, words)])
+        self._run(name, server, [sys.executable, str(SLOW_NODE), *map(str, words)])
 
     def answering(self, name: str) -> Path:
         """The file that a slow site leaves when it begins to answer."""
@@ -90,7 +95,8 @@ class Nodes:
         path = self.folder / f"{name}.npz"
         return path if path.exists() else self.sites.save(name, self.folder)
 
-    def _run(self, name: str, line: list[str]) -> None:
+    def _run(self, name: str, server: str, line: list[str]) -> None:
+        self.servers[name] = server
         context = running(line, self.folder / f"{name}.log")
         self.processes[name] = self.stack.enter_context(context)
 

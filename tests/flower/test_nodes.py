@@ -69,7 +69,6 @@ def test_sites_say_what_they_sent(service: Service, nodes: Nodes):
 
 def test_a_node_killed_in_mid_exchange_and_restarted(service: Service, nodes: Nodes, sites: Sites):
     nodes.start(service.address, *NAMES)
-    nodes.stop("south")
     nodes.start_slow(service.address, "south", exchange=1, seconds=600)
 
     def restart() -> None:
@@ -89,7 +88,6 @@ def test_a_node_killed_in_mid_exchange_and_restarted(service: Service, nodes: No
 
 def test_a_node_that_never_comes_back(service: Service, nodes: Nodes, sites: Sites):
     nodes.start(service.address, *NAMES)
-    nodes.stop("south")
     nodes.start_slow(service.address, "south", exchange=1, seconds=600)
     watcher = when(nodes.answering("south"), lambda: nodes.kill("south"))
     federation = federate(service, missing="continue", min_clients=3)

@@ -75,12 +75,16 @@ def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, 
             process.wait()
     with running(line, log) as process:
         assert process.wait(PATIENCE) == 0, log.read_text()
-    model = fs.load_model(tmp_path / "model.sft")
+    model = fs.load_model(tmp_path / "model.safetensors")
     assert same_bits(model, fs.DeepAFL(layers=4, width=64, exchange="single").fit(sites.local()))
     report = json.loads((state / "report.json").read_text())
     assert report["status"] == "complete"
     assert [record["exchange"] for record in report["history"]] == [0, 1, 2, 3]
     assert "going on from" in log.read_text()
+    # Once complete, the same command gives the same model without a network.
+    (tmp_path / "model.safetensors").unlink()
+    assert subprocess.run(line, check=False, capture_output=True).returncode == 0
+    assert same_bits(fs.load_model(tmp_path / "model.safetensors"), model)
     for name in NAMES:
         nodes.stop(name)
 

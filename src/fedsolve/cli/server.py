@@ -139,51 +139,29 @@ def server(ctx: click.Context, /, **given: Any) -> None:
 def _run(
     given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
 ) -> dict[str, Any]:
-    from fedsolve.federation.engine import Spec
     from fedsolve.federation.flower import require_flower
-    from fedsolve.federation.flower.federation import CohortReport, FlowerFederation
-    from fedsolve.federation.flower.running import State, run_method
+    from fedsolve.federation.flower.running import State, finished, run_method
     from fedsolve.federation.flower.service import serving
 
     require_flower()
     _verify(keys, output, given)
-    output.note(f"starting; logs are in {state}")
-    with serving(state, given["listen"], keys) as link:
-        output.note(f"sites may connect to {given['listen']}")
-
-        def federate(spec: Spec | None, report: Callable[[CohortReport], None]) -> FlowerFederation:
-            def heard(found: CohortReport) -> None:
-                report(found)
-                for name, why in found.missing.items():
-                    output.note(f"exchange {found.exchange + 1}: without '{name}': {why}")
-
-            return FlowerFederation(
-                link,
-                clients=given["clients"],
-                classes=given["classes"],
-                task=given["task"],
-                missing=given["missing"],
-                min_clients=given["min_clients"],
-                patience=given["patience"],
-                spec=spec,
-                report=heard,
-                tell=output.note,
-            )
-
-        def progress(record: Record, expected: int) -> None:
-            output.note(
-                f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
-                f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s"
-            )
-
-        held = State(state)
-        if held.checkpoint.exists():
-            output.note(f"going on from {held.checkpoint}")
-        model, federation = run_method(method, federate, held, progress)
-        accuracy = federation.evaluate(model) if given["evaluate"] else None
-        federation.tell_all("the run is complete", over=True)
-        if given["out"] is not None:
-            model.save(given["out"])
+    held = State(state)
+    model = finished(method, held)
+    accuracy = None
+    if model is not None:
+        output.note(f"{state} holds this run complete; choose another --state to train again")
+    else:
+        output.note(f"starting; logs are in {state}")
+        with serving(state, given["listen"], keys) as link:
+            output.note(f"sites may connect to {given['listen']}")
+            if held.checkpoint.exists():
+                output.note(f"going on from {held.checkpoint}")
+            federate = _federate(given, output, link)
+            model, federation = run_method(method, federate, held, _progress(output))
+            accuracy = federation.evaluate(model) if given["evaluate"] else None
+            federation.tell_all("the run is complete", over=True)
+    if given["out"] is not None:
+        model.save(given["out"])
     return {
         "method": method.key,
         "parameters": method.parameters(),
@@ -197,6 +175,43 @@ def _run(
         "model": given["out"] or str(held.model),
         "report": str(held.report),
     }
+
+
+def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
+    """The federation over a link, as the options want it."""
+    from fedsolve.federation.engine import Spec
+    from fedsolve.federation.flower.federation import CohortReport, FlowerFederation
+
+    def federate(spec: Spec | None, report: Callable[[CohortReport], None]) -> FlowerFederation:
+        def heard(found: CohortReport) -> None:
+            report(found)
+            for name, why in found.missing.items():
+                output.note(f"exchange {found.exchange + 1}: without '{name}': {why}")
+
+        return FlowerFederation(
+            link,
+            clients=given["clients"],
+            classes=given["classes"],
+            task=given["task"],
+            missing=given["missing"],
+            min_clients=given["min_clients"],
+            patience=given["patience"],
+            spec=spec,
+            report=heard,
+            tell=output.note,
+        )
+
+    return federate
+
+
+def _progress(output: Output) -> Callable[[Record, int], None]:
+    def progress(record: Record, expected: int) -> None:
+        output.note(
+            f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
+            f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s"
+        )
+
+    return progress
 
 
 def class_names(text: str | None) -> list[Any] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,12 +96,20 @@ class RuntimeLink(GridLink):
         return self._grid._runtime_client
 
     def nodes(self) -> dict[int, Node]:
-        found = (
-            Node(node.node_id, node.last_activated_at, node.name or None) for node in self._grid.get_nodes()
-        )
+        with _explained():
+            nodes = self._grid.get_nodes()
+        found = (Node(node.node_id, node.last_activated_at, node.name or None) for node in nodes)
         return {node.id: node for node in found}
 
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
+        with _explained():
+            return super().send(nodes, note, payload)
+
     def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
+        with _explained():
+            return self._receive(message, still_there)
+
+    def _receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
@@ -112,9 +121,9 @@ class RuntimeLink(GridLink):
             return _failed(answer.error.code, answer.error.reason)
         run = self._grid.run.run_id
         try:
-            pull = _puller(self._client, self._grid.node, run, still_there)
+            pull = puller(self._client, self._grid.node, run, still_there)
             note, payload = assemble(tree, pull, self._largest)
-        except _Gone as problem:
+        except Gone as problem:
             return Reply({}, failure=str(problem), absent=True)
         self._client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
@@ -129,11 +138,25 @@ def link_for(grid: Any, largest: int = LARGEST) -> Link:
     return RuntimeLink(grid, largest) if hasattr(grid, "_runtime_client") else GridLink(grid)
 
 
-class _Gone(Exception):
-    pass
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A SuperLink that does not answer, as an error that says what to do."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as problem:
+        raise CohortError(
+            f"the SuperLink does not answer ({type(problem).__name__}: {problem}); its log says why. "
+            "Start again with the same state folder to go on."
+        ) from problem
 
 
-def _puller(client: Any, node: Any, run: int, still_there: Callable[[], bool]) -> Callable[[str], bytes]:
+class Gone(Exception):
+    """The objects of a message will not come any more."""
+
+
+def puller(client: Any, node: Any, run: int, still_there: Callable[[], bool]) -> Callable[[str], bytes]:
     """Fetches objects, waiting for those that the node is still sending."""
     from flwr.proto.message_pb2 import PullObjectRequest
 
@@ -142,12 +165,12 @@ def _puller(client: Any, node: Any, run: int, still_there: Callable[[], bool]) -
         while True:
             found = client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
             if not found.object_found:
-                raise _Gone("it stopped in the middle of its answer")
+                raise Gone("it stopped in the middle of its answer")
             if found.object_available:
                 return bytes(found.object_content)
             if time.monotonic() - asked > 1.0:
                 if not still_there():
-                    raise _Gone("it left in the middle of its answer")
+                    raise Gone("it left in the middle of its answer")
                 asked = time.monotonic()
             time.sleep(_WAIT_FOR_PART)
 

@@ -194,26 +194,42 @@ class FleetNode:
                 raise _Lost("the server does not know this node any more.")
             try:
                 response = client.PullMessages(PullMessagesRequest(node=node))
-                if response.messages_list:
-                    self._answer(client, node, response.messages_list[0], response.message_object_trees[0])
-                    pause, active = _EAGER, time.monotonic()
-                    continue
             except Exception as problem:
                 raise self._explained(problem) from problem
+            if response.messages_list:
+                self._try_answer(client, node, response.messages_list[0], response.message_object_trees[0])
+                pause, active = _EAGER, time.monotonic()
+                continue
             if time.monotonic() - active > _EAGER_FOR:
                 pause = min(_IDLE, pause * 1.2)
             self._stopped.wait(pause)
+
+    def _try_answer(self, client: Any, node: Any, asked: Any, tree: Any) -> None:
+        """Answer a message; one whose run has ended meanwhile is dropped."""
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+        from fedsolve.federation.flower.link import Gone
+
+        try:
+            self._answer(client, node, asked, tree)
+        except (Gone, ObjectPushError) as problem:
+            self._tell(f"an answer is not wanted any more ({problem})")
+        except Exception as problem:
+            # A finished run answers 403 here; whether the server still knows us shows at the next look.
+            if _status(problem) in (None, 401, 503):
+                raise self._explained(problem) from problem
+            self._tell(f"an answer is not wanted any more ({_detail(problem)})")
 
     def _answer(self, client: Any, node: Any, asked: Any, tree: Any) -> None:
         from flwr.app import Message
         from flwr.common.serde import message_from_proto
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
-        from fedsolve.federation.flower.link import _puller
+        from fedsolve.federation.flower.link import puller
 
         run = asked.metadata.run_id
         try:
-            note, payload = assemble(tree, _puller(client, node, run, lambda: True), self._largest)
+            note, payload = assemble(tree, puller(client, node, run, lambda: True), self._largest)
         except TermError as problem:
             note, payload = {"damaged": str(problem)}, np.empty(0, dtype=np.uint8)
         client.ConfirmMessageReceived(

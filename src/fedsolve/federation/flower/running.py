@@ -12,6 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from fedsolve import container
 from fedsolve.errors import FedsolveError, ModelFileError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.flower.federation import CohortReport, FlowerFederation
-from fedsolve.federation.method import Method, Record
+from fedsolve.federation.method import Method, Record, record_from
 from fedsolve.labels import labels_from_note, labels_note
-from fedsolve.model import Model
+from fedsolve.model import Model, load_model
 
 Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]
 
@@ -33,6 +34,7 @@ class State:
 
     folder: Path
     reports: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def checkpoint(self) -> Path:
@@ -69,17 +71,20 @@ class State:
 
     def write_report(self, **more: Any) -> None:
         """Replace the report; earlier parts of a resumed run stay in it."""
-        document = {**more, "cohorts": self.reports}
+        document = {**more, "cohorts": self.reports, "history": self.history}
         text = json.dumps(document, indent=2, default=str) + "\n"
         container.write_atomically(self.report, text.encode())
 
-    def recall_reports(self) -> None:
-        """Take over the cohort reports of the exchanges that the checkpoint holds."""
-        if self.checkpoint.exists() and self.report.exists():
-            try:
-                self.reports = list(json.loads(container.read(self.report))["cohorts"])
-            except (ValueError, KeyError, TypeError):
-                self.reports = []
+    def recall(self) -> dict[str, Any]:
+        """The report so far, where there is a checkpoint; its cohorts and history are taken over."""
+        if not (self.checkpoint.exists() and self.report.exists()):
+            return {}
+        try:
+            found: dict[str, Any] = json.loads(container.read(self.report))
+            self.reports, self.history = list(found["cohorts"]), list(found["history"])
+        except (ValueError, KeyError, TypeError):
+            return {}  # it tells people what happened; nothing depends on it
+        return found
 
 
 def run_method(
@@ -90,18 +95,17 @@ def run_method(
 ) -> tuple[Model, FlowerFederation]:
     """Train from the state folder's checkpoint on, or from the beginning; writes model and report."""
     state.folder.mkdir(parents=True, exist_ok=True)
-    state.recall_reports()
+    state.recall()
     started = time.time()
     about = {"method": method.key, "parameters": method.parameters(), "started": _clock(started)}
-    history: list[dict[str, Any]] = []
 
     def heard(report: CohortReport) -> None:
         told = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
         state.reports.append(told)
-        state.write_report(**about, status="running", history=history)
+        state.write_report(**about, status="running")
 
     def advanced(record: Record, expected: int) -> None:
-        history.append(record.as_dict())
+        state.history[record.exchange :] = [record.as_dict()]
         if progress is not None:
             progress(record, expected)
 
@@ -111,12 +115,30 @@ def run_method(
         state.agree(spec)
         model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
     except FedsolveError as problem:
-        state.write_report(**about, status="stopped", why=str(problem), history=history)
+        state.write_report(**about, status="stopped", why=str(problem))
+        with suppress(FedsolveError):
+            federation.tell_all(f"the run stopped: {problem}")
         raise
     model.save(state.model)
-    history = [record.as_dict() for record in model.history]
-    state.write_report(**about, status="complete", model=str(state.model), history=history)
+    state.history = [record.as_dict() for record in model.history]
+    state.write_report(**about, status="complete", model=str(state.model))
     return model, federation
+
+
+def finished(method: Method[Any], state: State) -> Model | None:
+    """The model of a run that this folder holds complete; None where there is still something to do."""
+    found = state.recall()
+    if found.get("status") != "complete" or not state.model.exists():
+        return None
+    asked = json.loads(json.dumps(method.parameters()))
+    if (found.get("method"), found.get("parameters")) != (method.key, asked):
+        raise ModelFileError(
+            f"{state.folder} holds a complete run of {found.get('method')} with other parameters. "
+            "Choose another state folder."
+        )
+    model = load_model(state.model)
+    model.history = tuple(record_from(dict(entry)) for entry in state.history)
+    return model
 
 
 def _clock(seconds: float) -> str:

@@ -24,11 +24,11 @@ class SiteLink(RuntimeLink):
     is not asked any more.
     """
 
-    def __init__(self, grid: Any, control: str, keys: Path) -> None:
+    def __init__(self, grid: Any, superlink: SuperLink, keys: Path) -> None:
         super().__init__(grid)
         from fedsolve.federation.flower.keyfolder import Keys
 
-        self._control = control
+        self._superlink = superlink
         self._keys = Keys(keys)
         self._sites: dict[int, str] = {}
         self._read: float | None = None
@@ -51,7 +51,9 @@ class SiteLink(RuntimeLink):
         self._looked = time.monotonic()
         changed = self._keys.registered_file.stat().st_mtime_ns
         if changed != self._read:
-            self._sites = {number: name for name, number in register_sites(self._control, self._keys).items()}
+            control, secret = self._superlink.address, self._superlink.secret
+            sites = register_sites(control, self._keys, secret)
+            self._sites = {number: name for name, number in sites.items()}
             self._read = changed
 
 
@@ -65,7 +67,7 @@ def serving(state: Path, listen: str, keys: Path | None) -> Iterator[RuntimeLink
         held = Keys(keys)
         tls = Tls(held.authority, held.server_certificate, held.server_key)
     with SuperLink(state / "superlink", tls=tls) as superlink, superlink.run() as grid:
-        link = RuntimeLink(grid) if keys is None else SiteLink(grid, superlink.address, keys)
+        link = RuntimeLink(grid) if keys is None else SiteLink(grid, superlink, keys)
         if isinstance(link, SiteLink):
             link.register()  # before the gate opens: the first call of a node is not in vain
         with _gate(state / "gate.log", listen, superlink.address, keys):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,7 @@ from typing import Any
 from fedsolve.errors import CohortError
 from fedsolve.federation.flower import QUIET, require_flower
 
-_START = (
-    "import sys; from flwr.supercore.app_utils import start_parent_process_monitor as watch; "
-    "watch(int(sys.argv.pop(1))); from flwr.superlink.cli import flower_superlink; flower_superlink()"
-)
+_GUARDED = "fedsolve.federation.flower.guarded"
 _APP = """
 [build-system]
 requires = ["hatchling"]
@@ -72,7 +69,7 @@ class SuperLink:
         self.tls = tls
         self.log = folder / "superlink.log"
         self._folder = folder
-        self._secret = secrets.token_hex(32).encode()
+        self.secret = secrets.token_hex(32).encode()  # for its tasks and its control interface
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -86,7 +83,7 @@ class SuperLink:
         secret = self._folder / "task-secret"
         secret.unlink(missing_ok=True)
         with open(os.open(secret, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(self._secret)
+            stream.write(self.secret)
         words = ["--host", "127.0.0.1", "--port", str(self.port), "--isolation", "process"]
         words += ["--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
         if self.tls is None:
@@ -97,7 +94,7 @@ class SuperLink:
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self._folder / "flower")}
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(os.getpid()), *words],
+                [sys.executable, "-m", _GUARDED, str(os.getpid()), str(secret), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -157,8 +154,13 @@ class SuperLink:
         from flwr.supercore.control.control_http_client import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+        from fedsolve.federation.flower.guarded import Bearer
+
         return ControlHttpClient.from_server_address(
-            self.address, self.tls is None, self._authority(), [RuntimeVersionHttpInterceptor("flwr CLI")]
+            self.address,
+            self.tls is None,
+            self._authority(),
+            [RuntimeVersionHttpInterceptor("flwr CLI"), Bearer(self.secret)],
         )
 
     @contextmanager
@@ -200,7 +202,7 @@ class SuperLink:
         from flwr.supercore.runtime import RuntimeHttpClient
 
         signed = SuperExecAuthHttpInterceptor(
-            master_secret=self._secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
+            master_secret=self.secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
         )
         with RuntimeHttpClient.from_server_address(
             self.address,
@@ -265,6 +267,3 @@ def _context(verify: Any) -> Any:
 def _last_line(path: Path) -> str:
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1].strip() if lines else "its log is empty."
-
-
-Register = Callable[[], dict[str, int]]
