@@ -61,6 +61,17 @@ def test_a_site_cannot_operate_the_server(keys: Keys, tmp_path: Path) -> None:
                 assert problem.value.response.status_code == 404
 
 
+def test_loopback_alone_does_not_operate_it_either(keys: Keys, tmp_path: Path) -> None:
+    """Other accounts of the server's machine reach the SuperLink, but have not read the secret."""
+    with (
+        serving(keys, tmp_path) as (_, control, _),
+        Caller(keys, "north").control(control) as client,
+        pytest.raises(httpx.HTTPStatusError) as problem,
+    ):
+        client.StartRun(intruding_run())
+    assert problem.value.response.status_code == 401
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_server_that_ends(keys: Keys, tmp_path: Path, how: signal.Signals) -> None:
     with serving(keys, tmp_path) as (listen, control, process):
