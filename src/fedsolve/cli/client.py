@@ -125,6 +125,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         classes=class_names(given["classes"]),
         share_classes=given["share_classes"],
         scratch=state,
+        states=state / "states",
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)

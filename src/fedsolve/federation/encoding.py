@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedsolve.container import Array, from_bytes, to_bytes, views, with_prefix
@@ -99,11 +99,15 @@ def decode_term(data: bytes) -> Term | Needs:
 
 @dataclass(frozen=True)
 class PackedTerm:
-    """A term as it travels: symmetric arrays are the vectors of their upper triangles."""
+    """A term as it travels: symmetric arrays are the vectors of their upper triangles.
+
+    factors: by array name, a number that multiplies the array in the sum, 1 where none is given.
+    """
 
     arrays: dict[str, Array]
     counts: dict[str, int]
     symmetric: frozenset[str]
+    factors: dict[str, float] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +125,9 @@ def read_term(data: Array) -> PackedTerm | Needs:
         symmetric = frozenset(note["symmetric"])
         for name in symmetric:
             check_triangle(arrays[name])
-        return PackedTerm(arrays, {name: int(value) for name, value in note["counts"].items()}, symmetric)
+        counts = {name: int(value) for name, value in note["counts"].items()}
+        factors = {name: float(value) for name, value in note.get("factors", {}).items()}
+        return PackedTerm(arrays, counts, symmetric, factors)
 
 
 @contextmanager

@@ -56,6 +56,8 @@ class Answerer:
     classes:       the only class list this site agrees to, if it wants to say.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
+    states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
+                   variates and the like); in memory when None, and lost with the process.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Answerer:
         share_classes: bool = False,
         scratch: Path | None = None,
         state: Path | None = None,
+        states: Path | None = None,
         show: Callable[[Event], None] | None = None,
     ) -> None:
         self.name = name
@@ -76,6 +79,7 @@ class Answerer:
         self._scratch = scratch
         self._show = show or (lambda event: None)
         self._kept = None if state is None else state / "model-so-far.safetensors"
+        self._states = states
         self._participant = self._new_participant(data)
         if self._kept is not None and self._kept.exists():
             self._recall(self._kept)
@@ -186,7 +190,11 @@ class Answerer:
         return {**about, "empty": len(self._participant) == 0}, encoded
 
     def _new_participant(self, data: ClientData) -> Participant:
-        return Participant(self.name, data, scratch=self._scratch)
+        participant = Participant(self.name, data, scratch=self._scratch)
+        keep_states = getattr(participant, "keep_states", None)
+        if self._states is not None and keep_states is not None:
+            keep_states(self._states)
+        return participant
 
     def _remember(self, request: Request) -> None:
         if self._kept is None or not request.blocks:

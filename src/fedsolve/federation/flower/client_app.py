@@ -54,4 +54,5 @@ def _site(name: str, features: str, labels: str, share_classes: bool, state: str
     except OSError as problem:
         raise DataError(f"node '{name}' cannot read its data: {problem}.") from problem
     folder = Path(state) if state else None
-    return Answerer(name, data, share_classes=share_classes, state=folder, scratch=folder)
+    states = None if folder is None else folder / "states"
+    return Answerer(name, data, share_classes=share_classes, state=folder, scratch=folder, states=states)

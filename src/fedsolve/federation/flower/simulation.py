@@ -186,7 +186,10 @@ def _run(serve: Callable[[Any], None], deal: Deal, workers: int) -> None:
 
 
 def answer(deal: Deal, client: int, note: Note, payload: Array) -> tuple[Note, bytes]:
-    """The answer of a virtual client; nothing is kept but the model so far, which all of them share."""
+    """The answer of a virtual client, in whatever process it is asked.
+
+    The process keeps the model so far, which all clients share; a client's own state is in a folder.
+    """
     import fedsolve as _  # noqa: F401  registers the methods' client steps
     from fedsolve.federation.flower.answering import Answerer
     from fedsolve.federation.participant import ClientData
@@ -194,7 +197,8 @@ def answer(deal: Deal, client: int, note: Note, payload: Array) -> tuple[Note, b
 
     features, labels, order, bounds, chain = _opened(deal)
     rows = order[bounds[client] : bounds[client + 1]]
-    site = Answerer(deal.name(client), ClientData(features, labels, rows, checked=True))
+    data = ClientData(features, labels, rows, checked=True)
+    site = Answerer(deal.name(client), data, states=Path(deal.labels).parent / "states")
     site._participant._memory.chain = chain
     with blas_threads(1):
         return site.reply(note, payload)

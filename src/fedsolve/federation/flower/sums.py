@@ -42,12 +42,18 @@ class PackedSum:
                 "All participants must answer the same request."
             )
         Term(term.arrays).check_finite(who)
+        for name, factor in term.factors.items():
+            if not np.isfinite(factor):
+                raise TermError(f"{who}: the factor of '{name}' is {factor}. Check its rows and weights.")
 
     def add(self, term: PackedTerm, client: str) -> None:
         self._common = _common(term, client)
         for name, array in term.arrays.items():
             mine = self._arrays.get(name)
+            if name in term.factors:
+                array = np.multiply(array, term.factors[name], dtype=np.float64)
             if mine is None:
+                # A float32 term is summed in float64: the sum, not the addend, sets the error.
                 self._arrays[name] = array.astype(np.float64)
             else:
                 np.add(mine, array, out=mine)
