@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import fedsolve as fs
+from fedsolve import registry
+from fedsolve.errors import DataError
 from tests.conftest import Dataset
 from tests.oracle import DeepOracle
 
@@ -66,3 +69,33 @@ class Sites:
 def same_bits(first, second) -> bool:
     mine, theirs = first.contents()[0], second.contents()[0]
     return mine.keys() == theirs.keys() and all(mine[n].tobytes() == theirs[n].tobytes() for n in mine)
+
+
+def small(key: str):
+    """A registered method with parameters that make it quick."""
+    kind = registry.method_class(key)
+    names = {field.name for field in dataclasses.fields(kind)}
+    values = {
+        "layers": 2,
+        "width": 24,
+        "refinement_width": 24,
+        "rounds": 2,
+        "epochs": 1,
+        "exchange": "single",
+    }
+    given = {name: value for name, value in values.items() if name in names}
+    try:
+        return kind(**given)
+    except DataError:  # some take a single round, or have no plan to choose
+        given.pop("exchange", None)
+        return kind(**{**given, **({"rounds": 1} if "rounds" in names else {})})
+
+
+def relative_difference(first, second) -> float:
+    """Largest difference of two models' arrays, each relative to the largest number in it."""
+    mine, theirs = first.contents()[0], second.contents()[0]
+    assert mine.keys() == theirs.keys()
+    return max(
+        float(np.abs(mine[name] - theirs[name]).max() / max(np.abs(theirs[name]).max(), 1e-300))
+        for name in mine
+    )

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import fedsolve as fs
+from fedsolve import registry
 from fedsolve.federation.flower.federation import FlowerFederation
 
 from .conftest import Nodes, Service
-from .sites import CLASSES, NAMES, TOLERANCE, Sites, same_bits
+from .sites import CLASSES, NAMES, TOLERANCE, Sites, relative_difference, same_bits, small
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
@@ -54,10 +55,14 @@ def test_deepafl_is_that_of_one_process(service: Service, nodes: Nodes, sites: S
     assert federation.evaluate(model) == sites.local().evaluate(model)
 
 
-def test_afl_is_that_of_one_process(service: Service, nodes: Nodes, sites: Sites):
+REGISTERED = {info.key for info in registry.methods()}
+
+
+@pytest.mark.parametrize("key", sorted(REGISTERED & {"afl", "apfl", "cascade", "fedavg", "scaffold"}))
+def test_other_methods_are_those_of_one_process(service: Service, nodes: Nodes, sites: Sites, key: str):
     nodes.start(service.address, *NAMES)
-    model = fs.AFL(ridge=0.1).fit(federate(service))
-    assert same_bits(model, fs.AFL(ridge=0.1).fit(sites.local()))
+    model, expected = small(key).fit(federate(service)), small(key).fit(sites.local())
+    assert relative_difference(model, expected) <= (1e-6 if key in ("fedavg", "scaffold") else TOLERANCE)
 
 
 def test_sites_say_what_they_sent(service: Service, nodes: Nodes):

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import fedsolve as fs
-from fedsolve.federation.flower.superlink import free_port
+from fedsolve.errors import CohortError
+from fedsolve.federation.flower.link import RuntimeLink
+from fedsolve.federation.flower.superlink import SuperLink, free_port
 from tests.flower_security.processes import QUIET, running
 
 from .conftest import Nodes
@@ -148,6 +150,18 @@ def test_a_site_without_a_server_says_so_and_stops_when_told(sites: Sites, tmp_p
         process.terminate()
         assert process.wait(30) == 0
     assert "Trying again" in log.read_text()
+
+
+def test_a_superlink_that_dies_is_an_error_of_the_network(tmp_path):
+    with SuperLink(tmp_path) as superlink, superlink.run() as grid:
+        link = RuntimeLink(grid)
+        assert link.nodes() == {}
+        os.kill(superlink.pid, signal.SIGKILL)
+        superlink.stop()
+        with pytest.raises(CohortError, match="same state folder"):
+            link.nodes()
+        with pytest.raises(CohortError, match="same state folder"):
+            link.receive("message", lambda: True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,7 @@ class SuperLink:
     @contextmanager
     def run(self) -> Iterator[Any]:
         """A grid over the nodes of this SuperLink, for as long as the context lasts."""
+        import httpx
         from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
         from flwr.supercore.task_identity import TaskIdentity
 
@@ -189,7 +190,8 @@ class SuperLink:
                 status = "completed"
             finally:
                 stop.set()
-                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+                with suppress(httpx.HTTPError):  # a SuperLink that is gone has heard enough
+                    client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
         finally:
             stop.set()
             grid.close()
