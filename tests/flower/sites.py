@@ -79,6 +79,7 @@ def small(key: str):
         "layers": 2,
         "width": 24,
         "refinement_width": 24,
+        "ridge": 0.5,
         "rounds": 2,
         "epochs": 1,
         "exchange": "single",

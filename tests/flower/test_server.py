@@ -152,6 +152,16 @@ def test_a_site_without_a_server_says_so_and_stops_when_told(sites: Sites, tmp_p
     assert "Trying again" in log.read_text()
 
 
+def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(tmp_path, monkeypatch):
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("NO_PROXY", "intranet.example")
+    monkeypatch.setenv("no_proxy", "intranet.example")
+    with SuperLink(tmp_path) as superlink, superlink.run() as grid:
+        assert RuntimeLink(grid).nodes() == {}
+    assert os.environ["NO_PROXY"].startswith("intranet.example,127.0.0.1")
+
+
 def test_a_superlink_that_dies_is_an_error_of_the_network(tmp_path):
     with SuperLink(tmp_path) as superlink, superlink.run() as grid:
         link = RuntimeLink(grid)

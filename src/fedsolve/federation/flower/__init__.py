@@ -37,6 +37,10 @@ def require_flower(simulation: bool = False) -> None:
     Must come before the first import of flwr, which reads these variables once.
     """
     os.environ.update(QUIET)
+    for name in ("no_proxy", "NO_PROXY"):
+        # A proxy for the outside must not be asked for what is on this machine.
+        listed = [host for host in os.environ.get(name, "").split(",") if host]
+        os.environ[name] = ",".join(dict.fromkeys([*listed, "127.0.0.1", "localhost", "::1"]))
     extra = "flower-simulation" if simulation else "flower"
     for module in ("flwr", "ray") if simulation else ("flwr",):
         if importlib.util.find_spec(module) is None:
