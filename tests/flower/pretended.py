@@ -29,6 +29,9 @@ class PretendedLink:
     def number(self, name: str) -> int:
         return next(number for number, site in self.sites.items() if site.name == name)
 
+    def expect(self, largest: int) -> None:
+        self.largest = largest
+
     def nodes(self) -> dict[int, Node]:
         return {
             number: Node(number, self.activations[number], self.sites[number].name if self._named else None)

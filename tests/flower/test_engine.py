@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 
 import fedsolve as fs
 from fedsolve import registry
+from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.encoding import encode_term
 from fedsolve.federation.flower.answering import Answerer
 from fedsolve.federation.flower.federation import FlowerFederation
+from fedsolve.federation.flower.link import Reply
 from fedsolve.federation.flower.running import State, run_method
 from fedsolve.federation.messages import Term
 
@@ -84,11 +87,26 @@ def test_terms_are_taken_in_the_order_of_names(sites):
 # -- what a site must not send ---------------------------------------------------------------------
 
 
-def spoiled(answer: str):
-    """The middle of a term, overwritten."""
+def by_hand(note: dict) -> bytes:
+    """A term without arrays whose note holds anything."""
+    head = json.dumps({"__metadata__": {"fedsolve": json.dumps({"wire": 1, **note})}}).encode()
+    return len(head).to_bytes(8, "little") + head
+
+
+ENDLESS = float("inf")
+RAW = {
+    "have endless": {"message": "needs", "have": ENDLESS},
+    "have negative": {"message": "needs", "have": -5},
+    "counts endless": {"message": "term", "counts": {"rows": ENDLESS}, "symmetric": [], "factors": {}},
+    "nothing": {"message": "term", "counts": {}, "symmetric": [], "factors": {}},
+}
+
+
+def spoiled(answer: str, site: str = "south"):
+    """Answers of a site that cannot be used."""
 
     def meddle(name, note, payload):
-        if name != "south":
+        if name != site:
             return note, payload
         if answer == "truncated":
             return note, payload[: len(payload) // 2]
@@ -100,6 +118,10 @@ def spoiled(answer: str):
             return {**note, "run": "another"}, payload
         if answer == "digest":
             return {**note, "digest": "0" * 64}, payload
+        if answer == "name":
+            return {**note, "name": "another"}, payload
+        if answer in RAW:
+            return note, by_hand(RAW[answer])
         gram = np.eye(64 if answer in ("nan", "infinite") else 9)
         if answer in ("nan", "infinite"):
             gram[0, 0] = np.nan if answer == "nan" else np.inf
@@ -118,25 +140,140 @@ SPOILED = {
     "exchange": "exchange 7",
     "run": "'another'",
     "digest": "digest",
-    "shape": "'gram' of 'south' has shape",
-    "names": "'south' sent",
-    "nan": "'south': 'gram' contains NaN",
-    "infinite": "'south': 'gram' contains NaN or infinite",
+    "shape": "'gram' of 'SITE' has shape",
+    "names": "'SITE' sent",
+    "nan": "'SITE': 'gram' contains NaN",
+    "name": "'another'",
+    "have endless": "incomplete",
+    "have negative": "from -5 on",
+    "counts endless": "incomplete",
+    "nothing": "'SITE' sent []",
+    "infinite": "'SITE': 'gram' contains NaN or infinite",
 }
 
 
+@pytest.mark.parametrize("site", ["east", "south"])  # the first of the order, and another
 @pytest.mark.parametrize(("kind", "words"), SPOILED.items())
-def test_a_term_that_cannot_be_used_is_refused_by_name(sites, kind, words):
-    federation = federate(PretendedLink(answerers(sites), spoiled(kind)), missing="continue", min_clients=3)
+def test_a_term_that_cannot_be_used_is_refused_by_name(sites, kind, words, site):
+    link = PretendedLink(answerers(sites), spoiled(kind, site))
+    federation = federate(link, missing="continue", min_clients=3)
     model = fs.AFL(ridge=0.1).fit(federation)
-    others = tuple(name for name in NAMES if name != "south")
+    others = tuple(name for name in NAMES if name != site)
     (record,) = model.history
     assert record.cohort == others
-    assert words in record.missing["south"]
-    assert "TermError" in record.missing["south"]
+    assert words.replace("SITE", site) in record.missing[site]
+    assert "TermError" in record.missing[site]
     assert federation.reports[-1].failed == dict(record.missing)
     assert federation.reports[-1].coverage == 0.75
     assert same_bits(model, fs.AFL(ridge=0.1).fit(sites.local(others)))
+
+
+def test_where_terms_are_unknown_two_that_contradict_each_other_stop_the_run(sites, monkeypatch):
+    monkeypatch.setattr("fedsolve.federation.flower.federation.expected_layout", lambda *_: None)
+    link = PretendedLink(answerers(sites), spoiled("shape", "east"))
+    with pytest.raises(CohortError, match="'east' and 'north' contradict each other"):
+        fs.AFL(ridge=0.1).fit(federate(link, missing="continue"))
+
+
+@pytest.mark.parametrize("key", [info.key for info in registry.methods()])
+def test_the_server_knows_what_terms_look_like(sites, key):
+    told = []
+    federation = federate(PretendedLink(answerers(sites)), tell=told.append)
+    small(key).fit(federation)
+    assert not any("the first one only" in text for text in told)
+
+
+def test_a_site_without_rows_takes_part_in_training(sites):
+    members = answerers(sites)
+    members[1] = Answerer("north", fs.ClientData(np.zeros((0, 64)), np.zeros(0, dtype=int)))
+    model = small("fedavg").fit(federate(PretendedLink(members)))
+    assert model.history[0].empty == ("north",)
+    expected = small("fedavg").fit(sites.local(("east", "south", "west")))
+    assert relative_difference(model, expected) <= 1e-6
+
+
+def test_a_site_called_like_an_array_takes_part(sites):
+    names = ("cross", "square", "gram", "weight")
+    members = [Answerer(new, sites.client_data(old)) for new, old in zip(names, NAMES, strict=True)]
+    federation = federate(PretendedLink(members), missing="continue")
+    model = fs.DeepAFL(layers=2, width=24).fit(federation)
+    assert all(record.cohort == tuple(sorted(names)) for record in model.history)
+
+
+class Describing(PretendedLink):
+    """Links whose site "north" describes itself in another way."""
+
+    change: dict = {}
+    damaged = None
+
+    def receive(self, message, still_there):
+        reply = super().receive(message, still_there)
+        number, _, note, _ = self.open[message]
+        if reply is None or self.sites[number].name != "north":
+            return reply
+        if note["ask"] == "describe":
+            return Reply({**reply.note, **self.change}, reply.payload)
+        return self.damaged or reply
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"features": "many"},
+        {"features": None},
+        {"features": 10**400},
+        {"features": True},
+        {"targets": None},
+        {"targets": -1},
+        {"fedsolve": 9},
+        {"name": "a\x1b[2J"},
+        {"classes": {"kind": "zz"}},
+        {"classes": None},
+        {"classes": [["a"], 3]},
+    ],
+)
+def test_a_site_that_describes_itself_with_rubbish_is_not_taken_in(sites, change):
+    told = []
+    link = Describing(answerers(sites, share_classes=True))
+    link.change = change
+    classes = None if "classes" in change else CLASSES
+    federation = federate(link, classes=classes, clients=3, tell=told.append)
+    assert federation.describe().outputs > 1
+    assert federation.clients == ("east", "south", "west")
+    (why,) = [text for text in told if "not taken in" in text]
+    assert why.startswith("'north'")
+    assert why.isprintable()
+
+
+def test_an_answer_that_cannot_be_put_together_is_refused_by_name(sites):
+    link = Describing(answerers(sites))
+    link.damaged = Reply({}, failure="its chunks are not there", damaged=True)
+    model = fs.AFL(ridge=0.1).fit(federate(link, missing="continue", min_clients=3))
+    assert "its chunks are not there" in model.history[0].missing["north"]
+
+
+def test_what_a_site_says_is_shown_as_one_plain_line(sites):
+    def refuse(name, note, payload):
+        if name != "south":
+            return note, payload
+        return {**note, "ok": False, "error": "x", "message": "\x1b[2J\nall is well"}, b""
+
+    model = fs.AFL(ridge=0.1).fit(federate(PretendedLink(answerers(sites), refuse), missing="continue"))
+    assert model.history[0].missing["south"].isprintable()
+
+
+def test_a_key_registered_under_another_name_is_refused(sites):
+    class Renamed(PretendedLink):
+        def nodes(self):
+            return {
+                number: dataclasses.replace(node, name="clinic" if node.name == "west" else node.name)
+                for number, node in super().nodes().items()
+            }
+
+    with pytest.raises(
+        CohortError, match="calls itself 'west', but its key is registered as 'clinic'.*--name"
+    ):
+        federate(Renamed(answerers(sites)), patience=0.05).describe()
 
 
 @pytest.mark.parametrize("missing", ["wait", "error"])
@@ -168,7 +305,7 @@ def test_unknown_label_is_refused_at_the_start_and_told_on_both_sides(sites):
     told, shown = [], []
     members = answerers(sites, show=shown.append)
     federation = federate(PretendedLink(members), classes=[0, 1, 2], tell=told.append, patience=0.05)
-    with pytest.raises(CohortError, match=r"Not taken in: .*is not one of the 3 classes"):
+    with pytest.raises(CohortError, match=r"Not taken in: .*a label that is not one of the 3 classes"):
         federation.describe()
     assert any("is not one of the" in text for text in told)
     assert any(event.what == "refused" and "is not one of the" in event.text for event in shown)
@@ -412,3 +549,19 @@ def test_an_unreadable_request_is_refused(sites):
     note = {"fedsolve": 1, "version": fs.__version__, "ask": "answer", "exchange": 0, "classes": None}
     answer, _ = site.reply(note, np.frombuffer(b"rubbish", dtype=np.uint8))
     assert (answer["ok"], answer["error"]) == (False, TermError.__name__)
+
+
+@pytest.mark.parametrize("strange", [float("nan"), [[]], {"a": float("inf")}])
+def test_a_server_cannot_have_a_site_send_what_cannot_be_sent(sites, strange):
+    site = Answerer("east", sites.client_data("east"))
+    note = {"fedsolve": 1, "version": fs.__version__, "ask": "describe", "classes": None}
+    answer, _ = site.reply({**note, "run": strange, "exchange": strange}, np.empty(0, np.uint8))
+    assert json.loads(canonical_json(answer))["ok"] is False
+
+
+def test_a_site_answers_where_its_events_cannot_be_shown(sites):
+    def full(event):
+        raise OSError(28, "No space left on device")
+
+    link = PretendedLink(answerers(sites, show=full))
+    assert same_bits(fs.AFL(ridge=0.1).fit(federate(link)), fs.AFL(ridge=0.1).fit(sites.local()))

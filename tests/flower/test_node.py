@@ -83,6 +83,13 @@ def test_an_answer_to_a_run_that_is_over_is_dropped(node, monkeypatch):
     assert any("not wanted any more (the run is over" in text for text in told)
 
 
+def test_a_message_that_it_cannot_answer_does_not_end_it(node, monkeypatch):
+    monkeypatch.setattr(node, "_answer", lambda *_: (_ for _ in ()).throw(RecursionError("too deep")))
+    client = serve(node, monkeypatch)
+    assert client.looks == 2
+    assert any("could not be answered (RecursionError: too deep)" in text for text in told)
+
+
 def test_it_signs_off_when_it_is_stopped(node, monkeypatch):
     monkeypatch.setattr(node, "_answer", lambda *_: None)
     assert serve(node, monkeypatch).left

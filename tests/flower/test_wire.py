@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -123,10 +126,90 @@ def test_factors_multiply_in_double_precision():
 def test_names_of_a_client_s_own_do_not_have_to_be_everyone_s():
     sums = PackedSum()
     for client in ("a", "b"):
-        term = PackedTerm({"shared": np.ones(2), f"own.{client}": np.ones(3)}, {}, frozenset())
+        term = PackedTerm({"shared": np.ones(2), f"own@{client}": np.ones(3)}, {}, frozenset())
         sums.check(term, client)
         sums.add(term, client)
-    assert sorted(sums.take().arrays) == ["own.a", "own.b", "shared"]
+    assert sorted(sums.take().arrays) == ["own@a", "own@b", "shared"]
+
+
+def test_a_client_called_like_an_array_owns_nothing_by_that():
+    sums = PackedSum()
+    for client in ("cross", "square"):
+        term = PackedTerm({"gram.cross": np.ones(2), "label_square": np.ones(3)}, {}, frozenset())
+        sums.check(term, client)
+        sums.add(term, client)
+    assert sums.take().arrays["gram.cross"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("field", ['"have":Infinity', '"have":1e999', '"have":' + "[" * 100_000])
+def test_numbers_without_an_end_are_refused(field):
+    note = '{"wire":1,"message":"needs",' + field + "}"
+    head = json.dumps({"__metadata__": {"fedsolve": note}}).encode()
+    with pytest.raises(TermError):
+        read_term(np.frombuffer(len(head).to_bytes(8, "little") + head, dtype=np.uint8))
+
+
+class Branch:
+    """A part of Flower's tree of a message."""
+
+    def __init__(self, name, children=()):
+        self.object_id, self.children = name, list(children)
+
+
+def made_by_hand(about: bytes, note: str = "{}"):
+    """The tree and objects of a message whose array is described by these bytes."""
+    require_flower()
+    from flwr.app import ConfigRecord
+
+    contents = {}
+
+    def held(data: bytes, *children: Branch) -> Branch:
+        name = hashlib.sha256(data).hexdigest()
+        contents[name] = data
+        return Branch(name, children)
+
+    def made(kind: str, body: bytes, *children: Branch) -> Branch:
+        names = ",".join(child.object_id for child in children)
+        return held(f"{kind} {names} {len(body)}".encode() + b"\0" + body, *children)
+
+    chunk = made("ArrayChunk", b"z" * 10)
+    arrays = made("ArrayRecord", b"{}", made("Array", about, chunk))
+    content = made("RecordDict", b"{}", arrays, held(ConfigRecord({"note": note}).deflate()))
+    return made("Message", b"", content), contents
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"not json",
+        b'{"shape":[10],"arraychunk_ids":[5]}',
+        b'{"shape":[],"arraychunk_ids":[0]}',
+        b'{"shape":["x"],"arraychunk_ids":[0]}',
+        b'{"shape":[1e999],"arraychunk_ids":[0]}',
+        b'{"shape":[20],"arraychunk_ids":[0]}',
+        b'{"shape":[20],"arraychunk_ids":[0,0,0]}',
+        b"[" * 100_000,
+    ],
+)
+def test_whatever_is_sent_is_a_message_or_refused(about):
+    tree, contents = made_by_hand(b'{"shape":[10],"arraychunk_ids":[0]}')
+    assert assemble(tree, contents.__getitem__)[1].tobytes() == b"z" * 10
+    tree, contents = made_by_hand(about)
+    with pytest.raises(TermError):
+        assemble(tree, contents.__getitem__)
+    tree, contents = made_by_hand(b'{"shape":[10],"arraychunk_ids":[0]}', "[" * 100_000)
+    with pytest.raises(TermError):
+        assemble(tree, contents.__getitem__)
+
+
+def test_what_fetching_raises_passes():
+    tree, _ = made_by_hand(b"{}")
+
+    def gone(name):
+        raise ConnectionResetError(name)
+
+    with pytest.raises(ConnectionResetError):
+        assemble(tree, gone)
 
 
 def test_needs_and_damage():

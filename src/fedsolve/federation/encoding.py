@@ -137,7 +137,7 @@ def _complete(message: str) -> Iterator[None]:
     """Refuse a message that lacks a field, or has one of the wrong type, by name."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as problem:
         raise TermError(
             f"this {message} is incomplete ({type(problem).__name__}: {problem}). Send it again from the "
             "same fedsolve version."

@@ -87,7 +87,8 @@ class Answerer:
     def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
         """The answer to a message; never an exception, so that the other side learns what is wrong."""
         started = time.perf_counter()
-        asked = {name: note.get(name) for name in ("run", "exchange")}
+        # Sent back as they came, so they must be what can be sent.
+        asked = {name: note.get(name) for name in ("run", "exchange") if type(note.get(name)) in (str, int)}
         try:
             if "damaged" in note:
                 raise TermError(f"'{self.name}' could not read the request: {note['damaged']}")
@@ -95,11 +96,11 @@ class Answerer:
             ask = note.get("ask")
             if ask == "describe":
                 found, answer = self._describe(note), b""
-                self._show(Event("described", f"asked by run {note.get('run')}: what this site has"))
+                self._tell(Event("described", f"asked by run {note.get('run')}: what this site has"))
             elif ask == "answer":
                 found, answer = self._answer(note, payload, started)
             elif ask == "tell":
-                self._show(Event("told", str(note.get("message")), over=bool(note.get("over"))))
+                self._tell(Event("told", str(note.get("message")), over=bool(note.get("over"))))
                 found, answer = {}, b""
             else:
                 raise TermError(f"'{self.name}' was asked to '{ask}', which it does not know.")
@@ -107,10 +108,17 @@ class Answerer:
             if not isinstance(problem, FedsolveError):
                 traceback.print_exc()
             text = f"{type(problem).__name__}: {problem}"
-            self._show(Event("refused", text, note.get("exchange")))
+            self._tell(Event("refused", text, asked.get("exchange")))
             refusal = {"error": type(problem).__name__, "message": str(problem)}
             return {"fedsolve": PROTOCOL, "ok": False, **asked, **refusal}, b""
         return {"fedsolve": PROTOCOL, "ok": True, **asked, **found}, answer
+
+    def _tell(self, event: Event) -> None:
+        """Show an event; a full disk or a closed terminal is no reason not to answer."""
+        try:
+            self._show(event)
+        except Exception:
+            traceback.print_exc()
 
     # -- what this site has ----------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ class Answerer:
         else:
             answer.check_finite(f"'{self.name}'")
             text = f"answered {request.kind}, layer {request.layer}"
-        self._show(
+        self._tell(
             Event(
                 "answered",
                 text,

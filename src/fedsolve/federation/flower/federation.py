@@ -13,15 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 import fedsolve
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.encoding import PackedTerm, encode_request, read_term
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.flower.expected import expected_layout
 from fedsolve.federation.flower.link import Link, Node, Reply, check_sent
-from fedsolve.federation.flower.sums import PackedSum
-from fedsolve.federation.flower.wire import PROTOCOL, Note
+from fedsolve.federation.flower.sums import Misfit, PackedSum
+from fedsolve.federation.flower.wire import LARGEST, PROTOCOL, Note
 from fedsolve.federation.messages import Chain, Needs, Request, Total
 from fedsolve.labels import class_list, labels_from_note, labels_note
 
@@ -32,6 +35,10 @@ Policy = Literal["wait", "continue", "error"]
 
 _TRIES = 3
 """How often an answer that arrives damaged is asked for."""
+
+_LONGEST_NAME = 200
+_LARGEST_DESCRIPTION = 1 << 20
+_LONGEST_WORD = 2000
 
 
 @dataclass
@@ -140,7 +147,7 @@ class FlowerFederation:
         self._refused: dict[int, tuple[str, str]] = {}
         self._described: dict[str, Note] = {}
         self._looked = 0.0
-        self._enrolled = False
+        self._told_unknown = False
 
     # -- who is there ----------------------------------------------------------------------------
 
@@ -169,6 +176,7 @@ class FlowerFederation:
         """What a method needs to know; waits until enough clients are there and agree."""
         deadline = self._deadline()
         told = -1
+        self._link.expect(_LARGEST_DESCRIPTION)
         while True:
             self._look(0.2)
             self._admit(0.0)
@@ -190,7 +198,6 @@ class FlowerFederation:
     def enrol(self, members: Mapping[str, Node]) -> None:
         """Make these nodes members without asking them; their answers must bear their names."""
         self._members = {name: _Member(name, node) for name, node in members.items()}
-        self._enrolled = True
 
     def _agree(self) -> Spec:
         notes = [self._described[name] for name in sorted(self._members)]
@@ -248,10 +255,10 @@ class FlowerFederation:
         """Make a node a member, or say on both sides why not."""
         if reply.absent:
             return
-        name = node.name or str(reply.note.get("name") or node.id)
+        name = node.name or _plain(reply.note.get("name") or node.id)
         why = reply.failure
         if why is None and not reply.note.get("ok"):
-            why = f"{reply.note.get('error')}: {reply.note.get('message')}"
+            why = _plain(f"{reply.note.get('error')}: {reply.note.get('message')}")
         else:
             why = why or self._unfit(name, reply.note)
             if why is not None:
@@ -265,6 +272,24 @@ class FlowerFederation:
         self._tell(f"'{name}' is there")
 
     def _unfit(self, name: str, note: Note) -> str | None:
+        """Why this site, with this description, cannot be a member."""
+        if note.get("fedsolve") != PROTOCOL:
+            return f"it speaks protocol {_plain(note.get('fedsolve'))}, the server {PROTOCOL}"
+        if note.get("name") != name:
+            return (
+                f"it calls itself '{_plain(note.get('name'))}', but its key is registered as '{name}'. "
+                f"Start it with --name {name}, or register its key under the other name."
+            )
+        if not 0 < len(name) <= _LONGEST_NAME or "@" in name:
+            return f"its name has {len(name)} characters or an @ in it. Start it with a short --name."
+        for part in ("features", "targets"):
+            if type(note.get(part)) is not int or not 0 < note[part] < 2**31:
+                return (
+                    f"it describes its {part} as {_plain(note.get(part))}, which is not a number of columns."
+                )
+        return self._misfit(name, note)
+
+    def _misfit(self, name: str, note: Note) -> str | None:
         if name in self._members and self._members[name].online:
             return f"two sites are called '{name}'; names must differ."
         widths = {int(other["features"]) for other in self._described.values()}
@@ -278,6 +303,16 @@ class FlowerFederation:
         targets = {int(other["targets"]) for other in self._described.values()}
         if self.task == "regression" and targets and int(note["targets"]) not in targets:
             return f"'{name}' has {note['targets']} targets, the others {sorted(targets)}."
+        if self.task == "classification" and self._declared is None:
+            notes = [*self._described.values(), note]
+            try:
+                found = [labels_from_note(other.get("classes")) for other in notes]
+                known = [labels for labels in found if labels is not None]
+                if found[-1] is None or len({labels.dtype.kind in "US" for labels in known}) > 1:
+                    raise DataError("it names none, or names where others have numbers")
+                np.unique(np.concatenate(known))
+            except Exception as problem:  # it may have sent anything
+                return f"the classes that '{name}' sent cannot be used ({_plain(problem)})."
         return None
 
     def _why_refused(self) -> str:
@@ -297,7 +332,7 @@ class FlowerFederation:
         known = [name for name in cohort if name in self._members]
         report.absent.update(dict.fromkeys(set(cohort) - set(known), "not part of the federation"))
         asked = self._ask_all(known, request)
-        sums, empty = PackedSum(), []
+        sums, empty = self._sums(request, chain), []
         bytes_up = catch_up = 0
         for name in known:
             try:
@@ -330,6 +365,15 @@ class FlowerFederation:
             catch_up_bytes=catch_up,
             seconds=report.seconds,
         )
+
+    def _sums(self, request: Request, chain: Chain) -> PackedSum:
+        """An empty sum that knows what it may be given."""
+        layout = expected_layout(request, chain, self.describe() if self._spec is None else self._spec)
+        if layout is None and not self._told_unknown:
+            self._told_unknown = True
+            self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
+        self._link.expect(LARGEST if layout is None else layout.nbytes)
+        return PackedSum(layout)
 
     def evaluate(self, model: Model) -> float:
         """Federated accuracy (R² for regression): each client scores its own rows and sends sums."""
@@ -389,18 +433,20 @@ class FlowerFederation:
                 member.online = False  # until the next look
             if reply is not None:
                 try:
-                    answer = self._checked(name, reply, mine.request)
-                    if isinstance(answer, Needs):
-                        self._bring_up(name, mine, answer, chain)
-                        continue
-                    sums.check(answer, name)
-                    return answer, bool(reply.note.get("empty"))
+                    answer = self._read(name, reply, mine.request, sums)
                 except TermError as problem:
                     if mine.tries >= _TRIES:
-                        raise _Missing("failed", f"TermError: {problem}") from problem
+                        if isinstance(problem, Misfit) and len(report.answered) == 1:
+                            # One of two is wrong: to go on with either may be to go on with the wrong one.
+                            raise self._undecided(report.answered[0], name, report, problem) from problem
+                        raise _Missing("failed", f"TermError: {_plain(problem)}") from problem
                     mine.tries += 1
                     self._ask_again(name, mine, report)
                     continue
+                if isinstance(answer, Needs):
+                    self._bring_up(name, mine, answer, chain)
+                    continue
+                return answer, bool(reply.note.get("empty"))
             if time.monotonic() > deadline:
                 waited = f"within {self._patience:g} s"
                 if member.online:
@@ -441,29 +487,50 @@ class FlowerFederation:
         asked.message = self._send([name], asked.request)[0]
         asked.activation = self._members[name].node.activation
 
+    def _read(self, name: str, reply: Reply, request: Request, sums: PackedSum) -> PackedTerm | Needs:
+        """The answer of a reply, fit to be added; whatever was sent, else `TermError` or `_Missing`."""
+        try:
+            answer = self._checked(name, reply, request)
+            if isinstance(answer, PackedTerm):
+                sums.check(answer, name, bool(reply.note.get("empty")))
+            return answer
+        except (TermError, _Missing):
+            raise
+        except Exception as problem:
+            raise TermError(
+                f"the answer of '{name}' cannot be read ({type(problem).__name__}: {problem})."
+            ) from problem
+
     def _checked(self, name: str, reply: Reply, request: Request) -> PackedTerm | Needs:
         """The answer of a reply to this very request; anything else is refused by name."""
+        if reply.damaged:
+            raise TermError(f"the answer of '{name}' cannot be read: {reply.failure}")
         if reply.failure is not None:
-            raise _Missing("failed", reply.failure)
+            raise _Missing("failed", _plain(reply.failure))
         note = reply.note
         if note.get("fedsolve") != PROTOCOL:
-            raise _Missing("failed", f"it speaks protocol {note.get('fedsolve')!r}, the server {PROTOCOL}")
+            spoken = _plain(note.get("fedsolve"))
+            raise _Missing("failed", f"it speaks protocol {spoken}, the server {PROTOCOL}")
         if not note.get("ok"):
-            raise _Missing("failed", f"{note.get('error')}: {note.get('message')}")
-        found = {part: note.get(part) for part in ("run", "exchange", "kind", "digest")}
+            raise _Missing("failed", _plain(f"{note.get('error')}: {note.get('message')}"))
         wanted: Note = {
+            "name": name,
             "run": self.run,
             "exchange": request.exchange,
             "kind": request.kind,
             "digest": request.digest,
         }
-        if self._enrolled:
-            found["name"], wanted["name"] = note.get("name"), name
         for part, value in wanted.items():
-            if found[part] != value:
-                raise TermError(f"'{name}' answered {part} {found[part]!r}, asked was {value!r}.")
-        assert reply.payload is not None
-        return read_term(reply.payload)
+            if note.get(part) != value:
+                raise TermError(f"'{name}' answered {part} {note.get(part)!r}, asked was {value!r}.")
+        if reply.payload is None:
+            raise TermError(f"'{name}' answered without a term.")
+        answer = read_term(reply.payload)
+        if isinstance(answer, Needs) and not 0 <= answer.have < request.position:
+            raise TermError(
+                f"'{name}' asks for model blocks from {answer.have} on; there are {request.position}."
+            )
+        return answer
 
     def _same(self, name: str, asked: _Asked) -> bool:
         self._look(0.5)
@@ -481,6 +548,12 @@ class FlowerFederation:
         return CohortError(
             f"participant '{name}' failed in exchange {report.exchange} ({report.kind}): {why.rstrip('.')}. "
             "Mend it and resume, or let the federation go on without it (missing='continue')."
+        )
+
+    def _undecided(self, first: str, second: str, report: CohortReport, problem: TermError) -> CohortError:
+        return CohortError(
+            f"exchange {report.exchange} ({report.kind}): '{first}' and '{second}' contradict each other, and "
+            f"which of them is wrong is not known ({_plain(problem)}). Mend one of them and resume."
         )
 
     def _too_few(self, report: CohortReport) -> CohortError:
@@ -505,6 +578,12 @@ class FlowerFederation:
 
     def __repr__(self) -> str:
         return f"FlowerFederation({len(self._members)} clients, missing={self.missing!r})"
+
+
+def _plain(said: Any) -> str:
+    """What a site said, as one line that a terminal shows as it is."""
+    text = " ".join(str(said).split())
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST_WORD])
 
 
 class _Missing(Exception):

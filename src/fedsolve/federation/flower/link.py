@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedsolve.container import Array
-from fedsolve.errors import CohortError
+from fedsolve.errors import CohortError, TermError
 from fedsolve.federation.flower.wire import LARGEST, Note, assemble, record, unpack
 
 DAYS = 24 * 3600.0
@@ -30,12 +30,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: a note with bytes, or why not (`failure`); `absent` when the node is gone."""
+    """What came back: a note with bytes, or why not (`failure`).
+
+    absent: the node is gone. damaged: it answered, but not with a message that can be read.
+    """
 
     note: Note
     payload: Array | None = None
     failure: str | None = None
     absent: bool = False
+    damaged: bool = False
 
 
 class Link(Protocol):
@@ -50,12 +54,18 @@ class Link(Protocol):
     def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
         """The answer to a message, or None while there is none."""
 
+    def expect(self, largest: int) -> None:
+        """Refuse answers of more bytes from now on."""
+
 
 class GridLink:
     """Any Flower grid, through its public interface: simulation, and grids yet to come."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
+
+    def expect(self, largest: int) -> None:
+        """Nothing: Flower has put an answer together before we see it."""
 
     def nodes(self) -> dict[int, Node]:
         return {int(node): Node(int(node)) for node in self._grid.get_node_ids()}
@@ -76,8 +86,10 @@ class GridLink:
             return None
         if found[0].has_error():
             return _failed(found[0].error.code, found[0].error.reason)
-        note, payload = unpack(found[0].content)
-        return Reply(note, payload)
+        try:
+            return Reply(*unpack(found[0].content))
+        except TermError as problem:
+            return Reply({}, failure=str(problem), damaged=True)
 
 
 class RuntimeLink(GridLink):
@@ -89,7 +101,10 @@ class RuntimeLink(GridLink):
 
     def __init__(self, grid: Any, largest: int = LARGEST) -> None:
         super().__init__(grid)
-        self._largest = largest
+        self._largest = self._allowed = largest
+
+    def expect(self, largest: int) -> None:
+        self._allowed = min(largest, self._largest)
 
     @property
     def _client(self) -> Any:
@@ -122,15 +137,18 @@ class RuntimeLink(GridLink):
         run = self._grid.run.run_id
         try:
             pull = puller(self._client, self._grid.node, run, still_there)
-            note, payload = assemble(tree, pull, self._largest)
+            note, payload = assemble(tree, pull, self._allowed)
+            reply = Reply(note, payload)
         except Gone as problem:
             return Reply({}, failure=str(problem), absent=True)
+        except TermError as problem:
+            reply = Reply({}, failure=str(problem), damaged=True)
         self._client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
                 node=self._grid.node, run_id=run, message_object_id=answer.metadata.message_id
             )
         )
-        return Reply(note, payload)
+        return reply
 
 
 def link_for(grid: Any, largest: int = LARGEST) -> Link:

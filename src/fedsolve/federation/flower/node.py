@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,7 +216,15 @@ class FleetNode:
         except (Gone, ObjectPushError) as problem:
             self._tell(f"an answer is not wanted any more ({problem})")
         except Exception as problem:
+            import httpx
+
             # A finished run answers 403 here; whether the server still knows us shows at the next look.
+            known = isinstance(problem, httpx.HTTPError | OSError | _Lost | _Refused)
+            if not known and _status(problem) is None:
+                traceback.print_exc()
+                self._tell(f"a message could not be answered ({type(problem).__name__}: {problem})")
+                self._stopped.wait(_EAGER)
+                return
             if _status(problem) in (None, 401, 503):
                 raise self._explained(problem) from problem
             self._tell(f"an answer is not wanted any more ({_detail(problem)})")

@@ -60,7 +60,29 @@ def assemble(tree: Any, fetch: Callable[[str], bytes], largest: int = LARGEST) -
 
     tree:  Flower's tree of the message's object ids, each the SHA-256 of an object's contents.
     fetch: the contents of an object.
+
+    Whatever was sent, it gives a message or a `TermError`; only what `fetch` itself raises passes.
     """
+    problems: list[BaseException] = []
+
+    def fetched(name: str) -> bytes:
+        try:
+            return fetch(name)
+        except BaseException as problem:
+            problems.append(problem)
+            raise
+
+    try:
+        return _assemble(tree, fetched, largest)
+    except TermError:
+        raise
+    except Exception as problem:
+        if any(problem is known for known in problems):
+            raise
+        raise _strange(f"{type(problem).__name__}: {problem}") from problem
+
+
+def _assemble(tree: Any, fetch: Callable[[str], bytes], largest: int) -> tuple[Note, Array]:
     note: Note | None = None
     payload: Array = np.empty(0, dtype=np.uint8)
     for branch in _branches(tree):
@@ -144,7 +166,7 @@ def _config_note(contents: bytes) -> Note:
 def _note(text: Any) -> Note:
     try:
         note = json.loads(text)
-    except (ValueError, TypeError) as problem:
+    except (ValueError, TypeError, RecursionError) as problem:
         raise _strange(str(problem)) from problem
     if not isinstance(note, dict):
         raise _strange("its note is not a table")
