@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import BACKBONE, store_option
-from fedsolve.cli.options import data_options, output_options
+from fedsolve.cli.options import allow_network_option, data_options, output_options
 from fedsolve.cli.output import Output, facts, megabytes
 from fedsolve.cli.rows import Reader
 from fedsolve.cli.server import class_names
@@ -64,6 +64,7 @@ _SITE = "This site"
     group=_SITE,
     help="Allow sending the names of this site's classes when the server has no list.",
 )
+@allow_network_option(_SITE)
 @option(
     "--state",
     metavar="DIR",
@@ -124,6 +125,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         ClientData(table.features, table.labels),
         classes=class_names(given["classes"]),
         share_classes=given["share_classes"],
+        networks=given["networks"],
         scratch=state,
         states=state / "states",
         show=diary.enter,

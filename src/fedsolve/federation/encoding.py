@@ -51,6 +51,7 @@ def decode_request(data: bytes) -> Request:
     """The request of `encode_request`, refused when damaged or of another version."""
     arrays, note = _decode(data, "request")
     with _complete("request"):
+        _check_fields(note)
         return Request(
             kind=note["kind"],
             exchange=note["exchange"],
@@ -142,6 +143,23 @@ def _complete(message: str) -> Iterator[None]:
             f"this {message} is incomplete ({type(problem).__name__}: {problem}). Send it again from the "
             "same fedsolve version."
         ) from problem
+
+
+def _check_fields(note: dict[str, Any]) -> None:
+    """Refuse a request whose fields are not of their types: numbers end up in the names of files."""
+    for name, kind in (("kind", str), ("digest", str), ("note", dict), ("blocks", list)):
+        if not isinstance(note[name], kind):
+            raise TermError(f"'{name}' of this request must be a {kind.__name__}; got {_brief(note[name])}.")
+    for name in ("exchange", "layer", "position"):
+        if type(note[name]) is not int or note[name] < 0:
+            raise TermError(f"'{name}' of this request must be a whole number; got {_brief(note[name])}.")
+    for block in note["blocks"]:
+        if not isinstance(block, dict):
+            raise TermError(f"'blocks' of this request must hold tables; got {_brief(block)}.")
+
+
+def _brief(value: Any) -> str:
+    return ascii(value)[:80]
 
 
 def _decode(data: bytes, *messages: str) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -6,7 +6,8 @@ A conversation is a note (a table of JSON values) and bytes, both ways:
     {"ask": "answer", ...}     an encoded request                    -> an encoded term, or what it needs
     {"ask": "tell", ...}       a message for the people at the node  -> nothing but a receipt
 
-A refusal is an answer too: {"ok": false, "error": KIND, "message": TEXT}. Both sides show the text.
+A refusal is an answer too: {"ok": false, "error": KIND, "message": TEXT}. Both sides show a text:
+the node all of it, the server one without the names of classes, unless the node shares them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from fedsolve.federation.encoding import decode_request, encode_term
 from fedsolve.federation.flower.wire import PROTOCOL, Note
 from fedsolve.federation.messages import Block, Chain, Needs, Request
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.gradient.networks.custom import NotAllowed, allowing
 from fedsolve.labels import class_list, labels_from_note, labels_note
 
 Task = Literal["classification", "regression"]
@@ -50,12 +52,22 @@ class Event:
     over: bool = False
 
 
+class Declined(DataError):
+    """A refusal with words for the server, `told`, that say nothing about this site's labels."""
+
+    def __init__(self, text: str, told: str | None = None) -> None:
+        super().__init__(text)
+        self.told = text if told is None else told
+
+
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
     classes:       the only class list this site agrees to, if it wants to say.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
+    networks:      functions "package.module:function" that a request may have imported and called to make a
+                   network; None where the request is one's own, as in a simulation.
     states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
                    variates and the like); in memory when None, and lost with the process.
     """
@@ -67,6 +79,7 @@ class Answerer:
         *,
         classes: Sequence[Any] | None = None,
         share_classes: bool = False,
+        networks: Iterable[str] | None = (),
         scratch: Path | None = None,
         state: Path | None = None,
         states: Path | None = None,
@@ -76,6 +89,7 @@ class Answerer:
         self._data = data
         self._classes = None if classes is None else class_list(classes)
         self._share_classes = share_classes
+        self._networks = None if networks is None else frozenset(networks)
         self._scratch = scratch
         self._show = show or (lambda event: None)
         self._kept = None if state is None else state / "model-so-far.safetensors"
@@ -98,7 +112,8 @@ class Answerer:
                 found, answer = self._describe(note), b""
                 self._tell(Event("described", f"asked by run {note.get('run')}: what this site has"))
             elif ask == "answer":
-                found, answer = self._answer(note, payload, started)
+                with allowing(self._networks):
+                    found, answer = self._answer(note, payload, started)
             elif ask == "tell":
                 self._tell(Event("told", str(note.get("message")), over=bool(note.get("over"))))
                 found, answer = {}, b""
@@ -107,11 +122,23 @@ class Answerer:
         except Exception as problem:  # whatever it is, the server must hear of it
             if not isinstance(problem, FedsolveError):
                 traceback.print_exc()
-            text = f"{type(problem).__name__}: {problem}"
-            self._tell(Event("refused", text, asked.get("exchange")))
-            refusal = {"error": type(problem).__name__, "message": str(problem)}
+            kind = "DataError" if isinstance(problem, DataError) else type(problem).__name__
+            self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange")))
+            refusal = {"error": kind, "message": self._told(problem)}
             return {"fedsolve": PROTOCOL, "ok": False, **asked, **refusal}, b""
         return {"fedsolve": PROTOCOL, "ok": True, **asked, **found}, answer
+
+    def _told(self, problem: Exception) -> str:
+        """What the server hears of a refusal: no more than this site has agreed to send.
+
+        Messages about data name labels, and those of other software may hold anything.
+        """
+        about_request = isinstance(problem, TermError | NotAllowed)
+        if about_request or (self._share_classes and isinstance(problem, FedsolveError)):
+            return str(problem)
+        if isinstance(problem, Declined):
+            return problem.told
+        return f"'{self.name}' cannot answer ({type(problem).__name__}); its own output says why."
 
     def _tell(self, event: Event) -> None:
         """Show an event; a full disk or a closed terminal is no reason not to answer."""
@@ -134,12 +161,10 @@ class Answerer:
         }
         if note.get("task") == "regression":
             if labels.dtype.kind not in "fiub":
-                raise DataError(
-                    f"'{self.name}' has targets of type {labels.dtype}; regression needs numbers."
-                )
+                raise Declined(f"'{self.name}' has targets of type {labels.dtype}; regression needs numbers.")
         elif note.get("classes") is None:
             if not self._share_classes:
-                raise DataError(
+                raise Declined(
                     f"the server declared no classes, and '{self.name}' does not send the names of its own. "
                     "Declare them at the server (--classes), or allow it here (--share-classes)."
                 )
@@ -152,14 +177,21 @@ class Answerer:
         if asked is None:
             return
         if self._classes is not None and sorted(map(str, asked)) != sorted(map(str, self._classes)):
-            raise DataError(
-                f"the server's class list {_shown(asked)} is not the one '{self.name}' agreed to, "
-                f"{_shown(self._classes)}. Settle it between you."
+            told = f"the server's class list {_shown(asked)} is not the one '{self.name}' agreed to"
+            raise Declined(
+                f"{told}, {_shown(self._classes)}. Settle it between you.", f"{told}. Settle it between you."
             )
         from fedsolve.data.tables import labels_like
 
         labels = self._data.own_labels()
-        fitting = labels_like(labels, asked)
+        try:
+            fitting = labels_like(labels, asked)
+        except DataError as problem:
+            raise Declined(
+                str(problem),
+                f"'{self.name}' has a label that is not one of the {len(asked)} classes; its own output says "
+                "which.",
+            ) from problem
         if labels.dtype.kind != asked.dtype.kind:
             # Names of classes are text, also where the server's classes are the numbers they spell.
             self._data = ClientData(self._data.source, fitting, self._data.rows, self._data.weights)

@@ -4,8 +4,9 @@ The node's configuration names them:
 
     flower-supernode ... --node-config 'name="north" features="/data/x.npy" labels="/data/y.npy"'
 
-and may add `share-classes=true` and `state="FOLDER"`, where the model so far is kept between messages:
-each is answered by a fresh process. `fedsolve client` is one process, and faster.
+and may add `share-classes=true`, `allow-networks="package.module:function,..."` (functions that a run may
+have called to make a network) and `state="FOLDER"`, where the model so far is kept between messages: each
+is answered by a fresh process. `fedsolve client` is one process, and faster.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ def query(message: Any, context: Any) -> Any:
         str(config.get("labels", "")),
         bool(config.get("share-classes", False)),
         str(config.get("state", "")),
+        str(config.get("allow-networks", "")),
     )
     note, answer = site.reply(*unpack(message.content))
     return Message(record(note, answer), reply_to=message)
 
 
 @cache
-def _site(name: str, features: str, labels: str, share_classes: bool, state: str) -> Answerer:
+def _site(name: str, features: str, labels: str, share_classes: bool, state: str, networks: str) -> Answerer:
     if not features or not labels:
         raise DataError(
             f'node \'{name}\' has no data: its --node-config must name features="x.npy" and labels="y.npy".'
@@ -55,4 +57,12 @@ def _site(name: str, features: str, labels: str, share_classes: bool, state: str
         raise DataError(f"node '{name}' cannot read its data: {problem}.") from problem
     folder = Path(state) if state else None
     states = None if folder is None else folder / "states"
-    return Answerer(name, data, share_classes=share_classes, state=folder, scratch=folder, states=states)
+    return Answerer(
+        name,
+        data,
+        share_classes=share_classes,
+        networks=[each.strip() for each in networks.split(",") if each.strip()],
+        state=folder,
+        scratch=folder,
+        states=states,
+    )

@@ -198,7 +198,8 @@ def answer(deal: Deal, client: int, note: Note, payload: Array) -> tuple[Note, b
     features, labels, order, bounds, chain = _opened(deal)
     rows = order[bounds[client] : bounds[client + 1]]
     data = ClientData(features, labels, rows, checked=True)
-    site = Answerer(deal.name(client), data, states=Path(deal.labels).parent / "states")
+    states = Path(deal.labels).parent / "states"
+    site = Answerer(deal.name(client), data, share_classes=True, networks=None, states=states)
     site._participant._memory.chain = chain
     with blas_threads(1):
         return site.reply(note, payload)
