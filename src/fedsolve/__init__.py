@@ -31,6 +31,7 @@ from fedsolve.model import Model, load_model
 
 if TYPE_CHECKING:
     from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
+    from fedsolve.federation.flower.federation import FlowerFederation
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "DeepAFLClassifier",
     "DeepAFLRegressor",
     "FedsolveError",
+    "FlowerFederation",
     "LocalFederation",
     "LocalScores",
     "Model",
@@ -69,4 +71,8 @@ def __getattr__(name: str) -> Any:
         from fedsolve import estimators
 
         return getattr(estimators, name)
+    if name == "FlowerFederation":
+        from fedsolve.federation.flower.federation import FlowerFederation
+
+        return FlowerFederation
     raise AttributeError(f"module 'fedsolve' has no attribute {name!r}")

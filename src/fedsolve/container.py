@@ -23,6 +23,20 @@ from fedsolve.errors import FedsolveError, ModelFileError
 Array = NDArray[Any]
 
 _KEY = "fedsolve"
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+}
 
 
 def canonical_json(value: Any) -> str:
@@ -53,6 +67,35 @@ def from_bytes(
     if not isinstance(note, dict):
         raise error(f"{what} has no readable description; it was not written by fedsolve.")
     return arrays, note
+
+
+def views(data: Array, *, what: str, error: type[FedsolveError]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """As `from_bytes`, but arrays are views of `data` (bytes as uint8) and nothing is copied."""
+    try:
+        length = int.from_bytes(data[:8].tobytes(), "little")
+        header = json.loads(data[8 : 8 + length].tobytes())
+        note = json.loads(header.pop("__metadata__")[_KEY])
+        body = data[8 + length :]
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if end != len(body):
+            raise ValueError(f"{len(body)} bytes of arrays, {end} announced")
+        arrays = {name: _view(body, **entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as problem:
+        raise error(
+            f"{what} is damaged, truncated or was not written by fedsolve "
+            f"({len(data)} bytes; {type(problem).__name__}: {problem}). Fetch or write it again."
+        ) from problem
+    if not isinstance(note, dict):
+        raise error(f"{what} has no readable description; it was not written by fedsolve.")
+    return arrays, note
+
+
+def _view(body: Array, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
+    first, last = data_offsets
+    if not 0 <= first <= last <= len(body):
+        raise ValueError(f"an array from byte {first} to {last}, of {len(body)}")
+    array: Array = body[first:last].view(_DTYPES[dtype]).reshape(shape)
+    return array
 
 
 def with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:

@@ -17,15 +17,19 @@ from typing import Any, NoReturn
 import click
 
 from fedsolve import __version__
+from fedsolve.cli.client import client
 from fedsolve.cli.command import CONTEXT, write_examples
 from fedsolve.cli.datasets import datasets
 from fedsolve.cli.demo import demo
+from fedsolve.cli.doctor import doctor
 from fedsolve.cli.experiment import experiment
 from fedsolve.cli.features import features
+from fedsolve.cli.keys import keys
 from fedsolve.cli.methods import methods
 from fedsolve.cli.output import Interrupted, one_line, warnings_told
 from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report_command import figures, report
+from fedsolve.cli.server import server
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
 
@@ -126,6 +130,9 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (demo, methods, train, evaluate, predict, datasets, features, experiment, report):
+LOCAL = (demo, methods, train, evaluate, predict, datasets, features, experiment, report)
+NETWORK = (server, client, keys, doctor)
+
+for command in (*LOCAL, *NETWORK):
     main.add_command(command)
 experiment.add_command(figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fedsolve.cli.command import LAST, F, option, options
@@ -76,3 +77,17 @@ def output_options(command: F) -> F:
         ),
         option("--quiet", "-q", is_flag=True, group=LAST, help="Print nothing but errors and warnings."),
     )(command)
+
+
+def allow_network_option(group: str) -> Callable[[F], F]:
+    """Decorator: --allow-network, the functions that somebody else may name to make a network."""
+    return option(
+        "--allow-network",
+        "networks",
+        metavar="P.M:F",
+        multiple=True,
+        show_default=False,
+        group=group,
+        help="Function package.module:function that may be imported and called to make a network of that "
+        "name. May be repeated.  [default: none]",
+    )

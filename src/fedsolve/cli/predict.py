@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedsolve.cli import images
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.options import READING, output_options
+from fedsolve.cli.options import READING, allow_network_option, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.cli.report import Report
 from fedsolve.cli.rows import Reader, row_options
@@ -21,6 +21,7 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.gradient.method import find_device
 from fedsolve.gradient.models import GradientModel
+from fedsolve.gradient.networks.custom import allowing
 from fedsolve.model import Model, load_model
 
 _part = option(
@@ -38,6 +39,7 @@ _device = option(
     group="Model",
     help="Gradient models: cpu, cuda, or auto for a GPU where there is one.  [default: cpu]",
 )
+_allow_network = allow_network_option("Model")
 
 
 @click.command(
@@ -59,6 +61,7 @@ _device = option(
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
 @_layers
 @_device
+@_allow_network
 @_part
 @row_options
 @output_options
@@ -72,6 +75,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
+    ctx.with_resource(allowing(given["networks"]))
     model, classes = _classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     _prepare(ctx, model, given)
@@ -106,6 +110,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
 @_layers
 @option("--staged", is_flag=True, group="Model", help="Accuracy after 0, 1, ..., T blocks instead.")
 @_device
+@_allow_network
 @_part
 @row_options
 @output_options
@@ -119,6 +124,7 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     output = Output(given["as_json"], given["quiet"])
     if given["staged"] and given["layers"] is not None:
         raise click.UsageError("--staged shows every depth; leave out --layers", ctx)
+    ctx.with_resource(allowing(given["networks"]))
     model, classes = _classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     if given["staged"] and not isinstance(model, StagedModel):

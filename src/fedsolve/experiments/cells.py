@@ -23,6 +23,7 @@ from fedsolve.experiments.algorithms import AggregationLaw, LocalRidge, build, p
 from fedsolve.experiments.config import Cell, Measure, PartitionSpec
 from fedsolve.experiments.local_cells import LocalParts, run_locally
 from fedsolve.experiments.sources import Rows, Tick
+from fedsolve.federation.engine import Federation
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
 from fedsolve.model import Model
@@ -52,6 +53,17 @@ def run_cell(cell: Cell, rows: Rows, workers: int | None = None, tick: Tick | No
         outcome = _local(method, rows, labels, owners, cell.partition.clients)
     elif isinstance(method, AggregationLaw):
         outcome = _law(method, rows, labels, owners, cell.partition.clients)
+    elif cell.engine == "flower-simulation":
+        from fedsolve.federation.flower.simulation import simulate
+
+        outcome = simulate(
+            rows.x_train,
+            labels,
+            owners,
+            lambda federation: _federated(method, federation, rows, labels, cell.measure, tick),
+            clients=cell.partition.clients,
+            workers=workers,
+        )
     else:
         federation = LocalFederation.from_arrays(
             rows.x_train, labels, owners, clients=cell.partition.clients, workers=workers
@@ -77,7 +89,7 @@ def deal(partition: PartitionSpec, labels: Array, seed: int) -> Array:
 
 def _federated(
     method: Method[Any],
-    federation: LocalFederation,
+    federation: Federation,
     rows: Rows,
     labels: Array,
     measure: Measure,

@@ -64,6 +64,10 @@ AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "stage
 """What rows and columns of a table can stand for, besides the methods' parameters."""
 
 
+ENGINES = ("local", "flower-simulation")
+"""What carries requests to clients: one process, or virtual clients in Ray."""
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """Where the rows come from.
@@ -194,6 +198,7 @@ class Cell:
     noise: float
     seed: int
     measure: Measure
+    engine: str = ENGINES[0]
 
     @property
     def id(self) -> str:
@@ -229,6 +234,8 @@ class Cell:
             "seed": self.seed,
             "measure": self.measure.identity(),
         }
+        if self.engine != ENGINES[0]:  # cells of before there was a choice keep their digests
+            description["engine"] = self.engine
         return hashlib.sha256(container.canonical_json(description).encode()).hexdigest()
 
 
@@ -248,6 +255,7 @@ class Experiment:
     measure: Measure
     table: TableSpec
     text: str
+    engine: str = ENGINES[0]
 
     def cells(self) -> list[Cell]:
         """All cells, the first seed of everything before the second."""
@@ -257,9 +265,8 @@ class Experiment:
                 if _applies(partition, dataset) and _applies(method, dataset):
                     for grid in _points(method.grid):
                         parameters = _parameters(dataset, method, grid)
-                        found.append(
-                            Cell(dataset, partition, method, parameters, grid, noise, seed, self.measure)
-                        )
+                        point = (dataset, partition, method, parameters, grid, noise, seed)
+                        found.append(Cell(*point, self.measure, self.engine))
         return found
 
     @property

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsolve import container
+from fedsolve.checks import check_choice
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments.algorithms import algorithms, parameter_names
 from fedsolve.experiments.config import (
     AXES,
+    ENGINES,
     METRICS,
     PARTITIONS,
     SCORES,
@@ -157,9 +159,11 @@ def _experiment(top: _Section, stem: str, text: str) -> Experiment:
     noise = _noise(_Section(top.take("noise", dict, {}), "[noise]"))
     measure = _measure(_Section(top.take("measure", dict, {}), "[measure]"))
     table = _table(_Section(top.take("table", dict, {}), "[table]"), methods)
+    engine = top.take("engine", str, ENGINES[0])
+    check_choice("'engine'", engine, ENGINES)
     top.done()
     return Experiment(
-        name, title, notes, paper, seeds, datasets, partitions, methods, noise, measure, table, text
+        name, title, notes, paper, seeds, datasets, partitions, methods, noise, measure, table, text, engine
     )
 
 

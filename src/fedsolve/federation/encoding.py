@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from fedsolve.container import Array, from_bytes, to_bytes, with_prefix
+from fedsolve.container import Array, from_bytes, to_bytes, views, with_prefix
 from fedsolve.errors import TermError
-from fedsolve.federation.messages import Block, Needs, Request, Term, pack_triangle, unpack_triangle
+from fedsolve.federation.messages import (
+    Block,
+    Needs,
+    Request,
+    Term,
+    check_triangle,
+    pack_triangle,
+    unpack_triangle,
+)
 
 WIRE_VERSION = 1
 """A peer that speaks another version is refused."""
@@ -42,6 +51,7 @@ def decode_request(data: bytes) -> Request:
     """The request of `encode_request`, refused when damaged or of another version."""
     arrays, note = _decode(data, "request")
     with _complete("request"):
+        _check_fields(note)
         return Request(
             kind=note["kind"],
             exchange=note["exchange"],
@@ -90,21 +100,76 @@ def decode_term(data: bytes) -> Term | Needs:
         return Term(arrays, counts, symmetric, {n: float(v) for n, v in note["factors"].items()})
 
 
+@dataclass(frozen=True)
+class PackedTerm:
+    """A term as it travels: symmetric arrays are the vectors of their upper triangles.
+
+    factors: by array name, a number that multiplies the array in the sum, 1 where none is given.
+    """
+
+    arrays: dict[str, Array]
+    counts: dict[str, int]
+    symmetric: frozenset[str]
+    factors: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload: what `Term.nbytes` gives for the same term."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def read_term(data: Array) -> PackedTerm | Needs:
+    """The answer of `encode_term` as views of its bytes (uint8): nothing is unpacked or copied."""
+    arrays, note = views(data, what="this term", error=TermError)
+    _check_note(note, "term", "needs")
+    with _complete("term"):
+        if note["message"] == "needs":
+            return Needs(int(note["have"]))
+        symmetric = frozenset(note["symmetric"])
+        for name in symmetric:
+            check_triangle(arrays[name])
+        counts = {name: int(value) for name, value in note["counts"].items()}
+        factors = {name: float(value) for name, value in note.get("factors", {}).items()}
+        return PackedTerm(arrays, counts, symmetric, factors)
+
+
 @contextmanager
 def _complete(message: str) -> Iterator[None]:
     """Refuse a message that lacks a field, or has one of the wrong type, by name."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as problem:
         raise TermError(
             f"this {message} is incomplete ({type(problem).__name__}: {problem}). Send it again from the "
             "same fedsolve version."
         ) from problem
 
 
+def _check_fields(note: dict[str, Any]) -> None:
+    """Refuse a request whose fields are not of their types: numbers end up in the names of files."""
+    for name, kind in (("kind", str), ("digest", str), ("note", dict), ("blocks", list)):
+        if not isinstance(note[name], kind):
+            raise TermError(f"'{name}' of this request must be a {kind.__name__}; got {_brief(note[name])}.")
+    for name in ("exchange", "layer", "position"):
+        if type(note[name]) is not int or note[name] < 0:
+            raise TermError(f"'{name}' of this request must be a whole number; got {_brief(note[name])}.")
+    for block in note["blocks"]:
+        if not isinstance(block, dict):
+            raise TermError(f"'blocks' of this request must hold tables; got {_brief(block)}.")
+
+
+def _brief(value: Any) -> str:
+    return ascii(value)[:80]
+
+
 def _decode(data: bytes, *messages: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    arrays, note = from_bytes(data, what=f"this {messages[0]}", error=TermError)
+    _check_note(note, *messages)
+    return arrays, note
+
+
+def _check_note(note: dict[str, Any], *messages: str) -> None:
     what = f"this {messages[0]}"
-    arrays, note = from_bytes(data, what=what, error=TermError)
     if note.get("wire") != WIRE_VERSION:
         raise TermError(
             f"{what} uses wire version {note.get('wire')!r}; this fedsolve speaks {WIRE_VERSION}. "
@@ -112,4 +177,3 @@ def _decode(data: bytes, *messages: str) -> tuple[dict[str, Array], dict[str, An
         )
     if note.get("message") not in messages:
         raise TermError(f"expected a {messages[0]}, received a {note.get('message')!r}.")
-    return arrays, note

@@ -291,11 +291,17 @@ def pack_triangle(matrix: Array) -> Array:
     return packed
 
 
-def unpack_triangle(packed: Array) -> Array:
-    """The symmetric matrix whose upper triangle is `packed`."""
+def check_triangle(packed: Array) -> int:
+    """The width of the matrix whose upper triangle is `packed`; refused when there is none."""
     width = (int(np.sqrt(8 * packed.size + 1)) - 1) // 2
     if packed.ndim != 1 or packed_size(width) != packed.size:
         raise TermError(f"{packed.size} numbers are not an upper triangle of any matrix.")
+    return width
+
+
+def unpack_triangle(packed: Array) -> Array:
+    """The symmetric matrix whose upper triangle is `packed`."""
+    width = check_triangle(packed)
     matrix = np.zeros((width, width), dtype=packed.dtype)
     start = 0
     for row in range(width):

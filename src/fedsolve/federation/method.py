@@ -178,7 +178,7 @@ class Run(ABC, Generic[M]):
             )
         self.chain = chain
         self._sent = note["sent"]
-        self.history = [_record_from(entry) for entry in note["history"]]
+        self.history = [record_from(entry) for entry in note["history"]]
         self._restore(container.with_prefix(arrays, "state."), note["state"])
 
 
@@ -268,7 +268,8 @@ def opening_classes(chain: Chain) -> Array | None:
     return labels_from_note(chain.blocks[0].note["opening"]["classes"])
 
 
-def _record_from(entry: dict[str, Any]) -> Record:
+def record_from(entry: dict[str, Any]) -> Record:
+    """The record that `Record.as_dict` described."""
     for name in ("cohort", "empty", "solved"):
         entry[name] = tuple(entry[name])
     return Record(**entry)

@@ -45,6 +45,7 @@ class StateStore:
 
     def read(self, run: str, exchange: int) -> State:
         """The state filed under this run and exchange; an error names what is missing."""
+        _check_place(run, exchange)
         if self.folder is None:
             if (run, exchange) in self._held:
                 return self._held[run, exchange]
@@ -61,6 +62,7 @@ class StateStore:
 
     def write(self, run: str, exchange: int, state: State, before: int | None) -> None:
         """File the state of an exchange; of the earlier ones only `before` is still needed."""
+        _check_place(run, exchange)
         if self.folder is None:
             self._held[run, exchange] = state
             runs = list(dict.fromkeys(held for held, _ in reversed(self._held)))[:_RUNS]
@@ -79,6 +81,7 @@ class StateStore:
 
     def latest(self, run: str) -> State | None:
         """The newest state of a run, or None when there is none."""
+        _check_place(run, 0)
         if self.folder is None:
             numbers = [number for held, number in self._held if held == run]
         else:
@@ -89,3 +92,11 @@ class StateStore:
         assert self.folder is not None
         # A client's name may be anything; as a folder's it must stay inside.
         return self.folder / f"of-{quote(self._client, safe='')}" / run[:16] / f"{exchange}.safetensors"
+
+
+def _check_place(run: str, exchange: int) -> None:
+    """Refuse what a request may not name: both become parts of a path."""
+    if type(exchange) is not int or exchange < 0:
+        raise TermError(f"states are filed by the number of an exchange; got {ascii(exchange)[:80]}.")
+    if not run.isalnum():
+        raise TermError(f"states are filed by the digest of a run; got {ascii(run)[:80]}.")

@@ -159,6 +159,7 @@ def borrowed(
     Building a deep network costs more than a step of training it, so modules are used again. Buffers that
     do not travel, such as counters of batches, start as they were built: whose they were last is chance.
     """
+    networks.check_allowed(method.network)  # also where the module was made for somebody else
     key = (networks.identity(method.network), features, outputs, method.precision, method.shape, str(device))
     lent: list[tuple[nn.Module, dict[str, Tensor]]] = []
 

@@ -36,6 +36,7 @@ __all__ = [
     "NETWORKS",
     "as_inputs",
     "build_network",
+    "check_allowed",
     "draws",
     "features_of",
     "float_buffers",
@@ -92,6 +93,13 @@ def build_network(
     else:
         network = _image_network(kind, option, input_shape(name, features, shape), outputs, seed)
     return network.to(device="cpu", dtype=getattr(torch, dtype)).train()
+
+
+def check_allowed(name: str) -> None:
+    """Refuse a function of the user's own that may not make a network here (`custom.allowing`)."""
+    kind, option = _parsed(name)
+    if kind != custom.PREFIX and kind not in NETWORKS:
+        custom.check_allowed(kind, str(option))
 
 
 def identity(name: str) -> tuple[str, int]:

@@ -1,0 +1,213 @@
+"""`fedsolve client`: take part in a federation with the data of this site."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from fedsolve.cli.command import Command, option
+from fedsolve.cli.features import BACKBONE, store_option
+from fedsolve.cli.options import allow_network_option, data_options, output_options
+from fedsolve.cli.output import Output, facts, megabytes
+from fedsolve.cli.rows import Reader
+from fedsolve.cli.server import class_names
+from fedsolve.cli.settings import config_option
+from fedsolve.data.lock import locked
+from fedsolve.data.tables import Table
+
+if TYPE_CHECKING:
+    from fedsolve.federation.flower.answering import Event
+
+_NET = "The server"
+_DATA = "This site's data"
+_SITE = "This site"
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        (
+            "take part with images in one folder per class, as features of a pre-trained backbone",
+            "fedsolve client --server fed.example.org:9092 --keys keys --name north \\\n"
+            "    --data folder:./images --backbone efficientnet-lite0",
+        ),
+        (
+            "with a csv file, all settings in a file",
+            "fedsolve client --config site.toml --data patients.csv --label diagnosis",
+        ),
+    ),
+)
+@option("--server", metavar="HOST:PORT", required=True, group=_NET, help="The server's address.")
+@option("--keys", metavar="DIR", group=_NET, help="Folder with ca.crt and this site's key.  [default: keys]")
+@option(
+    "--insecure",
+    is_flag=True,
+    group=_NET,
+    help="Neither TLS nor authentication: for trials on one machine.",
+)
+@option("--name", metavar="NAME", required=True, group=_SITE, help="This site's name, as it is registered.")
+@option(
+    "--classes",
+    metavar="A,B,...",
+    group=_SITE,
+    help="Refuse a run with another class list.  [default: any that has this site's labels]",
+)
+@option(
+    "--share-classes",
+    is_flag=True,
+    group=_SITE,
+    help="Allow sending the names of this site's classes when the server has no list.",
+)
+@allow_network_option(_SITE)
+@option(
+    "--state",
+    metavar="DIR",
+    group=_SITE,
+    help="What was sent (sent.jsonl), and scratch files.  [default: fedsolve-client-NAME]",
+)
+@option("--once", is_flag=True, group=_SITE, help="End when a run is complete, instead of waiting for more.")
+@option("--data", metavar="DATA", required=True, group=_DATA, help="File or address, as for 'train'.")
+@option(
+    "--backbone",
+    metavar="B",
+    group=_DATA,
+    help=f"What turns images into features.  [default: {BACKBONE}]",
+)
+@option(
+    "--data-root",
+    "root",
+    metavar="DIR",
+    group=_DATA,
+    help="Folder with the files of named datasets.  [default: FEDSOLVE_DATA]",
+)
+@data_options
+@store_option
+@config_option
+@output_options
+def client(**given: Any) -> None:
+    """Take part in a federation with the data of this site.
+
+    Features are extracted once and stay in the local store; rows never leave. What is sent are sums over
+    rows, listed as they go and kept in sent.jsonl. Nothing is run but the fedsolve installed here, and no
+    port is opened. Stop with Ctrl-C; start again at any time: a site that was away is brought up to date.
+    """
+    output = Output(given["as_json"], given["quiet"])
+    name = given["name"]
+    state = Path(given["state"] or f"fedsolve-client-{name}")
+    with locked(state / "lock", f"the state folder {state} is used"):
+        document = _take_part(given, output, name, state)
+    output.result(document, lambda page: _show(page, document))
+
+
+def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) -> dict[str, Any]:
+    from fedsolve.federation.flower import require_flower
+
+    require_flower()
+    connection = _connection(given, name)
+    reader = Reader(given, output)
+    parts = reader.parts(given["data"])
+    table = reader.rows(given["data"], "train" if parts else None)
+    _introduce(output, name, table, "test" in parts)
+
+    from fedsolve.federation.flower.answering import Answerer
+    from fedsolve.federation.flower.node import FleetNode
+    from fedsolve.federation.participant import ClientData
+
+    diary = _Diary(output, state / "sent.jsonl")
+    answerer = Answerer(
+        name,
+        ClientData(table.features, table.labels),
+        classes=class_names(given["classes"]),
+        share_classes=given["share_classes"],
+        networks=given["networks"],
+        scratch=state,
+        states=state / "states",
+        show=diary.enter,
+    )
+    node = FleetNode(answerer, connection, state=state, tell=output.note)
+    diary.on_over = node.stop if given["once"] else None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: node.stop())
+    node.serve()
+    return {"name": name, "rows": len(table), **diary.summary()}
+
+
+def _connection(given: dict[str, Any], name: str) -> Any:
+    from fedsolve.federation.flower.node import Connection
+
+    if given["insecure"]:
+        if given["keys"] is not None:
+            raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
+        return Connection(given["server"], insecure=True)
+    from fedsolve.federation.flower.keyfolder import Keys
+    from fedsolve.federation.flower.security import verify_client
+
+    keys = Keys(given["keys"] or "keys")
+    verify_client(keys, name)
+    return Connection(given["server"], keys.authority, keys.client_key(name))
+
+
+def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
+    assert table.labels is not None
+    classes = len(set(table.labels.tolist()))
+    output.note(
+        f"'{name}': {len(table):,} rows of {table.features.shape[1]:,} features, {classes} classes"
+        + (" (the test part stays out)" if held_out else "")
+    )
+
+
+class _Diary:
+    """Shows what this site is asked and sends, and keeps it in a file, one line of JSON each."""
+
+    def __init__(self, output: Output, path: Path) -> None:
+        self.on_over: Any = None
+        self._output = output
+        self._path = path
+        self._answers = self._sent = self._received = 0
+        self._arrays: set[str] = set()
+
+    def enter(self, event: Event) -> None:
+        traffic = ""
+        if event.what == "answered":
+            self._answers += 1
+            self._sent += event.bytes_up
+            self._received += event.bytes_down
+            self._arrays.update(event.arrays)
+            traffic = f": {megabytes(event.bytes_down)} MB down, {megabytes(event.bytes_up)} MB up"
+            traffic += f" ({', '.join(event.arrays)})" if event.arrays else ""
+        where = "" if event.exchange is None else f"exchange {event.exchange + 1}: "
+        clock = time.strftime("%H:%M:%S")
+        self._output.note(f"{clock} {where}{event.text}{traffic}")
+        line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
+        with open(self._path, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+        if event.over and self.on_over is not None:
+            self.on_over()
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "answers": self._answers,
+            "bytes_sent": self._sent,
+            "bytes_received": self._received,
+            "sent": sorted(self._arrays),
+            "log": str(self._path),
+        }
+
+
+def _show(page: Console, told: dict[str, Any]) -> None:
+    facts(
+        page,
+        [
+            ("site", f"{told['name']} ({told['rows']:,} rows)"),
+            ("answers", str(told["answers"])),
+            ("sent", f"{megabytes(told['bytes_sent'])} MB: {', '.join(told['sent']) or 'nothing'}"),
+            ("received", f"{megabytes(told['bytes_received'])} MB"),
+            ("log", told["log"]),
+        ],
+    )

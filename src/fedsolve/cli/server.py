@@ -1,0 +1,266 @@
+"""`fedsolve server`: wait for sites, train over them, leave model and report."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from fedsolve.cli.command import Command, option
+from fedsolve.cli.options import output_options
+from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
+from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
+from fedsolve.cli.settings import config_option
+from fedsolve.data.lock import locked
+from fedsolve.errors import DataError
+from fedsolve.federation.method import Method, Record
+
+_NET = "The network"
+_SITES = "The sites"
+_RUN = "The run"
+PORT = 9092
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        (
+            "wait for three sites, train DeepAFL with three layers, save the model",
+            "fedsolve server --keys keys --clients 3 --classes cat,dog,owl --layers 3 \\\n"
+            "    --out model.safetensors",
+        ),
+        (
+            "the same with a file; run it again to go on after a crash",
+            "fedsolve server --config federation.toml",
+        ),
+        (
+            "try it on this machine alone, without keys",
+            "fedsolve server --insecure --listen 127.0.0.1:9092 --clients 2 --classes 0,1,2 --method afl",
+        ),
+    ),
+)
+@option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=f"0.0.0.0:{PORT}",
+    group=_NET,
+    help="Where sites connect; nothing else is open.",
+)
+@option("--keys", metavar="DIR", group=_NET, help="Folder made by 'fedsolve keys'.  [default: keys]")
+@option(
+    "--insecure",
+    is_flag=True,
+    group=_NET,
+    help="Neither TLS nor authentication: whoever reaches the port takes part and reads everything.",
+)
+@option("--clients", type=click.IntRange(1), required=True, group=_SITES, help="Sites to wait for.")
+@option(
+    "--classes",
+    metavar="A,B,...",
+    group=_SITES,
+    help="The class list.  [default: the union of what sites agree to send]",
+)
+@option(
+    "--missing",
+    type=click.Choice(["wait", "continue", "error"]),
+    default="wait",
+    group=_SITES,
+    help="A site that is not there: wait for it, go on without it (exact for those present), or stop.",
+)
+@option(
+    "--min-clients",
+    type=click.IntRange(1),
+    default=1,
+    group=_SITES,
+    help="Sites that must have answered an exchange.",
+)
+@option(
+    "--patience",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    group=_SITES,
+    help="How long to wait for sites and for answers.  [default: for ever]",
+)
+@option("--method", type=click.Choice(method_keys()), default="deepafl", group=_RUN, help="What to train.")
+@option(
+    "--task",
+    type=click.Choice(["classification", "regression"]),
+    default="classification",
+    group=_RUN,
+    help="What the labels are.",
+)
+@option(
+    "--state",
+    metavar="DIR",
+    default="fedsolve-server",
+    group=_RUN,
+    help="Checkpoint, report, model and logs; the same folder continues the run.",
+)
+@option("--out", metavar="FILE", group=_RUN, help="Where to save the model too.")
+@option("--evaluate", is_flag=True, group=_RUN, help="One exchange more: accuracy on the sites' own rows.")
+@config_option
+@method_options
+@output_options
+@click.pass_context
+def server(ctx: click.Context, /, **given: Any) -> None:
+    """Train one model over sites that keep their data.
+
+    Starts what the network needs, waits until the sites are there, runs the method, and writes model and
+    report into the state folder. Killed at any moment, it goes on where it was when started again with the
+    same state folder, and the result is the same.
+
+    The server sees every site's sums (Gram and cross matrices), not its rows; see the threat model in the
+    documentation for what sums reveal.
+    """
+    output = Output(given["as_json"], given["quiet"])
+    method = build_method(given["method"], {name: given[name] for name in parameter_names()}, ctx)
+    given["classes"] = class_names(given["classes"])
+    keys = _keys(ctx, given)
+    check_target(given["out"])
+    state = Path(given["state"])
+    signal.signal(signal.SIGTERM, _interrupt)
+    started = time.perf_counter()
+    try:
+        with locked(state / "lock", f"the state folder {state} is used"):
+            document = _run(given, output, method, state, keys)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(
+            f"interrupted; {state} holds the last exchange. Run the same command to go on."
+        ) from stop
+    document["seconds"] = time.perf_counter() - started
+    output.result(document, lambda page: _show(page, document))
+
+
+def _run(
+    given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
+) -> dict[str, Any]:
+    from fedsolve.federation.flower import require_flower
+    from fedsolve.federation.flower.running import State, finished, run_method
+    from fedsolve.federation.flower.service import serving
+
+    require_flower()
+    _verify(keys, output, given)
+    held = State(state)
+    model = finished(method, held)
+    accuracy = None
+    if model is not None:
+        output.note(f"{state} holds this run complete; choose another --state to train again")
+    else:
+        output.note(f"starting; logs are in {state}")
+        with serving(state, given["listen"], keys) as link:
+            output.note(f"sites may connect to {given['listen']}")
+            if held.checkpoint.exists():
+                output.note(f"going on from {held.checkpoint}")
+            federate = _federate(given, output, link)
+            model, federation = run_method(method, federate, held, _progress(output))
+            accuracy = federation.evaluate(model) if given["evaluate"] else None
+            federation.tell_all("the run is complete", over=True)
+    if given["out"] is not None:
+        model.save(given["out"])
+    return {
+        "method": method.key,
+        "parameters": method.parameters(),
+        "sites": list(model.history[-1].cohort) if model.history else [],
+        "exchanges": len(model.history),
+        "bytes_up": sum(record.bytes_up for record in model.history),
+        "bytes_down": sum(record.bytes_down for record in model.history),
+        "catch_up_bytes": sum(record.catch_up_bytes for record in model.history),
+        "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
+        "accuracy": accuracy,
+        "model": given["out"] or str(held.model),
+        "report": str(held.report),
+    }
+
+
+def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
+    """The federation over a link, as the options want it."""
+    from fedsolve.federation.engine import Spec
+    from fedsolve.federation.flower.federation import CohortReport, FlowerFederation
+
+    def federate(spec: Spec | None, report: Callable[[CohortReport], None]) -> FlowerFederation:
+        def heard(found: CohortReport) -> None:
+            report(found)
+            for name, why in found.missing.items():
+                output.note(f"exchange {found.exchange + 1}: without '{name}': {why}")
+
+        return FlowerFederation(
+            link,
+            clients=given["clients"],
+            classes=given["classes"],
+            task=given["task"],
+            missing=given["missing"],
+            min_clients=given["min_clients"],
+            patience=given["patience"],
+            spec=spec,
+            report=heard,
+            tell=output.note,
+        )
+
+    return federate
+
+
+def _progress(output: Output) -> Callable[[Record, int], None]:
+    def progress(record: Record, expected: int) -> None:
+        output.note(
+            f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
+            f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s"
+        )
+
+    return progress
+
+
+def class_names(text: str | None) -> list[Any] | None:
+    """A class list given in one word: whole numbers where all are, else text."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) < 2:
+        raise DataError(f"--classes names {len(names)} class(es): {text!r}. Give two at least: a,b,c.")
+    return [int(name) for name in names] if all(name.lstrip("-").isdecimal() for name in names) else names
+
+
+def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:
+    if given["insecure"]:
+        if given["keys"] is not None:
+            raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure", ctx)
+        return None
+    return Path(given["keys"] or "keys")
+
+
+def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> None:
+    if keys is None:
+        output.note(
+            f"INSECURE: whoever reaches {given['listen']} can take part and read everything. "
+            "Use keys ('fedsolve keys') for anything but a trial."
+        )
+        return
+    from fedsolve.federation.flower.keyfolder import Keys
+    from fedsolve.federation.flower.security import verify_server
+
+    verify_server(Keys(keys))
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(page: Console, told: dict[str, Any]) -> None:
+    lines = [
+        ("method", told["method"]),
+        ("sites", ", ".join(told["sites"])),
+        ("exchanges", f"{told['exchanges']} in {told['seconds']:.1f} s"),
+        ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
+    ]
+    if told["catch_up_bytes"]:
+        lines.append(("", f"{megabytes(told['catch_up_bytes'])} MB down to catch up"))
+    for exchange, missing in told["missing"].items():
+        lines.append(("missing", f"exchange {int(exchange) + 1}: {', '.join(missing)}"))
+    if told["accuracy"] is not None:
+        lines.append(("accuracy", f"{percent(told['accuracy'])} on the sites' rows"))
+    lines += [("model", told["model"]), ("report", told["report"])]
+    facts(page, lines)

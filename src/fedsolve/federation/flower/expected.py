@@ -1,0 +1,64 @@
+"""What a term must look like: the names and shapes that this server's own fedsolve would answer.
+
+The first term of a sum has no other to be compared with, and one of the wrong shape would have all others
+refused. So the server answers its request itself, for a pretended site of two rows of zeros, and keeps
+nothing but names and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Chain, Needs, Request, packed_size
+from fedsolve.federation.participant import ClientData, Participant
+
+_NOBODY = "nobody"
+_SLACK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shapes as they travel, by the names of arrays; those of a client's own end in @.
+
+    symmetric: which of them are packed triangles. nbytes: all a message that holds them may take.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    symmetric: frozenset[str]
+
+    @property
+    def nbytes(self) -> int:
+        return _SLACK + 8 * sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes.values())
+
+
+def stem(name: str, client: str) -> str:
+    """The name of an array without its client's; what all clients have in common."""
+    return name.removesuffix(client) if name.endswith(f"@{client}") else name
+
+
+def expected_layout(request: Request, chain: Chain, spec: Spec) -> Layout | None:
+    """The layout of the terms that answer a request; None where this server cannot answer it."""
+    if spec.classes is not None:
+        labels: Array = spec.classes[:2]
+    else:
+        labels = np.zeros(2) if spec.outputs == 1 else np.zeros((2, spec.outputs))
+    try:
+        nobody = Participant(_NOBODY, ClientData(np.zeros((2, spec.features)), labels))
+        with np.errstate(all="ignore"):
+            term = nobody.answer(request.starting_at(0, chain) if request.position else request)
+    except Exception:  # a site's refusal says more than this one
+        return None
+    if isinstance(term, Needs):
+        return None
+    return Layout(
+        {
+            stem(name, _NOBODY): (packed_size(len(array)),) if name in term.symmetric else array.shape
+            for name, array in term.arrays.items()
+        },
+        frozenset(stem(name, _NOBODY) for name in term.symmetric),
+    )

@@ -1,0 +1,111 @@
+"""Keys and certificates of a federation over a network, and the list of sites that may take part.
+
+The server's folder holds a certificate authority of its own, the server's certificate and the list of
+registered sites; a site's folder holds the authority's certificate and the site's private key:
+
+    keys/ca.crt, ca.key                 the authority; ca.crt goes to every site, ca.key to nobody
+    keys/server.pem, server.key         the server's certificate and its key
+    keys/clients/NAME.key, NAME.pub     a site's key pair, made where the site is; NAME.pub goes to the server
+    keys/registered                     one line for each site that may take part: its public key and its name
+
+All keys are elliptic-curve keys on P-384. A certificate tells a site that it speaks to the right server; a
+site's key, by a signature on every call, tells the server which site speaks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsolve.errors import DataError, ModelFileError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The folder of keys, and the names of the files in it."""
+
+    folder: Path
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "folder", Path(folder))
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        return self.folder / "ca.key"
+
+    @property
+    def server_certificate(self) -> Path:
+        return self.folder / "server.pem"
+
+    @property
+    def server_key(self) -> Path:
+        return self.folder / "server.key"
+
+    @property
+    def clients(self) -> Path:
+        return self.folder / "clients"
+
+    @property
+    def registered_file(self) -> Path:
+        return self.folder / "registered"
+
+    def client_key(self, name: str) -> Path:
+        return self.clients / f"{site_name(name)}.key"
+
+    def client_public_key(self, name: str) -> Path:
+        return self.clients / f"{site_name(name)}.pub"
+
+
+def site_name(text: str) -> str:
+    """The name, if a site may have it: it becomes a file name, a client's id and a word in logs."""
+    if not _NAME.fullmatch(text):
+        raise DataError(
+            f"{text!r} cannot name a site. Use up to 63 letters, digits, dots, dashes and underscores, "
+            "the first one a letter or a digit."
+        )
+    return text
+
+
+def verify_private(path: Path) -> None:
+    """Raise if others than its owner may read a private key."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise ModelFileError(
+            f"{path} is a private key that others may read (mode {mode:04o}). chmod 600 {path}"
+        )
+
+
+def private_folder(folder: Path) -> None:
+    """The folder, for its owner only where it is made here."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ModelFileError(f"cannot make {folder}: {problem.strerror or problem}.") from problem
+
+
+def write_private(path: Path, data: bytes, replace: bool = False) -> None:
+    """A file that nobody but its owner may read at any moment, whole or not there at all."""
+    partial = path.with_name(f".{path.name}.new")
+    try:
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if replace:
+            partial.replace(path)
+        else:
+            os.link(partial, path)
+            partial.unlink()
+    except OSError as problem:
+        partial.unlink(missing_ok=True)
+        raise ModelFileError(f"cannot write {path}: {problem.strerror or problem}.") from problem

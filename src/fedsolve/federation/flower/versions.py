@@ -1,0 +1,21 @@
+"""The versions that two ends of a federation must agree on."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from fedsolve import __version__
+
+PACKAGES = ("flwr", "numpy", "protobuf")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions by name; None for a package that is not installed."""
+    found: dict[str, str | None] = {"fedsolve": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,567 @@
+"""The engine's rules, without a network: order, refusals by name, policies, catching up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve import registry
+from fedsolve.container import canonical_json
+from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.federation.encoding import encode_term
+from fedsolve.federation.flower.answering import Answerer
+from fedsolve.federation.flower.federation import FlowerFederation
+from fedsolve.federation.flower.link import Reply
+from fedsolve.federation.flower.running import State, run_method
+from fedsolve.federation.messages import Term
+
+from .pretended import PretendedLink
+from .sites import CLASSES, NAMES, Sites, relative_difference, same_bits, small
+
+METHOD = fs.DeepAFL(layers=3, width=40)
+
+
+@pytest.fixture(scope="module")
+def sites(digits) -> Sites:
+    return Sites.of(digits.head(500), min_size=5)
+
+
+def answerers(sites: Sites, **options) -> list[Answerer]:
+    return [Answerer(name, sites.client_data(name), **options) for name in sites.names]
+
+
+def federate(link: PretendedLink, **options) -> FlowerFederation:
+    settings = {"clients": len(link.sites), "classes": CLASSES, "interval": 0.001, "grace": 0.0, **options}
+    return FlowerFederation(link, **settings)
+
+
+# -- equality --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method", [METHOD, fs.AFL(ridge=0.1), fs.DeepAFL(layers=2, width=24, scale="standard")]
+)
+def test_same_bits_as_in_one_process(sites, method):
+    link = PretendedLink(answerers(sites))
+    federation = federate(link)
+    model = method.fit(federation)
+    parameters = {**method.parameters(), "exchange": "single"} if "layers" in method.parameters() else None
+    local = type(method)(**parameters) if parameters else method
+    expected = local.fit(sites.local())
+    assert same_bits(model, expected)
+    for mine, theirs in zip(model.history, expected.history, strict=True):
+        for part in ("cohort", "bytes_up", "bytes_down", "catch_up_bytes", "empty", "kind"):
+            assert getattr(mine, part) == getattr(theirs, part)
+    assert federation.evaluate(model) == sites.local().evaluate(expected)
+
+
+@pytest.mark.parametrize("key", [info.key for info in registry.methods()])
+def test_every_method_gives_what_it_gives_in_one_process(sites, key):
+    method = small(key)
+    federation = federate(PretendedLink(answerers(sites)))
+    model, expected = method.fit(federation), method.fit(sites.local())
+    # Clients of one process may be trained together, which rounds float32 differently.
+    assert relative_difference(model, expected) <= 1e-6
+    assert [record.cohort for record in model.history] == [record.cohort for record in expected.history]
+    assert [record.bytes_up for record in model.history] == [record.bytes_up for record in expected.history]
+
+
+def test_few_exchanges_are_preferred(sites):
+    assert federate(PretendedLink(answerers(sites))).describe().prefers == "exchanges"
+    assert len(METHOD.fit(federate(PretendedLink(answerers(sites)))).history) == METHOD.layers
+
+
+def test_terms_are_taken_in_the_order_of_names(sites):
+    link = PretendedLink(answerers(sites)[::-1])
+    federation = federate(link)
+    federation.describe()
+    link.taken.clear()
+    fs.AFL(ridge=1.0).fit(federation)
+    assert link.taken == sorted(NAMES)
+
+
+# -- what a site must not send ---------------------------------------------------------------------
+
+
+def by_hand(note: dict) -> bytes:
+    """A term without arrays whose note holds anything."""
+    head = json.dumps({"__metadata__": {"fedsolve": json.dumps({"wire": 1, **note})}}).encode()
+    return len(head).to_bytes(8, "little") + head
+
+
+ENDLESS = float("inf")
+RAW = {
+    "have endless": {"message": "needs", "have": ENDLESS},
+    "have negative": {"message": "needs", "have": -5},
+    "counts endless": {"message": "term", "counts": {"rows": ENDLESS}, "symmetric": [], "factors": {}},
+    "nothing": {"message": "term", "counts": {}, "symmetric": [], "factors": {}},
+}
+
+
+def spoiled(answer: str, site: str = "south"):
+    """Answers of a site that cannot be used."""
+
+    def meddle(name, note, payload):
+        if name != site:
+            return note, payload
+        if answer == "truncated":
+            return note, payload[: len(payload) // 2]
+        if answer == "corrupted":
+            return note, b"\xff" * 200 + payload[200:]
+        if answer == "exchange":
+            return {**note, "exchange": 7}, payload
+        if answer == "run":
+            return {**note, "run": "another"}, payload
+        if answer == "digest":
+            return {**note, "digest": "0" * 64}, payload
+        if answer == "name":
+            return {**note, "name": "another"}, payload
+        if answer in RAW:
+            return note, by_hand(RAW[answer])
+        gram = np.eye(64 if answer in ("nan", "infinite") else 9)
+        if answer in ("nan", "infinite"):
+            gram[0, 0] = np.nan if answer == "nan" else np.inf
+        term = Term({"gram": gram, "cross": np.zeros((64, 10)), "label_square": np.zeros(10)}, {"rows": 1})
+        if answer == "names":
+            term = Term({"gram": np.eye(64)}, {"rows": 1})
+        term.symmetric = frozenset({"gram"})
+        return note, encode_term(term)
+
+    return meddle
+
+
+SPOILED = {
+    "truncated": "truncated",
+    "corrupted": "damaged",
+    "exchange": "exchange 7",
+    "run": "'another'",
+    "digest": "digest",
+    "shape": "'gram' of 'SITE' has shape",
+    "names": "'SITE' sent",
+    "nan": "'SITE': 'gram' contains NaN",
+    "name": "'another'",
+    "have endless": "incomplete",
+    "have negative": "from -5 on",
+    "counts endless": "incomplete",
+    "nothing": "'SITE' sent []",
+    "infinite": "'SITE': 'gram' contains NaN or infinite",
+}
+
+
+@pytest.mark.parametrize("site", ["east", "south"])  # the first of the order, and another
+@pytest.mark.parametrize(("kind", "words"), SPOILED.items())
+def test_a_term_that_cannot_be_used_is_refused_by_name(sites, kind, words, site):
+    link = PretendedLink(answerers(sites), spoiled(kind, site))
+    federation = federate(link, missing="continue", min_clients=3)
+    model = fs.AFL(ridge=0.1).fit(federation)
+    others = tuple(name for name in NAMES if name != site)
+    (record,) = model.history
+    assert record.cohort == others
+    assert words.replace("SITE", site) in record.missing[site]
+    assert "TermError" in record.missing[site]
+    assert federation.reports[-1].failed == dict(record.missing)
+    assert federation.reports[-1].coverage == 0.75
+    assert same_bits(model, fs.AFL(ridge=0.1).fit(sites.local(others)))
+
+
+def test_where_terms_are_unknown_two_that_contradict_each_other_stop_the_run(sites, monkeypatch):
+    monkeypatch.setattr("fedsolve.federation.flower.federation.expected_layout", lambda *_: None)
+    link = PretendedLink(answerers(sites), spoiled("shape", "east"))
+    with pytest.raises(CohortError, match="'east' and 'north' contradict each other"):
+        fs.AFL(ridge=0.1).fit(federate(link, missing="continue"))
+
+
+@pytest.mark.parametrize("key", [info.key for info in registry.methods()])
+def test_the_server_knows_what_terms_look_like(sites, key):
+    told = []
+    federation = federate(PretendedLink(answerers(sites)), tell=told.append)
+    small(key).fit(federation)
+    assert not any("the first one only" in text for text in told)
+
+
+def test_a_site_without_rows_takes_part_in_training(sites):
+    members = answerers(sites)
+    members[1] = Answerer("north", fs.ClientData(np.zeros((0, 64)), np.zeros(0, dtype=int)))
+    model = small("fedavg").fit(federate(PretendedLink(members)))
+    assert model.history[0].empty == ("north",)
+    expected = small("fedavg").fit(sites.local(("east", "south", "west")))
+    assert relative_difference(model, expected) <= 1e-6
+
+
+def test_a_site_called_like_an_array_takes_part(sites):
+    names = ("cross", "square", "gram", "weight")
+    members = [Answerer(new, sites.client_data(old)) for new, old in zip(names, NAMES, strict=True)]
+    federation = federate(PretendedLink(members), missing="continue")
+    model = fs.DeepAFL(layers=2, width=24).fit(federation)
+    assert all(record.cohort == tuple(sorted(names)) for record in model.history)
+
+
+class Describing(PretendedLink):
+    """Links whose site "north" describes itself in another way."""
+
+    change: dict = {}
+    damaged = None
+
+    def receive(self, message, still_there):
+        reply = super().receive(message, still_there)
+        number, _, note, _ = self.open[message]
+        if reply is None or self.sites[number].name != "north":
+            return reply
+        if note["ask"] == "describe":
+            return Reply({**reply.note, **self.change}, reply.payload)
+        return self.damaged or reply
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"features": "many"},
+        {"features": None},
+        {"features": 10**400},
+        {"features": True},
+        {"targets": None},
+        {"targets": -1},
+        {"fedsolve": 9},
+        {"name": "a\x1b[2J"},
+        {"classes": {"kind": "zz"}},
+        {"classes": None},
+        {"classes": [["a"], 3]},
+    ],
+)
+def test_a_site_that_describes_itself_with_rubbish_is_not_taken_in(sites, change):
+    told = []
+    link = Describing(answerers(sites, share_classes=True))
+    link.change = change
+    classes = None if "classes" in change else CLASSES
+    federation = federate(link, classes=classes, clients=3, tell=told.append)
+    assert federation.describe().outputs > 1
+    assert federation.clients == ("east", "south", "west")
+    (why,) = [text for text in told if "not taken in" in text]
+    assert why.startswith("'north'")
+    assert why.isprintable()
+
+
+def test_an_answer_that_cannot_be_put_together_is_refused_by_name(sites):
+    link = Describing(answerers(sites))
+    link.damaged = Reply({}, failure="its chunks are not there", damaged=True)
+    model = fs.AFL(ridge=0.1).fit(federate(link, missing="continue", min_clients=3))
+    assert "its chunks are not there" in model.history[0].missing["north"]
+
+
+def test_what_a_site_says_is_shown_as_one_plain_line(sites):
+    def refuse(name, note, payload):
+        if name != "south":
+            return note, payload
+        return {**note, "ok": False, "error": "x", "message": "\x1b[2J\nall is well"}, b""
+
+    model = fs.AFL(ridge=0.1).fit(federate(PretendedLink(answerers(sites), refuse), missing="continue"))
+    assert model.history[0].missing["south"].isprintable()
+
+
+def test_a_key_registered_under_another_name_is_refused(sites):
+    class Renamed(PretendedLink):
+        def nodes(self):
+            return {
+                number: dataclasses.replace(node, name="clinic" if node.name == "west" else node.name)
+                for number, node in super().nodes().items()
+            }
+
+    with pytest.raises(
+        CohortError, match="calls itself 'west', but its key is registered as 'clinic'.*--name"
+    ):
+        federate(Renamed(answerers(sites)), patience=0.05).describe()
+
+
+@pytest.mark.parametrize("missing", ["wait", "error"])
+def test_a_term_that_cannot_be_used_stops_the_run(sites, missing, tmp_path):
+    link = PretendedLink(answerers(sites), spoiled("nan"))
+    with pytest.raises(CohortError, match=r"'south' failed in exchange 0 .*NaN"):
+        fs.AFL(ridge=0.1).fit(federate(link, missing=missing))
+
+
+def test_damage_on_the_way_is_asked_for_again(sites):
+    damaged = []
+
+    def once(name, note, payload):
+        if name == "north" and not damaged:
+            damaged.append(name)
+            return note, payload[:-8]
+        return note, payload
+
+    federation = federate(PretendedLink(answerers(sites), once))
+    model = fs.AFL(ridge=0.1).fit(federation)
+    assert same_bits(model, fs.AFL(ridge=0.1).fit(sites.local()))
+    assert federation.reports[-1].again == {"north": 1}
+
+
+# -- sites that refuse -----------------------------------------------------------------------------
+
+
+def test_unknown_label_is_refused_at_the_start_and_told_on_both_sides(sites):
+    told, shown = [], []
+    members = answerers(sites, show=shown.append)
+    federation = federate(PretendedLink(members), classes=[0, 1, 2], tell=told.append, patience=0.05)
+    with pytest.raises(CohortError, match=r"Not taken in: .*a label that is not one of the 3 classes"):
+        federation.describe()
+    assert any("is not one of the" in text for text in told)
+    assert any(event.what == "refused" and "is not one of the" in event.text for event in shown)
+
+
+def test_classes_are_collected_only_with_consent(sites):
+    refusing = federate(PretendedLink(answerers(sites)), classes=None, patience=0.05)
+    with pytest.raises(CohortError, match="--share-classes"):
+        refusing.describe()
+    agreed = federate(PretendedLink(answerers(sites, share_classes=True)), classes=None).describe()
+    assert agreed.classes is not None
+    assert agreed.classes.tolist() == np.unique(sites.data.labels).tolist()
+
+
+def test_a_class_list_that_a_site_did_not_agree_to_is_refused(sites):
+    link = PretendedLink(answerers(sites, classes=[*CLASSES, 10]))
+    with pytest.raises(CohortError, match="not the one 'east' agreed to"):
+        federate(link, patience=0.05).describe()
+
+
+def test_text_and_numbers_that_spell_the_same_classes_agree(sites):
+    members = answerers(sites)
+    text = [
+        Answerer(
+            name,
+            fs.ClientData(
+                sites.data.features[sites.rows(name)], sites.data.labels[sites.rows(name)].astype(str)
+            ),
+        )
+        for name in NAMES
+    ]
+    numbers = fs.AFL(ridge=0.1).fit(federate(PretendedLink(members)))
+    spelt = fs.AFL(ridge=0.1).fit(federate(PretendedLink([*members[:2], *text[2:]])))
+    assert same_bits(numbers, spelt)
+
+
+def test_another_width_is_refused_on_both_sides(sites):
+    shown = []
+    narrow = Answerer("west", fs.ClientData(np.zeros((3, 5)), np.array([0, 1, 2])), show=shown.append)
+    link = PretendedLink([*answerers(sites)[:3], narrow])
+    federation = federate(link, patience=0.05)
+    with pytest.raises(CohortError, match="'west' has 5 features per row, the others"):
+        federation.describe()
+    note = next(note for name, note in link.sent if note["ask"] == "tell")
+    narrow.reply(note, np.empty(0, np.uint8))
+    assert "refused: 'west' has 5 features" in shown[-1].text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"fedsolve": 99}, "protocol 99"), ({"version": "9.9"}, "fedsolve 9.9"), ({"ask": "dance"}, "dance")],
+)
+def test_a_server_of_another_version_is_refused(sites, change, words):
+    shown = []
+    site = Answerer("east", sites.client_data("east"), show=shown.append)
+    note = {"fedsolve": 1, "version": fs.__version__, "ask": "describe", "classes": None, **change}
+    answer, payload = site.reply(note, np.empty(0, np.uint8))
+    assert (answer["ok"], payload) == (False, b"")
+    assert words in answer["message"]
+    assert words in shown[-1].text
+
+
+def test_other_projections_are_refused_on_both_sides(sites, monkeypatch):
+    shown = []
+    link = PretendedLink(answerers(sites, show=shown.append))
+    monkeypatch.setattr("fedsolve.closedform.deepafl.projection_agreement", lambda seed: {"projection": "x"})
+    with pytest.raises(CohortError, match="random projections differ"):
+        METHOD.fit(federate(link))
+    assert any("random projections differ" in event.text for event in shown)
+
+
+def test_an_error_of_the_data_is_an_error_of_the_data(sites):
+    def refuse(name, note, payload):
+        return {**note, "ok": False, "error": "DataError", "message": "label 3"}, b""
+
+    with pytest.raises(DataError, match="participant 'east': label 3"):
+        fs.AFL().fit(federate(PretendedLink(answerers(sites), refuse)))
+
+
+# -- sites that are away ---------------------------------------------------------------------------
+
+
+def test_too_late_is_reported_and_the_rest_is_exact(sites):
+    def lose(name, note, payload):
+        return None if name == "north" else (note, payload)
+
+    link = PretendedLink(answerers(sites), lose)
+    federation = federate(link, missing="continue", min_clients=3, patience=0.2)
+    model = fs.AFL(ridge=0.1).fit(federation)
+    assert "too late" in model.history[0].missing["north"]
+    assert list(federation.reports[-1].late) == ["north"]
+    assert same_bits(model, fs.AFL(ridge=0.1).fit(sites.local(("east", "south", "west"))))
+
+
+def test_too_few_answers_stop_with_a_checkpoint_that_goes_on(sites, tmp_path):
+    silent: set[str] = set()
+
+    def lose(name, note, payload):
+        return None if name in silent else (note, payload)
+
+    def federation(spec, report):
+        return federate(link, missing="continue", min_clients=4, patience=0.2, spec=spec, report=report)
+
+    def silence(record, expected):
+        if record.exchange == 0:
+            silent.add("north")
+
+    link = PretendedLink(answerers(sites), lose)
+    with pytest.raises(CohortError, match=r"exchange 1 .*3 of 4 participants answered, at least 4"):
+        run_method(METHOD, federation, State(tmp_path), silence)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["status"] == "stopped"
+    assert "at least 4" in report["why"]
+    silent.clear()
+    link = PretendedLink(answerers(sites), lose)  # every site started anew, too
+    model, _ = run_method(METHOD, federation, State(tmp_path))
+    assert same_bits(model, fs.DeepAFL(layers=3, width=40, exchange="single").fit(sites.local()))
+    assert [record.exchange for record in model.history] == [0, 1, 2]
+    assert model.history[1].catch_up_bytes > 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["status"] == "complete"
+    assert [cohort["exchange"] for cohort in report["cohorts"]] == [0, 1, 1, 2]
+
+
+def test_a_site_that_started_anew_is_asked_again_and_brought_up_to_date(sites):
+    members = answerers(sites)
+    lost = []
+
+    def lose(name, note, payload):
+        if name == "south" and note["exchange"] == 2 and not lost:
+            lost.append(name)
+            number = link.number(name)
+            link.sites[number] = Answerer(name, sites.client_data(name))
+            link.activations[number] = "second"
+            return None
+        return note, payload
+
+    link = PretendedLink(members, lose)
+    federation = federate(link)
+    model = METHOD.fit(federation)
+    assert lost == ["south"]
+    assert federation.reports[-1].again == {"south": 1}
+    assert [record.catch_up_bytes > 0 for record in model.history] == [False, False, True]
+    assert same_bits(model, fs.DeepAFL(layers=3, width=40, exchange="single").fit(sites.local()))
+
+
+def test_a_site_that_joins_later_takes_part_from_then_on(sites):
+    link = PretendedLink(answerers(sites))
+    link.present.discard(link.number("west"))
+    federation = federate(link, clients=3)
+
+    def join(record, expected):
+        if record.exchange == 0:
+            link.present.add(link.number("west"))
+
+    model = METHOD.fit(federation, progress=join)
+    assert "west" not in model.history[0].cohort
+    assert "west" in model.history[-1].cohort
+    assert model.history[1].catch_up_bytes > 0
+    assert sites.difference_from_textbook(model) <= 1e-9
+
+
+def test_a_site_that_leaves_is_not_asked_any_more(sites):
+    link = PretendedLink(answerers(sites))
+    federation = federate(link, missing="continue", min_clients=2)
+
+    def leave(record, expected):
+        if record.exchange == 0:
+            link.present.discard(link.number("east"))
+
+    model = METHOD.fit(federation, progress=leave)
+    assert "east" not in model.history[-1].cohort
+    assert sites.difference_from_textbook(model) <= 1e-9
+
+
+def test_a_refused_site_that_was_mended_is_taken_in(sites):
+    link = PretendedLink(
+        [*answerers(sites)[:3], Answerer("west", fs.ClientData(np.zeros((3, 5)), [0, 1, 2]))]
+    )
+
+    def mend(text):
+        if "not taken in" in text:
+            link.sites[4] = Answerer("west", sites.client_data("west"))
+            link.activations[4] = "second"
+
+    federation = federate(link, tell=mend)
+    assert same_bits(fs.AFL(ridge=0.1).fit(federation), fs.AFL(ridge=0.1).fit(sites.local()))
+
+
+def test_two_sites_of_one_name_are_told_apart(sites):
+    members = [Answerer("east", sites.client_data("east")), Answerer("east", sites.client_data("west"))]
+    federation = federate(PretendedLink(members, named=False), patience=0.05)
+    with pytest.raises(CohortError, match="two sites are called 'east'"):
+        federation.describe()
+
+
+# -- a node that keeps the model so far on disk ----------------------------------------------------
+
+
+def test_the_model_so_far_survives_a_fresh_process(sites, tmp_path):
+    class Fresh(Answerer):
+        """Started anew for every message, as Flower's own nodes do."""
+
+        def reply(self, note, payload):
+            return Answerer(self.name, self._data, state=tmp_path / self.name).reply(note, payload)
+
+    link = PretendedLink([Fresh(name, sites.client_data(name)) for name in NAMES])
+    model = METHOD.fit(federate(link))
+    assert [record.catch_up_bytes for record in model.history] == [0, 0, 0]
+    assert same_bits(model, fs.DeepAFL(layers=3, width=40, exchange="single").fit(sites.local()))
+
+
+def test_a_damaged_file_of_the_model_so_far_is_as_good_as_none(sites, tmp_path):
+    (tmp_path / "model-so-far.safetensors").write_bytes(b"nothing")
+    members = [*answerers(sites)[:3], Answerer("west", sites.client_data("west"), state=tmp_path)]
+    model = METHOD.fit(federate(PretendedLink(members)))
+    assert same_bits(model, fs.DeepAFL(layers=3, width=40, exchange="single").fit(sites.local()))
+
+
+def test_the_same_request_gives_the_same_bytes(sites):
+    link = PretendedLink(answerers(sites))
+    seen: dict[tuple, bytes] = {}
+
+    def twice(name, note, payload):
+        *_, request = link.open[f"message-{len(link.sent) - 1}"]
+        again = link.sites[link.number(name)].reply(
+            next(n for who, n in reversed(link.sent) if who == name),
+            np.frombuffer(request, dtype=np.uint8),
+        )
+        assert again == (note, payload)
+        seen[name, note["exchange"]] = payload
+        return note, payload
+
+    link.meddle = twice
+    METHOD.fit(federate(link))
+    assert len(seen) == len(NAMES) * METHOD.layers
+
+
+def test_an_unreadable_request_is_refused(sites):
+    site = Answerer("east", sites.client_data("east"))
+    note = {"fedsolve": 1, "version": fs.__version__, "ask": "answer", "exchange": 0, "classes": None}
+    answer, _ = site.reply(note, np.frombuffer(b"rubbish", dtype=np.uint8))
+    assert (answer["ok"], answer["error"]) == (False, TermError.__name__)
+
+
+@pytest.mark.parametrize("strange", [float("nan"), [[]], {"a": float("inf")}])
+def test_a_server_cannot_have_a_site_send_what_cannot_be_sent(sites, strange):
+    site = Answerer("east", sites.client_data("east"))
+    note = {"fedsolve": 1, "version": fs.__version__, "ask": "describe", "classes": None}
+    answer, _ = site.reply({**note, "run": strange, "exchange": strange}, np.empty(0, np.uint8))
+    assert json.loads(canonical_json(answer))["ok"] is False
+
+
+def test_a_site_answers_where_its_events_cannot_be_shown(sites):
+    def full(event):
+        raise OSError(28, "No space left on device")
+
+    link = PretendedLink(answerers(sites, show=full))
+    assert same_bits(fs.AFL(ridge=0.1).fit(federate(link)), fs.AFL(ridge=0.1).fit(sites.local()))

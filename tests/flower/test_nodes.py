@@ -1,0 +1,127 @@
+"""A real SuperLink behind its gate, four sites as real processes, TLS and authentication."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedsolve as fs
+from fedsolve import registry
+from fedsolve.federation.flower.federation import FlowerFederation
+
+from .conftest import Nodes, Service
+from .sites import CLASSES, NAMES, TOLERANCE, Sites, relative_difference, same_bits, small
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+
+WIDTH = 64
+METHOD = fs.DeepAFL(layers=3, width=WIDTH)
+SINGLE = fs.DeepAFL(layers=3, width=WIDTH, exchange="single")
+PATIENCE = 120.0
+"""Seconds before a test gives up; nothing is measured by it."""
+
+
+def federate(service: Service, **options) -> FlowerFederation:
+    settings = {"clients": 4, "classes": CLASSES, "patience": PATIENCE, **options}
+    return FlowerFederation(service.link, **settings)
+
+
+def when(there: Path, then: Callable[[], None]) -> threading.Thread:
+    """Do something as soon as a file is there."""
+
+    def watch() -> None:
+        end = time.monotonic() + PATIENCE
+        while not there.exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        then()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_deepafl_is_that_of_one_process(service: Service, nodes: Nodes, sites: Sites):
+    nodes.start(service.address, *NAMES)
+    federation = federate(service)
+    model = METHOD.fit(federation)
+    assert [record.cohort for record in model.history] == [NAMES] * 3
+    assert sites.difference_from_textbook(model) <= TOLERANCE
+    assert same_bits(model, SINGLE.fit(sites.local()))
+    assert federation.evaluate(model) == sites.local().evaluate(model)
+
+
+REGISTERED = {info.key for info in registry.methods()}
+
+
+@pytest.mark.parametrize("key", sorted(REGISTERED & {"afl", "apfl", "cascade", "fedavg", "scaffold"}))
+def test_other_methods_are_those_of_one_process(service: Service, nodes: Nodes, sites: Sites, key: str):
+    nodes.start(service.address, *NAMES)
+    model, expected = small(key).fit(federate(service)), small(key).fit(sites.local())
+    assert relative_difference(model, expected) <= (1e-6 if key in ("fedavg", "scaffold") else TOLERANCE)
+
+
+def test_sites_say_what_they_sent(service: Service, nodes: Nodes):
+    nodes.start(service.address, *NAMES)
+    fs.AFL(ridge=0.1).fit(federate(service))
+    assert "MB up (cross, gram, label_square)" in nodes.log("north")
+    assert '"arrays": ["cross", "gram", "label_square"]' in (nodes.state("north") / "sent.jsonl").read_text()
+
+
+def test_a_node_killed_in_mid_exchange_and_restarted(service: Service, nodes: Nodes, sites: Sites):
+    nodes.start(service.address, *NAMES)
+    nodes.start_slow(service.address, "south", exchange=1, seconds=600)
+
+    def restart() -> None:
+        nodes.kill("south")
+        nodes.start(service.address, "south")
+
+    watcher = when(nodes.answering("south"), restart)
+    federation = federate(service)
+    model = METHOD.fit(federation)
+    watcher.join()
+    assert federation.reports[1].again == {"south": 1}
+    assert model.history[1].catch_up_bytes > 0
+    assert [record.cohort for record in model.history] == [NAMES] * 3
+    assert sites.difference_from_textbook(model) <= TOLERANCE
+    assert same_bits(model, SINGLE.fit(sites.local()))
+
+
+def test_a_node_that_never_comes_back(service: Service, nodes: Nodes, sites: Sites):
+    nodes.start(service.address, *NAMES)
+    nodes.start_slow(service.address, "south", exchange=1, seconds=600)
+    watcher = when(nodes.answering("south"), lambda: nodes.kill("south"))
+    federation = federate(service, missing="continue", min_clients=3)
+    model = METHOD.fit(federation)
+    watcher.join()
+    others = tuple(name for name in NAMES if name != "south")
+    assert model.history[0].cohort == NAMES
+    assert model.history[1].missing == {"south": "not connected"}
+    assert {record.cohort for record in model.history[1:]} == {others}
+    assert federation.reports[1].coverage == 0.75
+    assert sites.difference_from_textbook(model) <= TOLERANCE
+
+
+def test_a_node_that_joins_after_two_layers(service: Service, nodes: Nodes, sites: Sites):
+    nodes.start(service.address, *NAMES)
+    nodes.stop("west")
+    federation = federate(service, clients=3)
+
+    def join(record, expected) -> None:
+        if record.exchange == 1:
+            nodes.start(service.address, "west")
+            end = time.monotonic() + PATIENCE
+            while "west" not in federation.clients:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+    model = fs.DeepAFL(layers=4, width=WIDTH).fit(federation, progress=join)
+    cohorts = [record.cohort for record in model.history]
+    assert cohorts[:2] == [("east", "north", "south")] * 2
+    assert cohorts[-1] == NAMES
+    assert model.history[2].catch_up_bytes > 0
+    assert sites.difference_from_textbook(model) <= TOLERANCE

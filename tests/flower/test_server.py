@@ -1,0 +1,200 @@
+"""`fedsolve server` and `fedsolve client` as a user starts them: kill -9, configuration, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedsolve as fs
+from fedsolve.errors import CohortError
+from fedsolve.federation.flower.link import RuntimeLink
+from fedsolve.federation.flower.superlink import SuperLink, free_port
+from tests.flower_security.processes import QUIET, running
+
+from .conftest import Nodes
+from .sites import CLASSES, NAMES, Sites, same_bits
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+
+LIST = ",".join(map(str, CLASSES))
+PATIENCE = 150.0
+"""Seconds before a test gives up; nothing is measured by it."""
+
+
+def fedsolve(*words: object) -> list[str]:
+    return [sys.executable, "-m", "fedsolve", *map(str, words)]
+
+
+def wait_until(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.02)
+
+
+def exchanges_done(state: Path) -> int:
+    """Exchanges in the report, which is written before the checkpoint of the same exchange."""
+    try:
+        return len(json.loads((state / "report.json").read_text())["history"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, keys, tmp_path):
+    address, state, log = f"127.0.0.1:{free_port()}", tmp_path / "state", tmp_path / "server.log"
+    nodes.start(address, *NAMES[:3])
+    nodes.start_slow(address, NAMES[3], exchange=1, seconds=1.0)
+    line = fedsolve("server", "--listen", address, "--keys", keys.folder, "--clients", 4, "--state", state)
+    line += [
+        "--classes",
+        LIST,
+        "--layers",
+        "4",
+        "--width",
+        "64",
+        "--out",
+        str(tmp_path / "model.safetensors"),
+    ]
+    for done in (0, 1):
+        with running(line, log) as process:
+            # In the middle of an exchange: the slow site has begun to answer the next one.
+            nodes.answering(NAMES[3]).unlink(missing_ok=True)
+            wait_until(
+                lambda done=done: exchanges_done(state) > done and nodes.answering(NAMES[3]).exists(),
+                process,
+                log,
+            )
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+    with running(line, log) as process:
+        assert process.wait(PATIENCE) == 0, log.read_text()
+    model = fs.load_model(tmp_path / "model.safetensors")
+    assert same_bits(model, fs.DeepAFL(layers=4, width=64, exchange="single").fit(sites.local()))
+    report = json.loads((state / "report.json").read_text())
+    assert report["status"] == "complete"
+    assert [record["exchange"] for record in report["history"]] == [0, 1, 2, 3]
+    assert "going on from" in log.read_text()
+    # Once complete, the same command gives the same model without a network.
+    (tmp_path / "model.safetensors").unlink()
+    assert subprocess.run(line, check=False, capture_output=True).returncode == 0
+    assert same_bits(fs.load_model(tmp_path / "model.safetensors"), model)
+    for name in NAMES:
+        nodes.stop(name)
+
+
+def test_a_trial_without_keys_from_a_configuration(sites: Sites, tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    (tmp_path / "federation.toml").write_text(
+        f'[server]\nlisten = "{address}"\ninsecure = true\nclients = 2\nmethod = "afl"\nridge = 0.1\n'
+        f'classes = {CLASSES}\nstate = "{tmp_path / "state"}"\nevaluate = true\n'
+        f'[client]\nserver = "{address}"\ninsecure = true\nonce = true\n'
+    )
+    pair, config = NAMES[:2], ("--config", tmp_path / "federation.toml")
+    sitting = []
+    for name in pair:
+        data = sites.save(name, tmp_path)
+        words = fedsolve(
+            "client", *config, "--name", name, "--data", data, "--state", tmp_path / name, "--json"
+        )
+        sitting.append(
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | QUIET)
+        )
+    try:
+        server = subprocess.run(
+            fedsolve("server", *config, "--json"),
+            capture_output=True,
+            env=os.environ | QUIET,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert server.returncode == 0, server.stderr.decode()
+        told = json.loads(server.stdout)
+        model = fs.load_model(told["model"])
+        assert same_bits(model, fs.AFL(ridge=0.1).fit(sites.local(pair)))
+        assert told["sites"] == list(pair)
+        assert told["accuracy"] == sites.local(pair).evaluate(model)
+        for name, process in zip(pair, sitting, strict=True):
+            summary = json.loads(process.communicate(timeout=PATIENCE)[0])
+            assert process.returncode == 0
+            assert (summary["name"], summary["answers"]) == (name, 2)
+            assert summary["sent"] == ["cross", "gram", "label_square"]
+    finally:
+        for process in sitting:
+            process.kill()
+            process.wait()
+
+
+def test_a_site_without_a_server_says_so_and_stops_when_told(sites: Sites, tmp_path):
+    log = tmp_path / "log"
+    words = (
+        "--insecure",
+        "--server",
+        f"127.0.0.1:{free_port()}",
+        "--name",
+        "north",
+        "--state",
+        tmp_path / "s",
+    )
+    line = fedsolve("client", *words, "--data", sites.save("north", tmp_path))
+    with running(line, log) as process:
+        wait_until(lambda: "cannot be reached" in log.read_text(), process, log)
+        process.terminate()
+        assert process.wait(30) == 0
+    assert "Trying again" in log.read_text()
+
+
+def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(tmp_path, monkeypatch):
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("NO_PROXY", "intranet.example")
+    monkeypatch.setenv("no_proxy", "intranet.example")
+    with SuperLink(tmp_path) as superlink, superlink.run() as grid:
+        assert RuntimeLink(grid).nodes() == {}
+    assert os.environ["NO_PROXY"].startswith("intranet.example,127.0.0.1")
+
+
+def test_a_superlink_that_dies_is_an_error_of_the_network(tmp_path):
+    with SuperLink(tmp_path) as superlink, superlink.run() as grid:
+        link = RuntimeLink(grid)
+        assert link.nodes() == {}
+        os.kill(superlink.pid, signal.SIGKILL)
+        superlink.stop()
+        with pytest.raises(CohortError, match="same state folder"):
+            link.nodes()
+        with pytest.raises(CohortError, match="same state folder"):
+            link.receive("message", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("server", "--clients", 2, "--insecure", "--keys", "k"), 2, "--insecure uses no keys"),
+        (("server", "--clients", 2, "--keys", "nowhere"), 4, "fedsolve keys"),
+        (("server", "--clients", 2, "--insecure", "--classes", "a"), 2, "Give two at least"),
+        (("client", "--server", "h:1", "--name", "n", "--data", "x.npz"), 4, "ca.crt"),
+        (("server", "--config", "absent.toml"), 2, "cannot read absent.toml"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(words, code, message, tmp_path):
+    done = subprocess.run(
+        fedsolve(*words), capture_output=True, cwd=tmp_path, check=False, env=os.environ | QUIET
+    )
+    assert (done.returncode, message in done.stderr.decode()) == (code, True), done.stderr.decode()
+
+
+def test_unknown_entries_of_a_configuration_are_refused(tmp_path):
+    (tmp_path / "f.toml").write_text("[server]\nclinets = 2\n")
+    done = subprocess.run(
+        fedsolve("server", "--config", "f.toml"), capture_output=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2
+    assert "unknown entry 'clinets'. Did you mean 'clients'?" in done.stderr.decode()

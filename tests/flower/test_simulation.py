@@ -1,0 +1,71 @@
+"""Virtual clients in Ray: the same bits as in one process, from an experiment file too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve.experiments.cells import run_cell
+from fedsolve.experiments.reading import read_experiment
+from fedsolve.experiments.sources import Rows
+from fedsolve.federation.flower.simulation import simulate
+
+from .sites import same_bits
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+
+CLIENTS = 30
+
+
+def test_virtual_clients_give_the_same_bits(digits):
+    owners = fs.partition.dirichlet(digits.labels, CLIENTS, alpha=0.1, seed=0)
+    owners[owners == 7] = 8  # an empty client
+
+    def work(federation):
+        deep = fs.DeepAFL(layers=2, width=48).fit(federation)
+        return deep, fs.AFL(ridge=0.1).fit(federation), federation.evaluate(deep)
+
+    deep, flat, accuracy = simulate(digits.features, digits.labels, owners, work, clients=CLIENTS, workers=2)
+    local = fs.LocalFederation.from_arrays(digits.features, digits.labels, owners, CLIENTS, workers=1)
+    expected = fs.DeepAFL(layers=2, width=48, exchange="single").fit(local)
+    assert same_bits(deep, expected)
+    assert same_bits(flat, fs.AFL(ridge=0.1).fit(local))
+    assert accuracy == local.evaluate(expected)
+    assert deep.history[0].empty == ("client-07",)
+    assert [record.bytes_up for record in deep.history] == [record.bytes_up for record in expected.history]
+
+
+EXPERIMENT = """
+title = "AFL and DeepAFL"
+seeds = [0]
+{engine}
+
+[dataset]
+random = {{rows = 400, width = 12, classes = 3}}
+
+[partition]
+kind = "dirichlet"
+clients = 10
+alpha = 0.1
+
+[[method]]
+method = "deepafl"
+parameters = {{layers = 2, width = 16, exchange = "single"}}
+"""
+
+
+def test_an_experiment_by_either_engine_has_the_same_result(tmp_path):
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((400, 12)), rng.integers(0, 3, 400)
+    rows = Rows(features[:300], labels[:300], features[300:], labels[300:], "key")
+    outcomes = []
+    for engine in ("", 'engine = "flower-simulation"'):
+        path = tmp_path / "experiment.toml"
+        path.write_text(EXPERIMENT.format(engine=engine))
+        (cell,) = read_experiment(path).cells()
+        outcomes.append((cell.id, run_cell(cell, rows, workers=2)))
+    (first, local), (second, simulated) = outcomes
+    assert first != second
+    for name in ("accuracy", "train_accuracy_per_layer", "risk", "exchanges", "bytes_up", "bytes_down"):
+        assert local[name] == simulated[name]

@@ -1,0 +1,222 @@
+"""Bytes on their way: Flower's objects put together again, and sums of packed terms."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsolve.errors import TermError
+from fedsolve.federation.encoding import PackedTerm, decode_term, encode_term, read_term
+from fedsolve.federation.flower import require_flower
+from fedsolve.federation.flower.sums import PackedSum
+from fedsolve.federation.flower.wire import assemble, record, unpack
+from fedsolve.federation.messages import Needs, Term
+
+pytestmark = pytest.mark.flower
+
+NOTE = {"ask": "answer", "exchange": 3, "text": "ÄÖ"}
+
+
+def objects(payload: bytes):
+    """The tree and the contents of a message's objects, as a SuperLink holds them."""
+    require_flower()
+    from flwr.app import Message, Metadata
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+    about = Metadata(1, "", 1, 2, "", "", 0.0, 60.0, "query")
+    message = Message(content=record(NOTE, payload), metadata=about)
+    return get_object_tree(message), {n: o.deflate() for n, o in get_all_nested_objects(message).items()}
+
+
+@pytest.mark.parametrize("size", [0, 1, 5_000_000, 12_345_678])
+def test_what_is_sent_is_what_arrives(size):
+    payload = np.random.default_rng(0).bytes(size)
+    tree, contents = objects(payload)
+    note, found = assemble(tree, contents.__getitem__)
+    assert (note, found.tobytes()) == (NOTE, payload)
+    note, found = unpack(record(NOTE, payload))
+    assert (note, found.tobytes()) == (NOTE, payload)
+
+
+def test_equal_chunks_travel_once_and_arrive_in_place():
+    payload = bytes(16_000_000)
+    tree, contents = objects(payload)
+    assert sum(map(len, contents.values())) < len(payload) / 1.5
+    assert assemble(tree, contents.__getitem__)[1].tobytes() == payload
+
+
+def test_a_damaged_part_is_refused():
+    tree, contents = objects(np.random.default_rng(0).bytes(6_000_000))
+    for name in contents:
+        spoiled = contents | {name: contents[name][:-1] + bytes([contents[name][-1] ^ 1])}
+        with pytest.raises(TermError, match="damaged on the way"):
+            assemble(tree, spoiled.__getitem__)
+
+
+def test_more_than_allowed_is_refused_before_it_is_fetched():
+    tree, contents = objects(bytes(range(256)) * 10)
+    with pytest.raises(TermError, match="2,560 bytes was announced; at most 1,000"):
+        assemble(tree, contents.__getitem__, largest=1000)
+
+
+def test_strangers_are_refused():
+    require_flower()
+    from flwr.app import ConfigRecord, RecordDict
+
+    for content in (RecordDict(), RecordDict({"fedsolve": ConfigRecord({"note": "[1]"})})):
+        with pytest.raises(TermError, match="not written by fedsolve"):
+            unpack(content)
+
+
+# -- packed terms ----------------------------------------------------------------------------------
+
+
+@st.composite
+def terms(draw, count: int = 4):
+    """Terms of the same shapes, as clients send them."""
+    width, outputs = draw(st.integers(1, 7)), draw(st.integers(0, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kind = draw(st.sampled_from([np.float64, np.float32]))
+    found = []
+    for _ in range(draw(st.integers(1, count))):
+        square = rng.standard_normal((width, width))
+        arrays = {"gram": (square + square.T).astype(kind), "cross": rng.standard_normal((width, outputs))}
+        found.append(Term(arrays, {"rows": int(rng.integers(0, 100))}, frozenset({"gram"})))
+    return found
+
+
+def packed(term: Term) -> PackedTerm:
+    found = read_term(np.frombuffer(encode_term(term), dtype=np.uint8))
+    assert isinstance(found, PackedTerm)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(terms())
+def test_packed_sums_have_the_bits_of_plain_ones(members):
+    plain, sums = Term(), PackedSum()
+    for number, term in enumerate(members):
+        plain.add(decode_term(encode_term(term)))
+        found = packed(term)
+        assert found.nbytes == term.nbytes
+        sums.check(found, f"client-{number}")
+        sums.add(found, f"client-{number}")
+    plain.mirror()
+    total = sums.take()
+    assert (total.counts, total.symmetric) == (plain.counts, plain.symmetric)
+    for name, array in plain.arrays.items():
+        assert total.arrays[name].dtype == np.float64
+        assert total.arrays[name].tobytes() == array.tobytes()
+
+
+def test_factors_multiply_in_double_precision():
+    sums = PackedSum()
+    weights = np.array([0.1, 0.2], dtype=np.float32)
+    for rows in (3, 5):
+        sums.add(PackedTerm({"w": weights}, {}, frozenset(), {"w": float(rows)}), "c")
+    expected = np.multiply(weights, 3.0, dtype=np.float64) + np.multiply(weights, 5.0, dtype=np.float64)
+    assert sums.take().arrays["w"].tobytes() == expected.tobytes()
+
+
+def test_names_of_a_client_s_own_do_not_have_to_be_everyone_s():
+    sums = PackedSum()
+    for client in ("a", "b"):
+        term = PackedTerm({"shared": np.ones(2), f"own@{client}": np.ones(3)}, {}, frozenset())
+        sums.check(term, client)
+        sums.add(term, client)
+    assert sorted(sums.take().arrays) == ["own@a", "own@b", "shared"]
+
+
+def test_a_client_called_like_an_array_owns_nothing_by_that():
+    sums = PackedSum()
+    for client in ("cross", "square"):
+        term = PackedTerm({"gram.cross": np.ones(2), "label_square": np.ones(3)}, {}, frozenset())
+        sums.check(term, client)
+        sums.add(term, client)
+    assert sums.take().arrays["gram.cross"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("field", ['"have":Infinity', '"have":1e999', '"have":' + "[" * 100_000])
+def test_numbers_without_an_end_are_refused(field):
+    note = '{"wire":1,"message":"needs",' + field + "}"
+    head = json.dumps({"__metadata__": {"fedsolve": note}}).encode()
+    with pytest.raises(TermError):
+        read_term(np.frombuffer(len(head).to_bytes(8, "little") + head, dtype=np.uint8))
+
+
+class Branch:
+    """A part of Flower's tree of a message."""
+
+    def __init__(self, name, children=()):
+        self.object_id, self.children = name, list(children)
+
+
+def made_by_hand(about: bytes, note: str = "{}"):
+    """The tree and objects of a message whose array is described by these bytes."""
+    require_flower()
+    from flwr.app import ConfigRecord
+
+    contents = {}
+
+    def held(data: bytes, *children: Branch) -> Branch:
+        name = hashlib.sha256(data).hexdigest()
+        contents[name] = data
+        return Branch(name, children)
+
+    def made(kind: str, body: bytes, *children: Branch) -> Branch:
+        names = ",".join(child.object_id for child in children)
+        return held(f"{kind} {names} {len(body)}".encode() + b"\0" + body, *children)
+
+    chunk = made("ArrayChunk", b"z" * 10)
+    arrays = made("ArrayRecord", b"{}", made("Array", about, chunk))
+    content = made("RecordDict", b"{}", arrays, held(ConfigRecord({"note": note}).deflate()))
+    return made("Message", b"", content), contents
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"not json",
+        b'{"shape":[10],"arraychunk_ids":[5]}',
+        b'{"shape":[],"arraychunk_ids":[0]}',
+        b'{"shape":["x"],"arraychunk_ids":[0]}',
+        b'{"shape":[1e999],"arraychunk_ids":[0]}',
+        b'{"shape":[20],"arraychunk_ids":[0]}',
+        b'{"shape":[20],"arraychunk_ids":[0,0,0]}',
+        b"[" * 100_000,
+    ],
+)
+def test_whatever_is_sent_is_a_message_or_refused(about):
+    tree, contents = made_by_hand(b'{"shape":[10],"arraychunk_ids":[0]}')
+    assert assemble(tree, contents.__getitem__)[1].tobytes() == b"z" * 10
+    tree, contents = made_by_hand(about)
+    with pytest.raises(TermError):
+        assemble(tree, contents.__getitem__)
+    tree, contents = made_by_hand(b'{"shape":[10],"arraychunk_ids":[0]}', "[" * 100_000)
+    with pytest.raises(TermError):
+        assemble(tree, contents.__getitem__)
+
+
+def test_what_fetching_raises_passes():
+    tree, _ = made_by_hand(b"{}")
+
+    def gone(name):
+        raise ConnectionResetError(name)
+
+    with pytest.raises(ConnectionResetError):
+        assemble(tree, gone)
+
+
+def test_needs_and_damage():
+    assert read_term(np.frombuffer(encode_term(Needs(3)), dtype=np.uint8)) == Needs(3)
+    whole = np.frombuffer(encode_term(Term({"gram": np.eye(5)}, {"rows": 1})), dtype=np.uint8)
+    for size in range(0, len(whole), 7):
+        with pytest.raises(TermError):
+            read_term(whole[:size])
+    with pytest.raises(TermError, match="wire version"):
+        read_term(np.frombuffer(whole.tobytes().replace(b'wire\\":1', b'wire\\":7'), dtype=np.uint8))

@@ -1,0 +1,206 @@
+"""`fedsolve doctor` on healthy machines, and on each thing that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsolve.federation.flower import certificates, diagnosis, security
+from fedsolve.federation.flower.diagnosis import Server
+from fedsolve.federation.flower.keyfolder import Keys
+from tests.command import fedsolve
+
+from .conftest import STRANGER, Deployment
+from .processes import free_ports
+
+pytestmark = pytest.mark.flower
+
+
+def examined(*words: Any) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code, and findings by what was checked."""
+    result = fedsolve("doctor", *words, "--json")
+    told = json.loads(result.stdout)
+    assert told["healthy"] == (result.exit_code == 0)
+    return result.exit_code, {finding["check"]: finding for finding in told["findings"]}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Keys:
+    """Keys of a server with one registered site."""
+    keys = Keys(tmp_path / "keys")
+    certificates.create_authority(keys, ["h.example"])
+    security.create_client(keys, "north")
+    security.register(keys, keys.client_public_key("north"))
+    return keys
+
+
+def test_a_healthy_server(server: Keys) -> None:
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
+    code, found = examined("--keys", server.folder, "--listen", listen, "--host", "h.example")
+    assert code == 0
+    assert {finding["state"] for finding in found.values()} == {"ok"}
+    assert "north" in found["registered sites"]["seen"]
+    page = fedsolve("doctor", "--keys", server.folder, "--listen", listen)
+    assert page.exit_code == 0
+    assert "0 failed" in page.stdout
+
+
+def test_what_can_be_wrong_with_a_servers_keys(server: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def states() -> tuple[int, dict[str, str]]:
+        code, found = examined("--keys", server.folder)
+        return code, {check: finding["state"] for check, finding in found.items() if finding["state"] != "ok"}
+
+    code, found = examined("--keys", server.folder, "--host", "other.example")
+    assert code == 4
+    assert "--host other.example --host h.example" in found["hosts"]["remedy"]
+    server.server_key.chmod(0o644)
+    assert states() == (4, {"file modes": "failed"})
+    server.server_key.chmod(0o600)
+    certificates.renew_server(server, ["localhost"])
+    assert states() == (0, {"hosts": "warning"})
+    certificates.renew_server(server, ["h.example"], days=5)
+    assert states() == (0, {"server certificate": "warning"})
+    later = certificates.load_certificate(server.server_certificate).not_valid_after_utc
+    monkeypatch.setattr(certificates, "now", lambda: later.replace(year=later.year + 1))
+    assert states() == (4, {"server certificate": "failed"})
+    monkeypatch.undo()
+    security.remove(server, "north")
+    assert states()[1]["registered sites"] == "failed"
+    server.server_certificate.unlink()
+    assert states() == (4, {"server certificate": "failed"})
+
+
+def test_a_port_that_is_taken(server: Keys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        code, found = examined("--keys", server.folder, "--listen", f"127.0.0.1:{other.getsockname()[1]}")
+    assert code == 3
+    assert "another port" in found["port"]["remedy"]
+    assert examined("--keys", server.folder, "--listen", "9092")[0] == 2
+
+
+@pytest.mark.slow
+def test_a_healthy_site(deployment: Deployment) -> None:
+    code, found = examined("--keys", deployment.keys.folder, "--server", deployment.gate, "--name", "north")
+    told = {check: finding["state"] for check, finding in found.items() if check != "hosts"}
+    assert set(told.values()) == {"ok"}
+    assert code == 0
+    assert "north" in found["registration"]["seen"]
+    code, found = examined("--keys", deployment.keys.folder, "--listen", deployment.gate)
+    assert found["port"]["state"] == "ok"
+    assert "is listening" in found["port"]["seen"]
+
+
+@pytest.mark.slow
+def test_a_site_that_the_server_does_not_know(deployment: Deployment, tmp_path: Path) -> None:
+    code, found = examined("--keys", deployment.keys.folder, "--server", deployment.gate, "--name", STRANGER)
+    assert code == 3
+    assert "not registered" in found["registration"]["seen"]
+    site = Keys(tmp_path / "site")
+    security.create_client(site, "elsewhere")
+    code, found = examined("--keys", site.folder, "--server", deployment.gate, "--name", "elsewhere")
+    assert code == 4
+    assert "ca.crt is missing" in found["authority"]["seen"]
+    shutil.copy(deployment.keys.authority, site.authority)
+    shutil.copy(deployment.keys.client_key("north"), site.client_key("elsewhere"))
+    code, found = examined("--keys", site.folder, "--server", deployment.gate, "--name", "elsewhere")
+    assert found["site key"]["state"] == "failed"
+    assert found["registration"]["state"] == "warning"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_who_it_should_be(deployment: Deployment, server: Keys) -> None:
+    security.create_client(server, "south")
+    code, found = examined("--keys", server.folder, "--server", deployment.gate, "--name", "south")
+    assert code == 3
+    assert "fingerprint" in found["server TLS"]["remedy"]
+    port = deployment.gate.split(":")[1]
+    code, found = examined("--keys", deployment.keys.folder, "--server", f"127.0.0.2:{port}")
+    assert code == 3
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    code, found = examined("--keys", deployment.keys.folder, "--server", nowhere)
+    assert code == 3
+    assert "firewall" in found["server port"]["remedy"]
+    assert examined("--server", deployment.gate, "--insecure")[0] == 3
+    assert examined("--keys", deployment.keys.folder, "--server", "no.such.invalid:1")[0] == 3
+
+
+@pytest.mark.slow
+def test_an_open_control_interface_is_told_to_the_site(deployment: Deployment) -> None:
+    host, port = deployment.control.split(":")
+    code, found = examined("--keys", deployment.keys.folder, "--server", deployment.control)
+    assert code == 3
+    assert "not a fedsolve server" in found["server"]["seen"]
+    finding = diagnosis._closed(Server(host, int(port), deployment.keys))
+    assert finding.state == "failed"
+    assert "Do not take part" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("offset", "state"),
+    [(0, "ok"), (-1, "ok"), (-3, "warning"), (-5, "failed"), (30, "ok"), (90, "warning"), (305, "failed")],
+)
+def test_clocks(offset: float, state: str) -> None:
+    """offset: by how many seconds the server's clock is ahead."""
+    assert diagnosis._clock(offset).state == state
+
+
+def test_a_proxy_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert diagnosis._proxy("fed.example").state == "ok"
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example:3128")
+    finding = diagnosis._proxy("fed.example")
+    assert finding.state == "warning"
+    assert "proxy.example" in finding.seen
+    assert "secret" not in finding.seen + finding.remedy
+    monkeypatch.setenv("no_proxy", "fed.example")
+    assert diagnosis._proxy("fed.example").state == "ok"
+
+
+@pytest.mark.parametrize(("free", "state"), [(1e8, "failed"), (1e9, "warning"), (1e11, "ok")])
+def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: float, state: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert diagnosis.disk(tmp_path / "not" / "yet").state == state
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def states(**have: str | None) -> dict[str, str]:
+        base: dict[str, str | None] = {"fedsolve": "1", "python": "3", "numpy": "2", "flwr": diagnosis.FLOWER}
+        monkeypatch.setattr(diagnosis, "versions", lambda: base | {"protobuf": "6.1"} | have)
+        return {finding.check: finding.state for finding in diagnosis.installed()}
+
+    assert set(states().values()) == {"ok"}
+    assert states(flwr="1.40.0")["flwr"] == "warning"
+    assert states(flwr=None)["flwr"] == "failed"
+    assert states(protobuf="7.1.0")["protobuf"] == "failed"
+
+
+def test_data_that_cannot_be_read(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for number in range(3):
+            (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "images" / name / f"{number}.png")
+    address = f"folder:{tmp_path / 'images'}"
+    assert "2 classes" in diagnosis.data(address).seen
+    for path in (tmp_path / "images" / "dog").iterdir():
+        path.write_bytes(b"not an image")
+    code, found = examined("--keys", tmp_path, "--data", address, "--backbone", "pixels")
+    assert code == 2
+    assert found["data"]["state"] == "failed"
+    assert found["backbone"]["state"] == "ok"
+    assert diagnosis.data("folder:/no/such/folder").code == 2
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a,b,diagnosis\n1,2,ill\n3,4,well\n")
+    code, found = examined("--keys", tmp_path, "--data", rows, "--label", "diagnosis")
+    assert code == 0
+    assert "2 rows of 2 features, 2 labels" in found["data"]["seen"]
+    assert examined("--keys", tmp_path, "--data", rows, "--label", "outcome")[0] == 2
+    assert diagnosis.backbone("no-such-network").code == 2

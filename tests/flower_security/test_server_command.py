@@ -1,0 +1,81 @@
+"""`fedsolve server` as it starts by itself: the gate is what the network sees, and nothing is left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+
+from fedsolve.federation.flower import security
+from fedsolve.federation.flower.keyfolder import Keys
+
+from .calls import Caller, intruding_run
+from .processes import PATIENCE, answers, free_ports, program, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.flower]
+
+
+@contextmanager
+def serving(keys: Keys, folder: Path) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
+    """A server that waits for sites: the address it listens on, that of its SuperLink, its process."""
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
+    state = folder / "state"
+    words = [program("fedsolve"), "server", "--listen", listen, "--keys", str(keys.folder)]
+    words += ["--clients", "2", "--classes", "0,1", "--state", str(state)]
+    ready = answers(f"https://{listen}/healthz", keys.authority)
+    with running(words, folder / "server.log", ready) as process:
+        log = (state / "superlink" / "superlink.log").read_text()
+        found = re.search(r"Control HTTP API on (127\.0\.0\.1:\d+)", log)
+        assert found is not None
+        yield listen, found[1], process
+
+
+def gone(alive: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE
+    while alive() and time.monotonic() < end:
+        time.sleep(0.1)
+    return not alive()
+
+
+def test_a_site_cannot_operate_the_server(keys: Keys, tmp_path: Path) -> None:
+    north = Caller(keys, "north")
+    pem = security.create_client(Keys(tmp_path / "other"), "intruder").pem
+    with serving(keys, tmp_path) as (listen, control, _):
+        assert listen != control
+        with north.control(listen) as client:
+            for call, request in (
+                (client.StartRun, intruding_run()),
+                (client.RegisterNode, RegisterNodeRequest(public_key=pem)),
+                (client.ListNodes, ListNodesRequest()),
+            ):
+                with pytest.raises(httpx.HTTPStatusError) as problem:
+                    call(request)
+                assert problem.value.response.status_code == 404
+
+
+def test_loopback_alone_does_not_operate_it_either(keys: Keys, tmp_path: Path) -> None:
+    """Other accounts of the server's machine reach the SuperLink, but have not read the secret."""
+    with (
+        serving(keys, tmp_path) as (_, control, _),
+        Caller(keys, "north").control(control) as client,
+        pytest.raises(httpx.HTTPStatusError) as problem,
+    ):
+        client.StartRun(intruding_run())
+    assert problem.value.response.status_code == 401
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_a_server_that_ends(keys: Keys, tmp_path: Path, how: signal.Signals) -> None:
+    with serving(keys, tmp_path) as (listen, control, process):
+        process.send_signal(how)
+        assert process.wait(60) != 0
+        assert gone(answers(f"https://{listen}/healthz", keys.authority))
+        assert gone(answers(f"https://{control}/health", keys.authority))

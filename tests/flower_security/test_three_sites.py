@@ -1,0 +1,46 @@
+"""The page "Three sites, one model", followed command by command."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import fedsolve as fs
+
+from . import tutorial
+
+pytestmark = [pytest.mark.slow, pytest.mark.flower]
+
+
+def test_the_page_works_as_written(tmp_path: Path) -> None:
+    machines = tutorial.run(tmp_path, server="localhost", fresh=False)
+    server = machines["server"]
+    model = fs.load_model(server.folder / "model.safetensors")
+    assert [str(name) for name in model.classes] == sorted(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    )
+    report = json.loads((server.folder / "fedsolve-server" / "report.json").read_text())
+    assert report
+    for site in tutorial.SITES:
+        said = machines[site].said()
+        assert re.search(r"control interface +not reachable from here", said)
+        assert f"the server knows this site as {site}" in said
+        assert (machines[site].folder / f"fedsolve-client-{site}" / "sent.jsonl").exists()
+        accuracy = re.search(r"accuracy\D+([\d.]+) %", said)
+        assert accuracy is not None, said[-2000:]
+        # A site alone cannot know the classes that it never saw; this model knows all ten.
+        assert float(accuracy[1]) > 85
+    log = (server.folder / "fedsolve-server" / "gate.log").read_text()
+    refused = [line for line in log.splitlines() if "refused" in line]
+    # The doctor has tried the doors that must be closed; nobody else was refused anything.
+    assert all(line.endswith("this call is not for the network.") for line in refused)
+
+
+def test_private_keys_stay_where_they_were_made(tmp_path: Path) -> None:
+    """What the page has carried about, it may carry: no private key is among it."""
+    carried = [block.text for block in tutorial.blocks(tutorial.PAGE.read_text()) if "carry" in block.words]
+    assert len(carried) == 2
+    assert not any(".key" in text for text in carried)
