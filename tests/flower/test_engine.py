@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -203,7 +205,7 @@ def test_a_site_called_like_an_array_takes_part(sites):
 class Describing(PretendedLink):
     """Links whose site "north" describes itself in another way."""
 
-    change: dict = {}
+    change: Mapping[str, object] = MappingProxyType({})
     damaged = None
 
     def receive(self, message, still_there):
@@ -252,6 +254,14 @@ def test_an_answer_that_cannot_be_put_together_is_refused_by_name(sites):
     assert "its chunks are not there" in model.history[0].missing["north"]
 
 
+def test_a_site_whose_answers_never_come_is_given_up(sites, monkeypatch):
+    monkeypatch.setattr("fedsolve.federation.flower.federation._LOST", 2)
+    link = Describing(answerers(sites))
+    link.damaged = Reply({}, failure="it stopped in the middle of its answer", absent=True)
+    model = fs.AFL(ridge=0.1).fit(federate(link, missing="continue", min_clients=3, grace=60.0))
+    assert "lost 3 times" in model.history[0].missing["north"]
+
+
 def test_what_a_site_says_is_shown_as_one_plain_line(sites):
     def refuse(name, note, payload):
         if name != "south":
@@ -271,7 +281,7 @@ def test_a_key_registered_under_another_name_is_refused(sites):
             }
 
     with pytest.raises(
-        CohortError, match="calls itself 'west', but its key is registered as 'clinic'.*--name"
+        CohortError, match=r"calls itself 'west', but its key is registered as 'clinic'.*--name"
     ):
         federate(Renamed(answerers(sites)), patience=0.05).describe()
 
@@ -500,6 +510,72 @@ def test_two_sites_of_one_name_are_told_apart(sites):
     federation = federate(PretendedLink(members, named=False), patience=0.05)
     with pytest.raises(CohortError, match="two sites are called 'east'"):
         federation.describe()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_site_that_comes_back_as_another_node_is_asked_in_the_same_exchange(sites, overlap):
+    lost, told = [], []
+
+    def lose(name, note, payload):
+        if name != "north" or note["exchange"] != 1 or (9 in link.present and 2 not in link.present):
+            return note, payload
+        if not lost:
+            lost.append(name)
+            link.sites[9], link.activations[9] = Answerer("north", sites.client_data("north")), "second"
+            link.present.add(9)
+            if not overlap:
+                link.present.discard(2)
+        return None
+
+    def seen(text):
+        told.append(text)
+        if "two sites are called" in text:  # the network has noticed only now that the first is gone
+            link.present.discard(2)
+
+    link = PretendedLink(answerers(sites), lose, named=False)
+    model = METHOD.fit(federate(link, tell=seen))
+    assert same_bits(model, fs.DeepAFL(layers=3, width=40, exchange="single").fit(sites.local()))
+    assert overlap == any("two sites are called" in text for text in told)
+
+
+def test_who_is_waited_for_is_told_once(sites):
+    told = []
+
+    def leave(record, expected):
+        if record.exchange == 0:
+            link.present.discard(2)
+
+    def seen(text):
+        told.append(text)
+        if "waiting for 'north'" in text:
+            link.present.add(2)
+
+    link = PretendedLink(answerers(sites))
+    METHOD.fit(federate(link, tell=seen), progress=leave)
+    (text,) = [text for text in told if "not connected" in text]
+    assert text == "exchange 2: waiting for 'north': it is not connected"
+
+
+def test_a_site_taken_off_the_list_is_not_waited_for(sites):
+    def remove(record, expected):
+        if record.exchange == 0:
+            link.present.discard(2)
+
+    def seen(text):
+        if "waiting for 'north'" in text:
+            link.listed = frozenset(NAMES) - {"north"}
+
+    link = PretendedLink(answerers(sites))
+    link.listed = frozenset(NAMES)
+    model = METHOD.fit(federate(link, tell=seen), progress=remove)
+    assert model.history[1].missing == {"north": "not registered any more"}
+    assert model.history[2].cohort == ("east", "south", "west")
+    assert sites.difference_from_textbook(model) <= 1e-9
+
+
+def test_more_answers_than_sites_cannot_be_asked_for(sites):
+    with pytest.raises(DataError, match="min_clients is 5, but only 4"):
+        federate(PretendedLink(answerers(sites)), min_clients=5)
 
 
 # -- a node that keeps the model so far on disk ----------------------------------------------------
