@@ -12,12 +12,14 @@ import click
 from rich.console import Console
 
 from fedsolve.cli.command import Command, option
+from fedsolve.cli.keys import key_folder
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
 from fedsolve.cli.settings import config_option
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
+from fedsolve.federation.flower.keyfolder import private_folder
 from fedsolve.federation.method import Method, Record
 
 _NET = "The network"
@@ -51,7 +53,12 @@ PORT = 9092
     group=_NET,
     help="Where sites connect; nothing else is open.",
 )
-@option("--keys", metavar="DIR", group=_NET, help="Folder made by 'fedsolve keys'.  [default: keys]")
+@option(
+    "--keys",
+    metavar="DIR",
+    group=_NET,
+    help="Folder made by 'fedsolve keys'.  [default: FEDSOLVE_KEYS, else keys]",
+)
 @option(
     "--insecure",
     is_flag=True,
@@ -126,6 +133,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.perf_counter()
     try:
+        private_folder(state)
         with locked(state / "lock", f"the state folder {state} is used"):
             document = _run(given, output, method, state, keys)
     except KeyboardInterrupt as stop:
@@ -229,7 +237,7 @@ def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:
         if given["keys"] is not None:
             raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure", ctx)
         return None
-    return Path(given["keys"] or "keys")
+    return Path(key_folder(given["keys"]))
 
 
 def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> None:
