@@ -20,6 +20,8 @@ from fedsolve.experiments.reading import read_experiment
 from fedsolve.federation.flower.answering import Event
 from tests.command import fedsolve, refused
 
+pytestmark = pytest.mark.flower
+
 CLIENT = ("client", "--name", "north", "--server", "127.0.0.1:9")
 
 
