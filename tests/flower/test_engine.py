@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 
 import numpy as np
@@ -13,12 +14,12 @@ import pytest
 import fedsolve as fs
 from fedsolve import registry
 from fedsolve.container import canonical_json
-from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
 from fedsolve.federation.flower.answering import Answerer
 from fedsolve.federation.flower.federation import FlowerFederation
 from fedsolve.federation.flower.link import Reply
-from fedsolve.federation.flower.running import State, run_method
+from fedsolve.federation.flower.running import State, finished, run_method, say_over_late
 from fedsolve.federation.messages import Term
 
 from .pretended import PretendedLink
@@ -576,6 +577,68 @@ def test_a_site_taken_off_the_list_is_not_waited_for(sites):
 def test_more_answers_than_sites_cannot_be_asked_for(sites):
     with pytest.raises(DataError, match="min_clients is 5, but only 4"):
         federate(PretendedLink(answerers(sites)), min_clients=5)
+
+
+# -- a run in a state folder -----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The end of the server's process."""
+
+
+def kill(record, expected):
+    raise Killed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"classes": range(12)}, "whose classes is"), ({"task": "regression"}, "whose task is classification")],
+)
+def test_a_run_goes_on_only_with_what_it_was_started_with(sites, tmp_path, options, words):
+    def federation(**options):
+        return lambda spec, report: federate(
+            PretendedLink(answerers(sites)), spec=spec, report=report, **options
+        )
+
+    with pytest.raises(Killed):
+        run_method(METHOD, federation(), State(tmp_path), kill)
+    with pytest.raises(ModelFileError, match=words):
+        run_method(METHOD, federation(**options), State(tmp_path))
+    run_method(METHOD, federation(), State(tmp_path))
+    assert finished(METHOD, State(tmp_path), CLASSES, clients=4) is not None
+    with pytest.raises(ModelFileError, match=words):
+        finished(METHOD, State(tmp_path), **{"classes": CLASSES, **options})
+    with pytest.raises(ModelFileError, match="whose clients is 4, asked is 3"):
+        finished(METHOD, State(tmp_path), CLASSES, clients=3)
+
+
+def test_a_run_that_goes_on_is_the_same_one_for_the_sites(sites, tmp_path):
+    runs = []
+    for progress in (kill, None):
+        link = PretendedLink(answerers(sites))
+
+        def federation(spec, report, link=link):
+            return federate(link, spec=spec, report=report)
+
+        with suppress(Killed):
+            run_method(METHOD, federation, State(tmp_path), progress)
+        runs.append({note["run"] for _, note in link.sent})
+    assert len(runs[0] | runs[1]) == 1
+
+
+def test_sites_are_told_that_a_run_is_over_after_a_server_that_could_not(sites, tmp_path):
+    shown, state = [], State(tmp_path)
+    link = PretendedLink(answerers(sites, show=shown.append))
+
+    def federation(spec, report):
+        return federate(link, spec=spec, report=report)
+
+    run_method(METHOD, federation, state)
+    assert not state.over.exists()
+    link.present.discard(1)  # heard it, and left
+    say_over_late(federation, state, patience=0.05)
+    assert sum(event.over for event in shown) == 3
+    assert state.over.exists()
 
 
 # -- a node that keeps the model so far on disk ----------------------------------------------------

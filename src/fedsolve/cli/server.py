@@ -148,26 +148,30 @@ def _run(
     given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
 ) -> dict[str, Any]:
     from fedsolve.federation.flower import require_flower
-    from fedsolve.federation.flower.running import State, finished, run_method
+    from fedsolve.federation.flower.running import State, finished, run_method, say_over, say_over_late
     from fedsolve.federation.flower.service import serving
 
     require_flower()
     _verify(keys, output, given)
     held = State(state)
-    model = finished(method, held)
+    model = finished(method, held, given["classes"], given["task"], given["clients"])
     accuracy = None
     if model is not None:
         output.note(f"{state} holds this run complete; choose another --state to train again")
+        if not held.over.exists():
+            output.note("the sites were not told yet; telling those that are there")
+            with serving(state, given["listen"], keys, output.note) as link:
+                say_over_late(_federate(given, output, link), held)
     else:
         output.note(f"starting; logs are in {state}")
-        with serving(state, given["listen"], keys) as link:
+        with serving(state, given["listen"], keys, output.note) as link:
             output.note(f"sites may connect to {given['listen']}")
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
             model, federation = run_method(method, federate, held, _progress(output))
             accuracy = federation.evaluate(model) if given["evaluate"] else None
-            federation.tell_all("the run is complete", over=True)
+            say_over(federation, held)
     if given["out"] is not None:
         model.save(given["out"])
     return {

@@ -142,7 +142,8 @@ class FlowerFederation:
         self.reports: list[CohortReport] = []
         self.run = secrets.token_hex(8)
         self._link = link
-        self._expected = clients
+        self.expected = clients
+        self.given = None if classes is None else class_list(classes)
         self._patience = patience
         self._grace = grace
         self._interval = interval
@@ -151,7 +152,7 @@ class FlowerFederation:
         self._spec = spec
         self._declared = spec.classes if spec is not None else None
         if classes is not None:
-            self._declared = class_list(classes)
+            self._declared = self.given
         self._members: dict[str, _Member] = {}
         self._describing: dict[int, tuple[str, str]] = {}
         self._refused: dict[int, tuple[str, str]] = {}
@@ -188,22 +189,23 @@ class FlowerFederation:
             self._look(0.5)
             self._admit(0.0)
 
-    def describe(self) -> Spec:
+    def describe(self, patience: float | None = None) -> Spec:
         """What a method needs to know; waits until enough clients are there and agree."""
-        deadline = self._deadline()
+        patience = self._patience if patience is None else patience
+        deadline = float("inf") if patience is None else time.monotonic() + patience
         told = -1
         self._link.expect(_LARGEST_DESCRIPTION)
         while True:
             self._look(0.2)
             self._admit(0.0)
-            if len(self._members) >= self._expected:
+            if len(self._members) >= self.expected:
                 break
             if len(self._members) != told:
                 told = len(self._members)
-                self._tell(f"{told} of {self._expected} clients are there")
+                self._tell(f"{told} of {self.expected} clients are there")
             if time.monotonic() > deadline:
                 raise CohortError(
-                    f"{len(self._members)} of {self._expected} clients came within {self._patience:g} s. "
+                    f"{len(self._members)} of {self.expected} clients came within {patience:g} s. "
                     f"{self._why_refused()}Start them and resume."
                 )
             time.sleep(self._interval)
