@@ -641,6 +641,26 @@ def test_sites_are_told_that_a_run_is_over_after_a_server_that_could_not(sites, 
     assert state.over.exists()
 
 
+def test_rows_that_change_in_the_middle_of_a_run_are_refused(sites, tmp_path):
+    def member(name, share=1.0):
+        rows = sites.rows(name)
+        data = fs.ClientData(sites.data.features[rows] * share, sites.data.labels[rows])
+        return Answerer(name, data, rows=tmp_path / f"{name}.json")
+
+    def change(share):
+        def changed(record, expected):
+            if record.exchange == 0:
+                link.sites[2], link.activations[2] = member("north", share), "second"
+
+        return changed
+
+    link = PretendedLink([member(name) for name in NAMES])
+    METHOD.fit(federate(link), progress=change(1.0))  # started anew with the same rows
+    with pytest.raises(DataError, match="rows of 'north' are not those"):
+        METHOD.fit(federate(link), progress=change(2.0))
+    METHOD.fit(federate(link))  # another run may have other rows
+
+
 # -- a node that keeps the model so far on disk ----------------------------------------------------
 
 

@@ -139,6 +139,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         networks=given["networks"],
         scratch=state,
         states=state / "states",
+        rows=state / "rows.json",
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)

@@ -68,4 +68,5 @@ def _site(name: str, features: str, labels: str, share_classes: bool, state: str
         state=folder,
         scratch=folder,
         states=states,
+        rows=None if folder is None else folder / "rows.json",
     )

@@ -162,6 +162,7 @@ def run_method(
         with suppress(FedsolveError):
             federation.tell_all(f"the run stopped: {problem}")
         raise
+    state.over.unlink(missing_ok=True)
     model.save(state.model)
     state.history = [record.as_dict() for record in model.history]
     state.write_report(**about, status="complete", model=str(state.model))
