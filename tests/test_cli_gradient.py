@@ -356,7 +356,8 @@ def test_a_network_of_the_users_own_is_found_in_the_folder_of_the_shell(digits, 
     # As the installed script starts: without the folder of the shell on the path.
     start = "import sys; sys.path.remove(''); from fedsolve.cli.main import main; main()"
     words = (*QUICK, "--method", "fedavg", "--network", "mynets:tiny", "--out", "m.safetensors")
-    for given in (("train", str(digits), *words), ("evaluate", "m.safetensors", str(digits))):
+    evaluate = ("evaluate", "m.safetensors", str(digits), "--allow-network", "mynets:tiny")
+    for given in (("train", str(digits), *words), evaluate):
         done = subprocess.run(
             [sys.executable, "-c", start, *given], cwd=tmp_path, capture_output=True, text=True, check=False
         )

@@ -23,6 +23,7 @@ class PretendedLink:
         self.meddle = meddle or (lambda name, note, payload: (note, payload))
         self.sent: list[tuple[str, Note]] = []
         self.taken: list[str] = []
+        self.listed: frozenset[str] | None = None
         self._named = named
         self.open: dict[str, tuple[int, str, Note, bytes]] = {}
 
@@ -31,6 +32,9 @@ class PretendedLink:
 
     def expect(self, largest: int) -> None:
         self.largest = largest
+
+    def registered(self) -> frozenset[str] | None:
+        return self.listed
 
     def nodes(self) -> dict[int, Node]:
         return {

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -11,12 +14,12 @@ import pytest
 import fedsolve as fs
 from fedsolve import registry
 from fedsolve.container import canonical_json
-from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
 from fedsolve.federation.flower.answering import Answerer
 from fedsolve.federation.flower.federation import FlowerFederation
 from fedsolve.federation.flower.link import Reply
-from fedsolve.federation.flower.running import State, run_method
+from fedsolve.federation.flower.running import State, finished, run_method, say_over_late
 from fedsolve.federation.messages import Term
 
 from .pretended import PretendedLink
@@ -203,7 +206,7 @@ def test_a_site_called_like_an_array_takes_part(sites):
 class Describing(PretendedLink):
     """Links whose site "north" describes itself in another way."""
 
-    change: dict = {}
+    change: Mapping[str, object] = MappingProxyType({})
     damaged = None
 
     def receive(self, message, still_there):
@@ -252,6 +255,14 @@ def test_an_answer_that_cannot_be_put_together_is_refused_by_name(sites):
     assert "its chunks are not there" in model.history[0].missing["north"]
 
 
+def test_a_site_whose_answers_never_come_is_given_up(sites, monkeypatch):
+    monkeypatch.setattr("fedsolve.federation.flower.federation._LOST", 2)
+    link = Describing(answerers(sites))
+    link.damaged = Reply({}, failure="it stopped in the middle of its answer", absent=True)
+    model = fs.AFL(ridge=0.1).fit(federate(link, missing="continue", min_clients=3, grace=60.0))
+    assert "lost 3 times" in model.history[0].missing["north"]
+
+
 def test_what_a_site_says_is_shown_as_one_plain_line(sites):
     def refuse(name, note, payload):
         if name != "south":
@@ -271,7 +282,7 @@ def test_a_key_registered_under_another_name_is_refused(sites):
             }
 
     with pytest.raises(
-        CohortError, match="calls itself 'west', but its key is registered as 'clinic'.*--name"
+        CohortError, match=r"calls itself 'west', but its key is registered as 'clinic'.*--name"
     ):
         federate(Renamed(answerers(sites)), patience=0.05).describe()
 
@@ -500,6 +511,154 @@ def test_two_sites_of_one_name_are_told_apart(sites):
     federation = federate(PretendedLink(members, named=False), patience=0.05)
     with pytest.raises(CohortError, match="two sites are called 'east'"):
         federation.describe()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_site_that_comes_back_as_another_node_is_asked_in_the_same_exchange(sites, overlap):
+    lost, told = [], []
+
+    def lose(name, note, payload):
+        if name != "north" or note["exchange"] != 1 or (9 in link.present and 2 not in link.present):
+            return note, payload
+        if not lost:
+            lost.append(name)
+            link.sites[9], link.activations[9] = Answerer("north", sites.client_data("north")), "second"
+            link.present.add(9)
+            if not overlap:
+                link.present.discard(2)
+        return None
+
+    def seen(text):
+        told.append(text)
+        if "two sites are called" in text:  # the network has noticed only now that the first is gone
+            link.present.discard(2)
+
+    link = PretendedLink(answerers(sites), lose, named=False)
+    model = METHOD.fit(federate(link, tell=seen))
+    assert same_bits(model, fs.DeepAFL(layers=3, width=40, exchange="single").fit(sites.local()))
+    assert overlap == any("two sites are called" in text for text in told)
+
+
+def test_who_is_waited_for_is_told_once(sites):
+    told = []
+
+    def leave(record, expected):
+        if record.exchange == 0:
+            link.present.discard(2)
+
+    def seen(text):
+        told.append(text)
+        if "waiting for 'north'" in text:
+            link.present.add(2)
+
+    link = PretendedLink(answerers(sites))
+    METHOD.fit(federate(link, tell=seen), progress=leave)
+    (text,) = [text for text in told if "not connected" in text]
+    assert text == "exchange 2: waiting for 'north': it is not connected"
+
+
+def test_a_site_taken_off_the_list_is_not_waited_for(sites):
+    def remove(record, expected):
+        if record.exchange == 0:
+            link.present.discard(2)
+
+    def seen(text):
+        if "waiting for 'north'" in text:
+            link.listed = frozenset(NAMES) - {"north"}
+
+    link = PretendedLink(answerers(sites))
+    link.listed = frozenset(NAMES)
+    model = METHOD.fit(federate(link, tell=seen), progress=remove)
+    assert model.history[1].missing == {"north": "not registered any more"}
+    assert model.history[2].cohort == ("east", "south", "west")
+    assert sites.difference_from_textbook(model) <= 1e-9
+
+
+def test_more_answers_than_sites_cannot_be_asked_for(sites):
+    with pytest.raises(DataError, match="min_clients is 5, but only 4"):
+        federate(PretendedLink(answerers(sites)), min_clients=5)
+
+
+# -- a run in a state folder -----------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The end of the server's process."""
+
+
+def kill(record, expected):
+    raise Killed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"classes": range(12)}, "whose classes is"), ({"task": "regression"}, "whose task is classification")],
+)
+def test_a_run_goes_on_only_with_what_it_was_started_with(sites, tmp_path, options, words):
+    def federation(**options):
+        return lambda spec, report: federate(
+            PretendedLink(answerers(sites)), spec=spec, report=report, **options
+        )
+
+    with pytest.raises(Killed):
+        run_method(METHOD, federation(), State(tmp_path), kill)
+    with pytest.raises(ModelFileError, match=words):
+        run_method(METHOD, federation(**options), State(tmp_path))
+    run_method(METHOD, federation(), State(tmp_path))
+    assert finished(METHOD, State(tmp_path), CLASSES, clients=4) is not None
+    with pytest.raises(ModelFileError, match=words):
+        finished(METHOD, State(tmp_path), **{"classes": CLASSES, **options})
+    with pytest.raises(ModelFileError, match="whose clients is 4, asked is 3"):
+        finished(METHOD, State(tmp_path), CLASSES, clients=3)
+
+
+def test_a_run_that_goes_on_is_the_same_one_for_the_sites(sites, tmp_path):
+    runs = []
+    for progress in (kill, None):
+        link = PretendedLink(answerers(sites))
+
+        def federation(spec, report, link=link):
+            return federate(link, spec=spec, report=report)
+
+        with suppress(Killed):
+            run_method(METHOD, federation, State(tmp_path), progress)
+        runs.append({note["run"] for _, note in link.sent})
+    assert len(runs[0] | runs[1]) == 1
+
+
+def test_sites_are_told_that_a_run_is_over_after_a_server_that_could_not(sites, tmp_path):
+    shown, state = [], State(tmp_path)
+    link = PretendedLink(answerers(sites, show=shown.append))
+
+    def federation(spec, report):
+        return federate(link, spec=spec, report=report)
+
+    run_method(METHOD, federation, state)
+    assert not state.over.exists()
+    link.present.discard(1)  # heard it, and left
+    say_over_late(federation, state, patience=0.05)
+    assert sum(event.over for event in shown) == 3
+    assert state.over.exists()
+
+
+def test_rows_that_change_in_the_middle_of_a_run_are_refused(sites, tmp_path):
+    def member(name, share=1.0):
+        rows = sites.rows(name)
+        data = fs.ClientData(sites.data.features[rows] * share, sites.data.labels[rows])
+        return Answerer(name, data, rows=tmp_path / f"{name}.json")
+
+    def change(share):
+        def changed(record, expected):
+            if record.exchange == 0:
+                link.sites[2], link.activations[2] = member("north", share), "second"
+
+        return changed
+
+    link = PretendedLink([member(name) for name in NAMES])
+    METHOD.fit(federate(link), progress=change(1.0))  # started anew with the same rows
+    with pytest.raises(DataError, match="rows of 'north' are not those"):
+        METHOD.fit(federate(link), progress=change(2.0))
+    METHOD.fit(federate(link))  # another run may have other rows
 
 
 # -- a node that keeps the model so far on disk ----------------------------------------------------

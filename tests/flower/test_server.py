@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fedsolve as fs
-from fedsolve.errors import CohortError
+from fedsolve.errors import CohortError, ModelFileError
 from fedsolve.federation.flower.link import RuntimeLink
+from fedsolve.federation.flower.service import SiteLink, _gate, serving
 from fedsolve.federation.flower.superlink import SuperLink, free_port
 from tests.flower_security.processes import QUIET, running
 
@@ -172,6 +174,59 @@ def test_a_superlink_that_dies_is_an_error_of_the_network(tmp_path):
             link.nodes()
         with pytest.raises(CohortError, match="same state folder"):
             link.receive("message", lambda: True)
+
+
+@pytest.mark.parametrize(("which", "words"), [(0, "the SuperLink has ended"), (1, "the gate, .* has ended")])
+def test_a_process_of_the_server_that_dies_is_noticed(which, words, tmp_path, monkeypatch):
+    processes = []
+    start = subprocess.Popen
+
+    def started(*words, **names):
+        processes.append(start(*words, **names))
+        return processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with serving(tmp_path, f"127.0.0.1:{free_port()}", None) as link:
+        assert link.nodes() == {}
+        processes[which].kill()
+        processes[which].wait()
+        for call in (link.nodes, lambda: link.receive("message", lambda: True)):
+            with pytest.raises(CohortError, match=words):
+                call()
+
+
+def test_another_server_on_the_same_port_is_not_taken_for_this_one(tmp_path):
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        _gate(tmp_path / "first.log", address, "127.0.0.1:1", None),
+        pytest.raises(CohortError, match="Is another server running"),
+        _gate(tmp_path / "second.log", address, "127.0.0.1:1", None),
+    ):
+        pass
+    with _gate(tmp_path / "third.log", address, "127.0.0.1:1", None) as gate:
+        assert gate.poll() is None
+
+
+def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeypatch):
+    told, listed = [], {"north": 1}
+    monkeypatch.setattr("fedsolve.federation.flower.service._REGISTER_EVERY", 0.0)
+    monkeypatch.setattr("fedsolve.federation.flower.security.register_sites", lambda *_: dict(listed))
+    superlink = SimpleNamespace(address="127.0.0.1:1", secret=b"")
+    link = SiteLink(None, superlink, tmp_path, tell=told.append)
+    with pytest.raises(ModelFileError, match="registered sites"):
+        link.register()
+    (tmp_path / "registered").write_text("first")
+    link.register()
+    (tmp_path / "registered").unlink()
+    for _ in range(3):
+        link.register()
+    assert link.registered() == {"north"}
+    assert len(told) == 1
+    assert "stays in force" in told[0]
+    listed["south"] = 2
+    (tmp_path / "registered").write_text("second")
+    link.register()
+    assert link.registered() == {"north", "south"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import fedsolve as fs
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.sources import Rows
-from fedsolve.federation.flower.simulation import simulate
+from fedsolve.federation.flower.simulation import _write, simulate
 
 from .sites import same_bits
 
@@ -34,6 +34,22 @@ def test_virtual_clients_give_the_same_bits(digits):
     assert accuracy == local.evaluate(expected)
     assert deep.history[0].empty == ("client-07",)
     assert [record.bytes_up for record in deep.history] == [record.bytes_up for record in expected.history]
+
+
+def test_a_file_stands_for_features_only_as_a_whole(tmp_path):
+    np.save(tmp_path / "features.npy", np.arange(40.0).reshape(20, 2))
+    whole = np.load(tmp_path / "features.npy", mmap_mode="r")
+    changed = np.load(tmp_path / "features.npy", mmap_mode="c")
+    changed[0] = 7.0
+    for number, features in enumerate(
+        [whole, whole[10:], whole[:10], whole[:, :1], whole[::-1], changed, whole.reshape(10, 4)]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        none = np.zeros(len(features), dtype=int)
+        found = np.load(_write(folder, features, none, none, 1).features)
+        assert found.tolist() == features.tolist()
+        assert (folder / "features.npy").exists() == (number > 0)
 
 
 EXPERIMENT = """

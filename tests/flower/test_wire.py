@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from fedsolve.errors import TermError
 from fedsolve.federation.encoding import PackedTerm, decode_term, encode_term, read_term
 from fedsolve.federation.flower import require_flower
+from fedsolve.federation.flower.link import RuntimeLink
 from fedsolve.federation.flower.sums import PackedSum
 from fedsolve.federation.flower.wire import assemble, record, unpack
 from fedsolve.federation.messages import Needs, Term
@@ -188,6 +190,9 @@ def made_by_hand(about: bytes, note: str = "{}"):
         b'{"shape":[1e999],"arraychunk_ids":[0]}',
         b'{"shape":[20],"arraychunk_ids":[0]}',
         b'{"shape":[20],"arraychunk_ids":[0,0,0]}',
+        b'{"shape":[10],"arraychunk_ids":[0,0]}',
+        b'{"shape":[10],"arraychunk_ids":[]}',
+        b'{"shape":[0],"arraychunk_ids":[]}',
         b"[" * 100_000,
     ],
 )
@@ -200,6 +205,44 @@ def test_whatever_is_sent_is_a_message_or_refused(about):
     tree, contents = made_by_hand(b'{"shape":[10],"arraychunk_ids":[0]}', "[" * 100_000)
     with pytest.raises(TermError):
         assemble(tree, contents.__getitem__)
+
+
+def test_a_small_chunk_named_many_times_is_not_fetched():
+    tree, contents = made_by_hand(b'{"shape":[4000],"arraychunk_ids":[' + b",".join([b"0"] * 400) + b"]}")
+    fetched = []
+
+    def fetch(name):
+        fetched.append(name)
+        return contents[name]
+
+    with pytest.raises(TermError, match="4,000 bytes in 400 chunks"):
+        assemble(tree, fetch)
+    assert len(fetched) < len(contents)
+
+
+@pytest.mark.parametrize("largest", [9, 10])
+@pytest.mark.parametrize("about", [b'{"shape":[10],"arraychunk_ids":[0]}', b"not json"])
+def test_a_link_gives_a_reply_whatever_is_sent(about, largest):
+    tree, contents = made_by_hand(about)
+    from flwr.proto.node_pb2 import Node
+
+    confirmed = []
+    answer = SimpleNamespace(HasField=lambda name: False, metadata=SimpleNamespace(message_id="m"))
+    client = SimpleNamespace(
+        PullMessages=lambda _: SimpleNamespace(messages_list=[answer], message_object_trees=[tree]),
+        PullObject=lambda asked: SimpleNamespace(
+            object_found=True, object_available=True, object_content=contents[asked.object_id]
+        ),
+        ConfirmMessageReceived=confirmed.append,
+    )
+    grid = SimpleNamespace(_runtime_client=client, run=SimpleNamespace(run_id=1), node=Node(node_id=1))
+    link = RuntimeLink(grid)
+    link.expect(largest)
+    reply = link.receive("x", lambda: True)
+    usable = largest == 10 and about != b"not json"
+    assert reply is not None
+    assert (reply.damaged, reply.failure is None) == (not usable, usable)
+    assert len(confirmed) == 1
 
 
 def test_what_fetching_raises_passes():

@@ -94,10 +94,13 @@ def test_the_control_interface_is_open_on_loopback_which_is_why_there_is_a_gate(
     """Without this, the refusals below would prove nothing: the same calls succeed behind the gate."""
     other = Keys(tmp_path)
     pem = security.create_client(other, "intruder").pem
+    before = control_calls(deployment)
     with Caller(keys, STRANGER).control(deployment.control) as client:
         assert {node.name for node in client.ListNodes(ListNodesRequest()).nodes_info} >= set(SITES)
         assert client.RegisterNode(RegisterNodeRequest(public_key=pem)).node_id
         assert client.StartRun(intruding_run()).run_id
+    # The refusals below look for such lines and find none.
+    assert control_calls(deployment) >= before + 3
 
 
 @pytest.mark.parametrize("name", [*SITES, STRANGER])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsolve import registry
 from fedsolve.federation.flower import admission, certificates, gate
 from tests.command import fedsolve
 
@@ -69,3 +70,10 @@ def test_options_on_the_pages_exist(name: str) -> None:
             helped = fedsolve(*command.split(), "--help").stdout
             for word in wanted:
                 assert re.search(rf"{word}\b", helped), f"{command} {word}"
+
+
+def test_methods_that_gather_are_named_in_the_threat_model() -> None:
+    text = page("threat-model.md").lower()
+    gathering = [info.key for info in registry.methods() if info.gathers]
+    assert "fedgen" in gathering
+    assert [key for key in gathering if key not in text] == []

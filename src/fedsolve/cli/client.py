@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import BACKBONE, store_option
+from fedsolve.cli.keys import key_folder
 from fedsolve.cli.options import allow_network_option, data_options, output_options
 from fedsolve.cli.output import Output, facts, megabytes
 from fedsolve.cli.rows import Reader
@@ -20,6 +22,8 @@ from fedsolve.cli.server import class_names
 from fedsolve.cli.settings import config_option
 from fedsolve.data.lock import locked
 from fedsolve.data.tables import Table
+from fedsolve.federation.flower.gate import address
+from fedsolve.federation.flower.keyfolder import private_folder
 
 if TYPE_CHECKING:
     from fedsolve.federation.flower.answering import Event
@@ -44,7 +48,12 @@ _SITE = "This site"
     ),
 )
 @option("--server", metavar="HOST:PORT", required=True, group=_NET, help="The server's address.")
-@option("--keys", metavar="DIR", group=_NET, help="Folder with ca.crt and this site's key.  [default: keys]")
+@option(
+    "--keys",
+    metavar="DIR",
+    group=_NET,
+    help="Folder with ca.crt and this site's key.  [default: FEDSOLVE_KEYS, else keys]",
+)
 @option(
     "--insecure",
     is_flag=True,
@@ -100,6 +109,8 @@ def client(**given: Any) -> None:
     output = Output(given["as_json"], given["quiet"])
     name = given["name"]
     state = Path(given["state"] or f"fedsolve-client-{name}")
+    address(given["server"])
+    private_folder(state)
     with locked(state / "lock", f"the state folder {state} is used"):
         document = _take_part(given, output, name, state)
     output.result(document, lambda page: _show(page, document))
@@ -128,6 +139,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         networks=given["networks"],
         scratch=state,
         states=state / "states",
+        rows=state / "rows.json",
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)
@@ -148,7 +160,7 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     from fedsolve.federation.flower.keyfolder import Keys
     from fedsolve.federation.flower.security import verify_client
 
-    keys = Keys(given["keys"] or "keys")
+    keys = Keys(key_folder(given["keys"]))
     verify_client(keys, name)
     return Connection(given["server"], keys.authority, keys.client_key(name))
 
@@ -160,6 +172,10 @@ def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
         f"'{name}': {len(table):,} rows of {table.features.shape[1]:,} features, {classes} classes"
         + (" (the test part stays out)" if held_out else "")
     )
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Diary:
@@ -185,7 +201,7 @@ class _Diary:
         clock = time.strftime("%H:%M:%S")
         self._output.note(f"{clock} {where}{event.text}{traffic}")
         line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
-        with open(self._path, "a", encoding="utf-8") as stream:
+        with open(self._path, "a", encoding="utf-8", opener=_for_owner) as stream:
             stream.write(json.dumps(line) + "\n")
         if event.over and self.on_over is not None:
             self.on_over()

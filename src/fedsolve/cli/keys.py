@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedsolve.federation.flower.security import Site
 
 _FILES = "The files"
 _SERVER = "The server"
+_FOLDER, _ENVIRONMENT = "keys", "FEDSOLVE_KEYS"
 
 EXAMPLES = (
     (
@@ -36,7 +38,14 @@ def keys() -> None:
     The server has a certificate, signed by an authority of its own, by which sites know it. Each site has a
     key pair, by which the server knows the site. Private keys (*.key) stay where they were made.
     """
-    require_flower()
+
+
+class _KeysCommand(Command):
+    """A command that needs the Flower extra to run, but not to show its help."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        require_flower()
+        return super().invoke(ctx)
 
 
 def keys_option(command: F) -> F:
@@ -45,11 +54,16 @@ def keys_option(command: F) -> F:
         "--keys",
         "folder",
         metavar="DIR",
-        default="keys",
-        envvar="FEDSOLVE_KEYS",
+        default=_FOLDER,
+        envvar=_ENVIRONMENT,
         group=_FILES,
         help="Folder of keys (also FEDSOLVE_KEYS).",
     )(command)
+
+
+def key_folder(given: str | None) -> str:
+    """The folder of keys that a command uses which may also do without any."""
+    return given or os.environ.get(_ENVIRONMENT) or _FOLDER
 
 
 def _days_option(command: F) -> F:
@@ -79,7 +93,7 @@ def _host_option(required: bool) -> Callable[[F], F]:
     )
 
 
-@keys.command(cls=Command, examples=(EXAMPLES[0],))
+@keys.command(cls=_KeysCommand, examples=(EXAMPLES[0],))
 @_host_option(required=True)
 @_days_option
 @keys_option
@@ -98,7 +112,7 @@ def init(hosts: Sequence[str], days: int, folder: str, as_json: bool, quiet: boo
 
 
 @keys.command(
-    cls=Command,
+    cls=_KeysCommand,
     examples=(
         ("the same hosts for another year; then start the server again", "fedsolve keys renew"),
         ("the server has moved", "fedsolve keys renew --host new.hospital.example"),
@@ -118,7 +132,7 @@ def renew(hosts: Sequence[str], days: int, folder: str, as_json: bool, quiet: bo
     _tell_server(held, Output(as_json, quiet), "Start the server again; sites need nothing new.")
 
 
-@keys.command(cls=Command, examples=(EXAMPLES[1],))
+@keys.command(cls=_KeysCommand, examples=(EXAMPLES[1],))
 @click.argument("name")
 @keys_option
 @output_options
@@ -153,7 +167,7 @@ def client(name: str, folder: str, as_json: bool, quiet: bool) -> None:
 
 
 @keys.command(
-    cls=Command,
+    cls=_KeysCommand,
     examples=(EXAMPLES[2], ("under another name", "fedsolve keys register key.pub --name clinic-7")),
 )
 @click.argument("files", metavar="NAME.pub...", nargs=-1, required=True)
@@ -178,7 +192,7 @@ def register(
     )
 
 
-@keys.command(cls=Command, examples=(("the site takes no further part", "fedsolve keys remove north"),))
+@keys.command(cls=_KeysCommand, examples=(("the site takes no further part", "fedsolve keys remove north"),))
 @click.argument("name")
 @keys_option
 @output_options
@@ -196,7 +210,7 @@ def remove(name: str, folder: str, as_json: bool, quiet: bool) -> None:
 
 @keys.command(
     "list",
-    cls=Command,
+    cls=_KeysCommand,
     examples=(("certificates, registered sites and keys of this folder", "fedsolve keys list"),),
 )
 @keys_option

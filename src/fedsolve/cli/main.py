@@ -26,7 +26,7 @@ from fedsolve.cli.experiment import experiment
 from fedsolve.cli.features import features
 from fedsolve.cli.keys import keys
 from fedsolve.cli.methods import methods
-from fedsolve.cli.output import Interrupted, one_line, warnings_told
+from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
 from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report_command import figures, report
 from fedsolve.cli.server import server
@@ -80,7 +80,7 @@ def _report(problem: BaseException, as_json: bool, debug: bool) -> int:
     if as_json:
         error = {"kind": kind, "message": message, "exit_code": code}
         click.echo(json.dumps({"error": error}, indent=2))
-    click.echo(f"error: {message}", err=True)
+    click.echo(harmless(f"error: {message}"), err=True)
     return code
 
 

@@ -25,6 +25,9 @@ from fedsolve.cli.command import WIDTH
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.method import Record
 
+LONGEST = 2000
+"""Characters of a remark; whoever wrote more wants to flood a terminal."""
+
 
 class Interrupted(click.ClickException):
     """Ctrl-C; the message says what is left and how to go on."""
@@ -60,9 +63,9 @@ class Output:
         return Console(quiet=True)
 
     def note(self, text: str) -> None:
-        """A remark for people, on stderr."""
+        """A remark for people, on stderr; it may quote what the other side wrote."""
         if not (self.as_json or self.quiet):
-            click.echo(text, err=True)
+            click.echo(harmless(text), err=True)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Record, int], None]]:
@@ -113,7 +116,7 @@ def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in lines:
-        grid.add_row(name, escape(value))
+        grid.add_row(name, escape(harmless(value)))
     page.print(grid)
 
 
@@ -188,3 +191,9 @@ def warnings_told() -> Iterator[None]:
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def harmless(text: str) -> str:
+    """The text in one line that cannot steer a terminal, of a length that people read."""
+    shown = "".join(" " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"

@@ -12,12 +12,14 @@ import click
 from rich.console import Console
 
 from fedsolve.cli.command import Command, option
+from fedsolve.cli.keys import key_folder
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
 from fedsolve.cli.settings import config_option
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
+from fedsolve.federation.flower.keyfolder import private_folder
 from fedsolve.federation.method import Method, Record
 
 _NET = "The network"
@@ -51,7 +53,12 @@ PORT = 9092
     group=_NET,
     help="Where sites connect; nothing else is open.",
 )
-@option("--keys", metavar="DIR", group=_NET, help="Folder made by 'fedsolve keys'.  [default: keys]")
+@option(
+    "--keys",
+    metavar="DIR",
+    group=_NET,
+    help="Folder made by 'fedsolve keys'.  [default: FEDSOLVE_KEYS, else keys]",
+)
 @option(
     "--insecure",
     is_flag=True,
@@ -126,6 +133,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.perf_counter()
     try:
+        private_folder(state)
         with locked(state / "lock", f"the state folder {state} is used"):
             document = _run(given, output, method, state, keys)
     except KeyboardInterrupt as stop:
@@ -140,26 +148,30 @@ def _run(
     given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
 ) -> dict[str, Any]:
     from fedsolve.federation.flower import require_flower
-    from fedsolve.federation.flower.running import State, finished, run_method
+    from fedsolve.federation.flower.running import State, finished, run_method, say_over, say_over_late
     from fedsolve.federation.flower.service import serving
 
     require_flower()
     _verify(keys, output, given)
     held = State(state)
-    model = finished(method, held)
+    model = finished(method, held, given["classes"], given["task"], given["clients"])
     accuracy = None
     if model is not None:
         output.note(f"{state} holds this run complete; choose another --state to train again")
+        if not held.over.exists():
+            output.note("the sites were not told yet; telling those that are there")
+            with serving(state, given["listen"], keys, output.note) as link:
+                say_over_late(_federate(given, output, link), held)
     else:
         output.note(f"starting; logs are in {state}")
-        with serving(state, given["listen"], keys) as link:
+        with serving(state, given["listen"], keys, output.note) as link:
             output.note(f"sites may connect to {given['listen']}")
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
             model, federation = run_method(method, federate, held, _progress(output))
             accuracy = federation.evaluate(model) if given["evaluate"] else None
-            federation.tell_all("the run is complete", over=True)
+            say_over(federation, held)
     if given["out"] is not None:
         model.save(given["out"])
     return {
@@ -229,7 +241,7 @@ def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:
         if given["keys"] is not None:
             raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure", ctx)
         return None
-    return Path(given["keys"] or "keys")
+    return Path(key_folder(given["keys"]))
 
 
 def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> None:

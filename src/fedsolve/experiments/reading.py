@@ -161,6 +161,11 @@ def _experiment(top: _Section, stem: str, text: str) -> Experiment:
     table = _table(_Section(top.take("table", dict, {}), "[table]"), methods)
     engine = top.take("engine", str, ENGINES[0])
     check_choice("'engine'", engine, ENGINES)
+    if measure.local and engine != ENGINES[0]:
+        raise DataError(
+            f"engine = '{engine}' cannot measure 'local': clients are scored one by one in this process. "
+            "Leave out 'engine', or 'local' in [measure]."
+        )
     top.done()
     return Experiment(
         name, title, notes, paper, seeds, datasets, partitions, methods, noise, measure, table, text, engine

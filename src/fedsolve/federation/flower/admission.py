@@ -25,11 +25,15 @@ _log = logging.getLogger("fedsolve.gate")
 
 
 class Refusal(Exception):
-    """A call that is not forwarded: the status and the sentence that the sender gets."""
+    """A call that is not forwarded: the status and the sentence that the sender gets.
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
+    reason: the same for all sentences that differ only in what the sender wrote.
+    """
+
+    def __init__(self, status: int, sentence: str, reason: str = "") -> None:
+        super().__init__(sentence)
         self.status = status
+        self.reason = reason or sentence
 
 
 class Register:
@@ -86,7 +90,8 @@ def authenticate(headers: Mapping[str, str], register: Register, now: float | No
     age = (time.time() if now is None else now) - signed.timestamp()
     if not -CLOCK_AHEAD < age < CLOCK_BEHIND:
         side = "behind" if age > 0 else "ahead of"
-        raise Refusal(401, f"the site's clock is {abs(age):.0f} s {side} the server's. Set the clocks (NTP).")
+        told = f"the site's clock is {abs(age):.0f} s {side} the server's. Set the clocks (NTP)."
+        raise Refusal(401, told, reason="clock")
     key = serialization.load_pem_public_key(site.pem)
     assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
@@ -116,7 +121,7 @@ def single(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     held: dict[str, str] = {}
     for name, value in headers:
         if name in held and name.startswith(("flwr-", "content-")):
-            raise Refusal(400, f"the header {name} was given twice.")
+            raise Refusal(400, f"the header {name[:80]!a} was given twice.", reason="headers")
         held[name] = value
     return held
 
@@ -126,6 +131,6 @@ def declared_size(headers: Mapping[str, str]) -> int:
     declared = headers.get("content-length", "")
     if not declared.isdecimal():
         raise Refusal(411, "the size of the body must be declared.")
-    if int(declared) > MOST_BYTES:
-        raise Refusal(413, f"{declared} bytes in one call; the most is {MOST_BYTES}.")
+    if len(declared) > 20 or int(declared) > MOST_BYTES:
+        raise Refusal(413, f"{declared[:20]} bytes in one call; the most is {MOST_BYTES}.", "size")
     return int(declared)

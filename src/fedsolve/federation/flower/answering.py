@@ -28,6 +28,7 @@ from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import DataError, FedsolveError, TermError
 from fedsolve.federation.encoding import decode_request, encode_term
+from fedsolve.federation.flower.rows import RowMarks
 from fedsolve.federation.flower.wire import PROTOCOL, Note
 from fedsolve.federation.messages import Block, Chain, Needs, Request
 from fedsolve.federation.participant import ClientData, Participant
@@ -68,6 +69,8 @@ class Answerer:
     state:         folder where the model so far is kept, for nodes that start anew for every message.
     networks:      functions "package.module:function" that a request may have imported and called to make a
                    network; None where the request is one's own, as in a simulation.
+    rows:          file that remembers, by run, a digest of the rows answered with: a site whose rows change
+                   in the middle of a run refuses to go on, for the sums would be of two different data sets.
     states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
                    variates and the like); in memory when None, and lost with the process.
     """
@@ -83,6 +86,7 @@ class Answerer:
         scratch: Path | None = None,
         state: Path | None = None,
         states: Path | None = None,
+        rows: Path | None = None,
         show: Callable[[Event], None] | None = None,
     ) -> None:
         self.name = name
@@ -94,6 +98,7 @@ class Answerer:
         self._show = show or (lambda event: None)
         self._kept = None if state is None else state / "model-so-far.safetensors"
         self._states = states
+        self._rows = None if rows is None else RowMarks(rows, data)
         self._participant = self._new_participant(data)
         if self._kept is not None and self._kept.exists():
             self._recall(self._kept)
@@ -206,6 +211,11 @@ class Answerer:
                 f"the message is for exchange {note.get('exchange')}, its request for {request.exchange}."
             )
         self._check_lists(note)
+        if self._rows is not None and not self._rows.same(str(note.get("run"))):
+            raise Declined(
+                f"the rows of '{self.name}' are not those with which it took part in this run before. "
+                "Put them back, or start a new run."
+            )
         answer = self._participant.answer(request)
         self._remember(request)
         encoded = encode_term(answer)

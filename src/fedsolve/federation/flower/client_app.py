@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 
 from fedsolve.errors import DataError
 from fedsolve.federation.flower.answering import Answerer
+from fedsolve.federation.flower.keyfolder import private_folder
 from fedsolve.federation.flower.wire import record, unpack
 from fedsolve.federation.participant import ClientData
 
@@ -57,6 +58,8 @@ def _site(name: str, features: str, labels: str, share_classes: bool, state: str
         raise DataError(f"node '{name}' cannot read its data: {problem}.") from problem
     folder = Path(state) if state else None
     states = None if folder is None else folder / "states"
+    if folder is not None:
+        private_folder(folder)
     return Answerer(
         name,
         data,
@@ -65,4 +68,5 @@ def _site(name: str, features: str, labels: str, share_classes: bool, state: str
         state=folder,
         scratch=folder,
         states=states,
+        rows=None if folder is None else folder / "rows.json",
     )

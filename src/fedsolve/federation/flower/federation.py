@@ -36,6 +36,10 @@ Policy = Literal["wait", "continue", "error"]
 _TRIES = 3
 """How often an answer that arrives damaged is asked for."""
 
+_LOST = 50
+"""How often an answer may turn out not to be there: a network that breaks, not a site that never sends."""
+
+_REMOVED = "not registered any more"
 _LONGEST_NAME = 200
 _LARGEST_DESCRIPTION = 1 << 20
 _LONGEST_WORD = 2000
@@ -89,6 +93,7 @@ class _Asked:
     catch_up: int = 0
     needed: int = 0
     tries: int = 1
+    lost: int = 0
 
 
 class FlowerFederation:
@@ -124,6 +129,11 @@ class FlowerFederation:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         check_whole(1, clients=clients, min_clients=min_clients)
+        if min_clients > clients:
+            raise DataError(
+                f"min_clients is {min_clients}, but only {clients} clients are waited for at the start. "
+                "Lower the one or raise the other."
+            )
         check_choice("missing", missing, ("wait", "continue", "error"))
         check_choice("task", task, ("classification", "regression"))
         self.task = task
@@ -132,7 +142,8 @@ class FlowerFederation:
         self.reports: list[CohortReport] = []
         self.run = secrets.token_hex(8)
         self._link = link
-        self._expected = clients
+        self.expected = clients
+        self.given = None if classes is None else class_list(classes)
         self._patience = patience
         self._grace = grace
         self._interval = interval
@@ -141,10 +152,12 @@ class FlowerFederation:
         self._spec = spec
         self._declared = spec.classes if spec is not None else None
         if classes is not None:
-            self._declared = class_list(classes)
+            self._declared = self.given
         self._members: dict[str, _Member] = {}
         self._describing: dict[int, tuple[str, str]] = {}
         self._refused: dict[int, tuple[str, str]] = {}
+        self._doubles: dict[int, str] = {}
+        self._told: set[str] = set()
         self._described: dict[str, Note] = {}
         self._looked = 0.0
         self._told_unknown = False
@@ -162,6 +175,10 @@ class FlowerFederation:
             chosen = present if self.missing == "continue" else sorted(self._members)
             if len(chosen) >= self.min_clients and (self.missing != "error" or present == chosen):
                 return tuple(chosen)
+            self._tell_once(
+                f"waiting: {len(chosen)} of at least {self.min_clients} members are connected "
+                f"({', '.join(present) or 'none'})"
+            )
             if time.monotonic() > deadline or self.missing == "error":
                 raise CohortError(
                     f"{len(present)} of {len(self._members)} members are connected "
@@ -172,22 +189,23 @@ class FlowerFederation:
             self._look(0.5)
             self._admit(0.0)
 
-    def describe(self) -> Spec:
+    def describe(self, patience: float | None = None) -> Spec:
         """What a method needs to know; waits until enough clients are there and agree."""
-        deadline = self._deadline()
+        patience = self._patience if patience is None else patience
+        deadline = float("inf") if patience is None else time.monotonic() + patience
         told = -1
         self._link.expect(_LARGEST_DESCRIPTION)
         while True:
             self._look(0.2)
             self._admit(0.0)
-            if len(self._members) >= self._expected:
+            if len(self._members) >= self.expected:
                 break
             if len(self._members) != told:
                 told = len(self._members)
-                self._tell(f"{told} of {self._expected} clients are there")
+                self._tell(f"{told} of {self.expected} clients are there")
             if time.monotonic() > deadline:
                 raise CohortError(
-                    f"{len(self._members)} of {self._expected} clients came within {self._patience:g} s. "
+                    f"{len(self._members)} of {self.expected} clients came within {patience:g} s. "
                     f"{self._why_refused()}Start them and resume."
                 )
             time.sleep(self._interval)
@@ -215,6 +233,11 @@ class FlowerFederation:
             return
         self._looked = time.monotonic()
         nodes = self._link.nodes()
+        registered = self._link.registered()
+        for name in [] if registered is None else sorted(self._members.keys() - registered):
+            del self._members[name]
+            self._described.pop(name, None)
+            self._tell(f"'{name}' is not registered any more; the run goes on without it")
         for member in self._members.values():
             member.online = member.node.id in nodes
             if member.online:
@@ -223,6 +246,11 @@ class FlowerFederation:
         for node in nodes.values():
             # One that started anew may have been mended, or has not heard what it was asked.
             heard = self._describing.get(node.id) or self._refused.get(node.id)
+            earlier = self._members.get(self._doubles.get(node.id, ""))
+            if earlier is not None and not earlier.online:
+                # It was taken for a second site of a name that is free again.
+                heard = self._describing.get(node.id)
+                del self._doubles[node.id]
             if node.id not in known and (heard is None or heard[1] != node.activation):
                 self._refused.pop(node.id, None)
                 self._describing[node.id] = (self._ask_about(node), node.activation)
@@ -264,6 +292,8 @@ class FlowerFederation:
             if why is not None:
                 self._link.send([node.id], self._note("tell") | {"message": f"refused: {why}"}, b"")
         if why is not None:
+            if name in self._members:
+                self._doubles[node.id] = name
             self._refused[node.id] = (f"'{name}': {why}", node.activation)
             self._tell(f"'{name}' is not taken in: {why}")
             return
@@ -339,7 +369,7 @@ class FlowerFederation:
                 found = self._await(name, asked, report, chain, sums, self._deadline(started))
             except _Missing as missing:
                 getattr(report, missing.kind)[name] = str(missing)
-                if self.missing != "continue":
+                if self.missing != "continue" and str(missing) != _REMOVED:
                     self._finish(report, started)
                     raise self._stopped(name, report) from missing
                 continue
@@ -397,11 +427,13 @@ class FlowerFederation:
 
     def _ask_all(self, names: Sequence[str], request: Request) -> dict[str, _Asked]:
         self._look()
-        there = [name for name in names if self._members[name].online]
+        there = [name for name in names if name in self._members and self._members[name].online]
         messages = dict(zip(there, self._send(there, request), strict=True))
-        return {
-            name: _Asked(messages.get(name), self._members[name].node.activation, request) for name in names
-        }
+        return {name: _Asked(messages.get(name), self._activation(name), request) for name in names}
+
+    def _activation(self, name: str) -> str:
+        member = self._members.get(name)
+        return "" if member is None else member.node.activation
 
     def _send(self, names: Sequence[str], request: Request) -> list[str]:
         if not names:
@@ -423,14 +455,20 @@ class FlowerFederation:
     ) -> tuple[PackedTerm, bool]:
         """This member's term, checked; or `_Missing`."""
         mine = asked[name]
-        member = self._members[name]
+        began = time.monotonic()
         while True:
+            member = self._members.get(name)
+            if member is None:
+                raise _Missing("absent", _REMOVED)
             reply = None
             if mine.message is not None:
                 reply = self._link.receive(mine.message, lambda: self._same(name, mine))
             if reply is not None and reply.absent:
                 mine.message, mine.since, reply = None, time.monotonic(), None
                 member.online = False  # until the next look
+                mine.lost += 1
+                if mine.lost > _LOST:
+                    raise _Missing("failed", f"its answer was lost {mine.lost} times on the way")
             if reply is not None:
                 try:
                     answer = self._read(name, reply, mine.request, sums)
@@ -453,8 +491,12 @@ class FlowerFederation:
                     raise _Missing("late", f"too late: no answer {waited}")
                 raise _Missing("absent", f"not connected {waited}")
             self._look(0.5)
+            self._admit(0.0)  # one that comes back may be another node
             for other in asked:
                 self._follow(other, asked[other], report)
+            if time.monotonic() - began > self._grace:
+                state = "it has not answered yet" if member.online else "it is not connected"
+                self._tell_once(f"exchange {report.exchange + 1}: waiting for '{name}': {state}")
             gone = mine.message is None and time.monotonic() - mine.since > self._grace
             if gone and self.missing != "wait":
                 raise _Missing("absent", "not connected")
@@ -462,8 +504,8 @@ class FlowerFederation:
 
     def _follow(self, name: str, asked: _Asked, report: CohortReport) -> None:
         """Ask a member again that started anew since it was asked; it does not know of the question."""
-        member = self._members[name]
-        if name in report.missing or name in report.answered or not member.online:
+        member = self._members.get(name)
+        if member is None or name in report.missing or name in report.answered or not member.online:
             return
         if asked.message is None or member.node.activation != asked.activation:
             self._ask_again(name, asked, report)
@@ -534,8 +576,13 @@ class FlowerFederation:
 
     def _same(self, name: str, asked: _Asked) -> bool:
         self._look(0.5)
-        member = self._members[name]
-        return member.online and member.node.activation == asked.activation
+        member = self._members.get(name)
+        return member is not None and member.online and member.node.activation == asked.activation
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
 
     def _finish(self, report: CohortReport, started: float) -> None:
         report.seconds = time.monotonic() - started
@@ -552,7 +599,7 @@ class FlowerFederation:
 
     def _undecided(self, first: str, second: str, report: CohortReport, problem: TermError) -> CohortError:
         return CohortError(
-            f"exchange {report.exchange} ({report.kind}): '{first}' and '{second}' contradict each other, and "
+            f"exchange {report.exchange} ({report.kind}): '{first}' and '{second}' contradict each other; "
             f"which of them is wrong is not known ({_plain(problem)}). Mend one of them and resume."
         )
 

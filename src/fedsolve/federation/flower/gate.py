@@ -199,21 +199,29 @@ class Gate:
 
     def _refuse(self, request: Request, refusal: Refusal) -> Response:
         path = ascii(request.url.path[:80])[1:-1]
-        self._once(f"refused {_sender(request)} {request.method} {path}: {refusal}")
+        # By sender and reason: a sender chooses its paths, and could fill the disk with them.
+        sender = _sender(request)
+        self._once(f"refused {sender} {request.method} {path}: {refusal}", f"{sender} {refusal.reason}")
         code, status = refusal.status, refusal.status
         if status == 401 and request.url.path == f"{PREFIX}activate-node":
             code, status = _NOT_ACTIVATED
         # The rest of a refused body is not read, so the connection cannot be used again.
         return _json({"code": code, "detail": str(refusal)}, status, {"connection": "close"})
 
-    def _once(self, text: str) -> None:
-        """Log a line that would otherwise come with every poll of a node, at most once a minute."""
+    def _once(self, text: str, topic: str | None = None) -> None:
+        """Log a line that would otherwise come with every poll of a node: once a minute for each topic.
+
+        There are at most `_MOST_LINES` in a minute, whoever sends from however many addresses.
+        """
+        topic = text if topic is None else topic
         now = time.monotonic()
-        if now - self._told.get(text, -_TOLD_AGAIN) < _TOLD_AGAIN:
+        if now - self._told.get(topic, -_TOLD_AGAIN) < _TOLD_AGAIN:
             return
-        if len(self._told) > _MOST_LINES:
-            self._told.clear()
-        self._told[text] = now
+        if len(self._told) >= _MOST_LINES:
+            self._told = {known: at for known, at in self._told.items() if now - at < _TOLD_AGAIN}
+            if len(self._told) >= _MOST_LINES:
+                return
+        self._told[topic] = now
         _log.warning("%s", text)
 
 

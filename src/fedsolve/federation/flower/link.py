@@ -57,12 +57,18 @@ class Link(Protocol):
     def expect(self, largest: int) -> None:
         """Refuse answers of more bytes from now on."""
 
+    def registered(self) -> frozenset[str] | None:
+        """The names of the sites that may take part; None where there is no list of them."""
+
 
 class GridLink:
     """Any Flower grid, through its public interface: simulation, and grids yet to come."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
+
+    def registered(self) -> frozenset[str] | None:
+        return None
 
     def expect(self, largest: int) -> None:
         """Nothing: Flower has put an answer together before we see it."""
@@ -99,9 +105,11 @@ class RuntimeLink(GridLink):
     on its way.
     """
 
-    def __init__(self, grid: Any, largest: int = LARGEST) -> None:
+    def __init__(self, grid: Any, largest: int = LARGEST, check: Callable[[], None] | None = None) -> None:
+        """check: called before every look; raises when something that the network needs has ended."""
         super().__init__(grid)
         self._largest = self._allowed = largest
+        self.check = check or (lambda: None)
 
     def expect(self, largest: int) -> None:
         self._allowed = min(largest, self._largest)
@@ -111,18 +119,33 @@ class RuntimeLink(GridLink):
         return self._grid._runtime_client
 
     def nodes(self) -> dict[int, Node]:
-        with _explained():
+        with self._explained():
             nodes = self._grid.get_nodes()
         found = (Node(node.node_id, node.last_activated_at, node.name or None) for node in nodes)
         return {node.id: node for node in found}
 
     def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
-        with _explained():
+        with self._explained():
             return super().send(nodes, note, payload)
 
     def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
-        with _explained():
+        with self._explained():
             return self._receive(message, still_there)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A SuperLink that does not answer, as an error that says what to do."""
+        import httpx
+
+        self.check()
+        try:
+            yield
+        except httpx.HTTPError as problem:
+            self.check()  # the log of one that has ended says more
+            raise CohortError(
+                f"the SuperLink does not answer ({type(problem).__name__}: {problem}); its log says why. "
+                "Start again with the same state folder to go on."
+            ) from problem
 
     def _receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
@@ -154,20 +177,6 @@ class RuntimeLink(GridLink):
 def link_for(grid: Any, largest: int = LARGEST) -> Link:
     """The best link this grid allows."""
     return RuntimeLink(grid, largest) if hasattr(grid, "_runtime_client") else GridLink(grid)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """A SuperLink that does not answer, as an error that says what to do."""
-    import httpx
-
-    try:
-        yield
-    except httpx.HTTPError as problem:
-        raise CohortError(
-            f"the SuperLink does not answer ({type(problem).__name__}: {problem}); its log says why. "
-            "Start again with the same state folder to go on."
-        ) from problem
 
 
 class Gone(Exception):

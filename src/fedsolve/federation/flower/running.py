@@ -1,9 +1,10 @@
 """A run that survives its process: everything it knows is in a state folder after every exchange.
 
-STATE/agreement.json            features and classes as agreed with the sites
+STATE/agreement.json            features and classes as agreed with the sites, and the run's own mark
 STATE/checkpoint.safetensors    the run after its last exchange
 STATE/report.json               who took part in each exchange, what travelled, how it ended
 STATE/model.safetensors         the model
+STATE/over                      there once the sites were told that the run is over
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsolve import container
-from fedsolve.errors import FedsolveError, ModelFileError
+from fedsolve.container import Array
+from fedsolve.errors import CohortError, FedsolveError, ModelFileError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.flower.federation import CohortReport, FlowerFederation
 from fedsolve.federation.method import Method, Record, record_from
-from fedsolve.labels import labels_from_note, labels_note
+from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
 
 Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]
+
+_LATE = 20.0
+"""Seconds that sites have to connect again to a server that has nothing more to ask."""
 
 
 @dataclass
@@ -49,6 +54,10 @@ class State:
         return self.folder / "report.json"
 
     @property
+    def over(self) -> Path:
+        return self.folder / "over"
+
+    @property
     def _agreement(self) -> Path:
         return self.folder / "agreement.json"
 
@@ -65,8 +74,39 @@ class State:
                 f"{self._agreement} is damaged ({problem}). Start afresh with another state folder."
             ) from problem
 
-    def agree(self, spec: Spec) -> None:
-        note = {"features": spec.features, "classes": labels_note(spec.classes), "outputs": spec.outputs}
+    def noted(self, name: str) -> Any:
+        """An entry of the agreement; None where there is none."""
+        try:
+            return json.loads(container.read(self._agreement)).get(name)
+        except (ModelFileError, ValueError, AttributeError):
+            return None
+
+    def check(self, classes: Array | None, task: str, clients: int | None = None) -> None:
+        """Refuse to go on with other classes, another task or, where given, another number of clients."""
+        spec = self.agreed()
+        if spec is None:
+            return
+        was: dict[str, Any] = {"task": "regression" if spec.classes is None else "classification"}
+        now: dict[str, Any] = {"task": task}
+        if classes is not None and spec.classes is not None:
+            was["classes"], now["classes"] = spec.classes.tolist(), classes.tolist()
+        if clients is not None and (before := self.noted("clients")) is not None:
+            was["clients"], now["clients"] = before, clients
+        for name, value in was.items():
+            if now[name] != value:
+                raise ModelFileError(
+                    f"{self.folder} holds a run whose {name} is {value}, asked is {now[name]}. "
+                    "Give what it was started with, or choose another state folder."
+                )
+
+    def agree(self, spec: Spec, clients: int, run: str) -> None:
+        note = {
+            "features": spec.features,
+            "classes": labels_note(spec.classes),
+            "outputs": spec.outputs,
+            "clients": clients,
+            "run": run,
+        }
         container.write_atomically(self._agreement, json.dumps(note, indent=2).encode())
 
     def write_report(self, **more: Any) -> None:
@@ -111,22 +151,51 @@ def run_method(
 
     federation = federate(state.agreed(), heard)
     try:
+        state.check(federation.given, federation.task)
+        if state.agreed() is not None and isinstance(run := state.noted("run"), str):
+            federation.run = run  # for the sites it is the same one
         spec = federation.describe()
-        state.agree(spec)
+        state.agree(spec, federation.expected, federation.run)
         model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))
         with suppress(FedsolveError):
             federation.tell_all(f"the run stopped: {problem}")
         raise
+    state.over.unlink(missing_ok=True)
     model.save(state.model)
     state.history = [record.as_dict() for record in model.history]
     state.write_report(**about, status="complete", model=str(state.model))
     return model, federation
 
 
-def finished(method: Method[Any], state: State) -> Model | None:
-    """The model of a run that this folder holds complete; None where there is still something to do."""
+def say_over(federation: FlowerFederation, state: State) -> None:
+    """Tell the sites that the run is over, and remember that they were told."""
+    federation.tell_all("the run is complete", over=True)
+    container.write_atomically(state.over, b"")
+
+
+def say_over_late(federate: Federate, state: State, patience: float = _LATE) -> None:
+    """The same after a server that was killed before it came to that; for the sites that are still there."""
+    federation = federate(state.agreed(), lambda report: None)
+    if isinstance(run := state.noted("run"), str):
+        federation.run = run
+    with suppress(CohortError):  # some may have heard it and left
+        federation.describe(patience)
+    say_over(federation, state)
+
+
+def finished(
+    method: Method[Any],
+    state: State,
+    classes: Sequence[Any] | None = None,
+    task: str = "classification",
+    clients: int | None = None,
+) -> Model | None:
+    """The model of a run that this folder holds complete; None where there is still something to do.
+
+    A complete run of another method, or with other classes, task or number of clients, is refused.
+    """
     found = state.recall()
     if found.get("status") != "complete" or not state.model.exists():
         return None
@@ -136,6 +205,7 @@ def finished(method: Method[Any], state: State) -> Model | None:
             f"{state.folder} holds a complete run of {found.get('method')} with other parameters. "
             "Choose another state folder."
         )
+    state.check(None if classes is None else class_list(classes), task, clients)
     model = load_model(state.model)
     model.history = tuple(record_from(dict(entry)) for entry in state.history)
     return model

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedsolve.errors import CohortError
+from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.federation.flower.link import Node, RuntimeLink
-from fedsolve.federation.flower.superlink import SuperLink, Tls
+from fedsolve.federation.flower.superlink import SuperLink, Tls, check_running, last_line
 
 _REGISTER_EVERY = 2.0
 
@@ -24,13 +26,22 @@ class SiteLink(RuntimeLink):
     is not asked any more.
     """
 
-    def __init__(self, grid: Any, superlink: SuperLink, keys: Path) -> None:
-        super().__init__(grid)
+    def __init__(
+        self,
+        grid: Any,
+        superlink: SuperLink,
+        keys: Path,
+        check: Callable[[], None] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(grid, check=check)
         from fedsolve.federation.flower.keyfolder import Keys
 
         self._superlink = superlink
         self._keys = Keys(keys)
         self._sites: dict[int, str] = {}
+        self._tell = tell or _warn
+        self._told = ""
         self._read: float | None = None
         self._looked = 0.0
 
@@ -49,17 +60,46 @@ class SiteLink(RuntimeLink):
         if self._read is not None and time.monotonic() - self._looked < _REGISTER_EVERY:
             return
         self._looked = time.monotonic()
-        changed = self._keys.registered_file.stat().st_mtime_ns
-        if changed != self._read:
-            control, secret = self._superlink.address, self._superlink.secret
-            sites = register_sites(control, self._keys, secret)
-            self._sites = {number: name for name, number in sites.items()}
-            self._read = changed
+        try:
+            changed = self._keys.registered_file.stat().st_mtime_ns
+            if changed != self._read:
+                control, secret = self._superlink.address, self._superlink.secret
+                sites = register_sites(control, self._keys, secret)
+                self._sites = {number: name for name, number in sites.items()}
+                self._read = changed
+            self._told = ""
+        except (OSError, ModelFileError, DataError) as problem:
+            # Half written, or replaced at this moment: the gate lets nobody in meanwhile. At the start
+            # there is no earlier list to go on with.
+            if self._read is None:
+                raise _unreadable(self._keys.registered_file, problem) from problem
+            if str(problem) != self._told:
+                self._told = str(problem)
+                self._tell(
+                    f"{_unreadable(self._keys.registered_file, problem)} The last list stays in force."
+                )
+
+    def registered(self) -> frozenset[str] | None:
+        """The names of the sites that may take part."""
+        return frozenset(self._sites.values())
+
+
+def _unreadable(path: Path, problem: Exception) -> ModelFileError:
+    return ModelFileError(f"the list of registered sites {path} cannot be read ({problem}).")
+
+
+def _warn(text: str) -> None:
+    logging.getLogger("fedsolve").warning("%s", text)
 
 
 @contextmanager
-def serving(state: Path, listen: str, keys: Path | None) -> Iterator[RuntimeLink]:
-    """A link to the nodes that connect to `listen` (HOST:PORT); without keys in plain HTTP."""
+def serving(
+    state: Path, listen: str, keys: Path | None, tell: Callable[[str], None] | None = None
+) -> Iterator[RuntimeLink]:
+    """A link to the nodes that connect to `listen` (HOST:PORT); without keys in plain HTTP.
+
+    tell: shows people at the server what is amiss but does not end the run.
+    """
     tls = None
     if keys is not None:
         from fedsolve.federation.flower.keyfolder import Keys
@@ -67,24 +107,35 @@ def serving(state: Path, listen: str, keys: Path | None) -> Iterator[RuntimeLink
         held = Keys(keys)
         tls = Tls(held.authority, held.server_certificate, held.server_key)
     with SuperLink(state / "superlink", tls=tls) as superlink, superlink.run() as grid:
-        link = RuntimeLink(grid) if keys is None else SiteLink(grid, superlink, keys)
+        link = (
+            RuntimeLink(grid, check=superlink.check)
+            if keys is None
+            else SiteLink(grid, superlink, keys, superlink.check, tell)
+        )
         if isinstance(link, SiteLink):
             link.register()  # before the gate opens: the first call of a node is not in vain
-        with _gate(state / "gate.log", listen, superlink.address, keys):
+        with _gate(state / "gate.log", listen, superlink.address, keys) as gate:
+
+            def check() -> None:
+                superlink.check()
+                check_running(gate, "the gate, through which sites connect,", state / "gate.log")
+
+            link.check = check
             yield link
 
 
 @contextmanager
-def _gate(log: Path, listen: str, upstream: str, keys: Path | None) -> Iterator[None]:
+def _gate(log: Path, listen: str, upstream: str, keys: Path | None) -> Iterator[subprocess.Popen[bytes]]:
     from fedsolve.federation.flower import gate
 
+    check_free(*gate.address(listen))
     with open(log, "ab") as stream:
         process = subprocess.Popen(
             gate.command(listen, upstream, keys), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
         )
     try:
         _wait(process, listen, keys, log)
-        yield
+        yield process
     finally:
         process.terminate()
         try:
@@ -92,6 +143,24 @@ def _gate(log: Path, listen: str, upstream: str, keys: Path | None) -> Iterator[
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise if something listens there already: its answers would be taken for those of the gate."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As the gate binds: connections of an earlier one that are closing do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except OSError as problem:
+        raise CohortError(
+            f"cannot listen on {host}:{port} ({problem.strerror or problem}). Is another server running? "
+            "Stop it, or choose another --listen."
+        ) from problem
 
 
 def _wait(process: subprocess.Popen[bytes], listen: str, keys: Path | None, log: Path) -> None:
@@ -110,9 +179,7 @@ def _wait(process: subprocess.Popen[bytes], listen: str, keys: Path | None, log:
                 if found.status_code == 200 and process.poll() is None:
                     return
             if process.poll() is not None or time.monotonic() > until:
-                lines = log.read_text(errors="replace").strip().splitlines()
                 raise CohortError(
-                    f"the gate does not open on {listen}: {lines[-1] if lines else 'no word from it'}. "
-                    f"Is the port taken? (Log: {log})"
+                    f"the gate does not open on {listen}: {last_line(log)} Is the port taken? (Log: {log})"
                 )
             time.sleep(0.1)

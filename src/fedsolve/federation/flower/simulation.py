@@ -130,13 +130,29 @@ def simulate(
 def _write(folder: Path, features: Array, labels: Array, owners: Array, clients: int) -> Deal:
     order = np.argsort(owners, kind="stable")
     bounds = np.searchsorted(owners[order], np.arange(clients + 1))
-    path = getattr(features, "filename", None)
-    if path is None or not str(path).endswith(".npy"):
+    path = _file_of(features)
+    if path is None:
         path = folder / "features.npy"
         np.save(path, features)
     np.save(folder / "labels.npy", labels)
     np.savez(folder / "owners.npz", order=order, bounds=bounds)
     return Deal(str(path), str(folder / "labels.npy"), str(folder / "owners.npz"), clients)
+
+
+def _file_of(features: Array) -> Path | None:
+    """The .npy file of which this array is the whole; None for a part, or for changes not in the file."""
+    path = getattr(features, "filename", None)
+    if not isinstance(features, np.memmap) or features.mode == "c" or not str(path).endswith(".npy"):
+        return None
+    try:
+        whole = np.load(str(path), mmap_mode="r")
+    except (OSError, ValueError):
+        return None
+
+    def place(array: Any) -> tuple[object, ...]:
+        return array.shape, array.strides, array.dtype, array.offset
+
+    return Path(str(path)) if place(whole) == place(features) else None
 
 
 def _run(serve: Callable[[Any], None], deal: Deal, workers: int) -> None:

@@ -73,7 +73,7 @@ class PackedSum:
             shape, alike = term.arrays[name].shape, (name in term.symmetric) == (part in layout.symmetric)
             if shape != layout.shapes[part] or not alike:
                 raise TermError(
-                    f"the term of '{client}' does not fit: '{name}' of '{client}' has shape {shape}, expected "
+                    f"a term does not fit: '{name}' of '{client}' has shape {shape}, expected "
                     f"{layout.shapes[part]}. All participants must answer the same request."
                 )
 

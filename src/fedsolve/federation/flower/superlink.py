@@ -118,7 +118,7 @@ class SuperLink:
                 if self._process.poll() is not None:
                     raise CohortError(
                         f"the SuperLink ended at once (exit code {self._process.returncode}); "
-                        f"{self.log} says why: {_last_line(self.log)}"
+                        f"{self.log} says why: {last_line(self.log)}"
                     )
                 try:
                     if client.get(url).status_code == 200:
@@ -129,6 +129,10 @@ class SuperLink:
                             f"the SuperLink does not answer on {self.address} ({problem}); see {self.log}."
                         ) from problem
                 time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        check_running(self._process, "the SuperLink", self.log)
 
     def stop(self) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -266,6 +270,19 @@ def _context(verify: Any) -> Any:
     return ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
 
 
-def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path) -> None:
+    """Raise if a process that the network needs has ended, with the last word of its log."""
+    if process is not None and process.poll() is not None:
+        raise CohortError(
+            f"{what} has ended (exit code {process.returncode}): {last_line(log)} (Log: {log}.) "
+            "Start again with the same state folder to go on."
+        )
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log."""
+    try:
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
     return lines[-1].strip() if lines else "its log is empty."

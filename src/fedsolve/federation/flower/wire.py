@@ -31,6 +31,8 @@ Note = dict[str, Any]
 
 _NOTE, _JSON, _PAYLOAD, _BYTES = "fedsolve", "note", "payload", "bytes"
 _AHEAD = 2
+_LEAST_CHUNK = 1 << 20
+"""Flower cuts arrays into much larger chunks; a chunk of a few bytes, named a million times, is an attack."""
 
 
 def record(note: Note, payload: bytes = b"") -> RecordDict:
@@ -85,21 +87,30 @@ def assemble(tree: Any, fetch: Callable[[str], bytes], largest: int = LARGEST) -
 def _assemble(tree: Any, fetch: Callable[[str], bytes], largest: int) -> tuple[Note, Array]:
     note: Note | None = None
     payload: Array = np.empty(0, dtype=np.uint8)
+    arrays = 0
     for branch in _branches(tree):
         contents = fetch(branch.object_id)
         kind, children, body = _open(branch.object_id, contents)
         if kind == "ConfigRecord":
+            if note is not None:
+                raise _strange("it has more than one note")
             note = _config_note(contents)
         elif kind == "Array":
             about = json.loads(bytes(body))
             size = int(about["shape"][0])
+            named = [children[index] for index in about["arraychunk_ids"]]
+            arrays += 1
+            if arrays > 1:
+                raise _strange("it has more than one array")
+            if len(named) > 1 + size // _LEAST_CHUNK or not set(named) == set(children):
+                raise _strange(f"{size:,} bytes in {len(named):,} chunks, of {len(children):,} that it has")
             if not 0 <= size <= largest:
                 raise TermError(
                     f"a message of {size:,} bytes was announced; at most {largest:,} are taken. "
                     "Raise the limit if this is meant."
                 )
             payload = np.empty(size, dtype=np.uint8)
-            _fill(payload, [children[index] for index in about["arraychunk_ids"]], fetch)
+            _fill(payload, named, fetch)
     if note is None:
         raise _strange("it has no note")
     return note, payload

@@ -1,0 +1,143 @@
+"""The commands of a site and of a server, up to where the network begins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsolve.cli import keys as keys_command
+from fedsolve.cli.client import _Diary
+from fedsolve.cli.output import LONGEST, Output
+from fedsolve.errors import DataError
+from fedsolve.experiments.reading import read_experiment
+from fedsolve.federation.flower.answering import Event
+from tests.command import fedsolve, refused
+
+pytestmark = pytest.mark.flower
+
+CLIENT = ("client", "--name", "north", "--server", "127.0.0.1:9")
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.eye(6), y=np.arange(6) % 2)
+    return tmp_path / "data.npz"
+
+
+def test_help_needs_no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise DataError("this needs Flower, which is not installed.")
+
+    monkeypatch.setattr("fedsolve.cli.keys.require_flower", absent)
+    for name in keys_command.keys.commands:
+        assert fedsolve("keys", name, "--help").exit_code == 0
+    refused(fedsolve("keys", "list"), 2, "this needs Flower")
+
+
+def test_the_folder_of_keys_may_come_from_the_environment(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSOLVE_KEYS", str(tmp_path / "elsewhere"))
+    for words in (("server", "--clients", "1"), (*CLIENT, "--data", data)):
+        found = fedsolve(*words)
+        assert found.exit_code == 4
+        assert "elsewhere" in found.stderr
+        assert "elsewhere" not in fedsolve(*words, "--keys", "here").stderr
+
+
+@pytest.mark.parametrize("address", ["host", "host:", "host:port", ":9092", "host:99999"])
+def test_a_client_checks_the_address_first(address: str, data: Path) -> None:
+    found = fedsolve("client", "--name", "north", "--server", address, "--data", data)
+    refused(found, 2, f"{address!r} is not an address")
+    assert [path.name for path in data.parent.iterdir()] == ["data.npz"]
+
+
+def test_state_folders_and_what_was_sent_are_for_their_owner(data: Path) -> None:
+    assert fedsolve("server", "--clients", "1").exit_code == 4
+    assert fedsolve(*CLIENT, "--data", data).exit_code == 4
+    for folder in ("fedsolve-server", "fedsolve-client-north"):
+        assert stat.S_IMODE((data.parent / folder).stat().st_mode) == 0o700
+    log = data.parent / "sent.jsonl"
+    _Diary(Output(quiet=True), log).enter(Event("told", "hello"))
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert json.loads(log.read_text())["text"] == "hello"
+
+
+@pytest.mark.parametrize("allowed", [(), ("a.b:c", "d:e")])
+def test_a_client_allows_what_it_was_told_to(
+    allowed: tuple[str, ...], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsolve.federation.flower.node import FleetNode
+
+    seen: list[Any] = []
+    monkeypatch.setattr(FleetNode, "serve", lambda node: seen.append(node._answerer._networks))
+    words = [word for name in allowed for word in ("--allow-network", name)]
+    found = fedsolve(*CLIENT, "--insecure", "--data", data, *words)
+    assert found.exit_code == 0, found.stderr
+    assert seen == [frozenset(allowed)]
+
+
+def test_a_message_cannot_steer_or_flood_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().note("site \x1b[2J\x1b]0;title\x07 says\nerror: \u202eall is well \x9b31m")
+    Output().note("x" * 10**6)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "site \ufffd[2J\ufffd]0;title\ufffd says error: \ufffdall is well \ufffd31m"
+    assert len(second) < LONGEST + 40
+    assert "1,000,000 characters" in second
+
+
+def test_a_sender_cannot_fill_the_log_of_the_gate(caplog: pytest.LogCaptureFixture) -> None:
+    import httpx
+
+    from fedsolve.federation.flower.gate import _MOST_LINES, Gate
+
+    gate = Gate("127.0.0.1:9", None)
+
+    async def knock() -> None:
+        for host, count in (("10.0.0.1", 50), ("10.0.0.2", 1)):
+            transport = httpx.ASGITransport(gate.app(), client=(host, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://gate") as client:
+                for number in range(count):
+                    assert (await client.get(f"/path-{number}")).status_code == 404
+
+    def logged() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "fedsolve.gate"]
+
+    with caplog.at_level(logging.WARNING, "fedsolve.gate"):
+        asyncio.run(knock())
+        assert [line.split()[1] for line in logged()] == ["10.0.0.1", "10.0.0.2"]
+        for number in range(3 * _MOST_LINES):
+            gate._once(f"from address {number}")
+    assert len(logged()) == _MOST_LINES
+
+
+def test_an_engine_that_cannot_measure_client_by_client_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    text = """
+title = "t"
+seeds = [0]
+{engine}
+[dataset]
+random = {{rows = 400, width = 12, classes = 3}}
+[partition]
+kind = "dirichlet"
+alpha = 0.1
+clients = 2
+[[method]]
+method = "afl"
+[measure]
+local = true
+"""
+    path.write_text(text.format(engine=""))
+    assert read_experiment(path).measure.local
+    path.write_text(text.format(engine='engine = "flower-simulation"'))
+    with pytest.raises(DataError, match="cannot measure 'local'"):
+        read_experiment(path)
