@@ -97,6 +97,6 @@ def relative_difference(first, second) -> float:
     mine, theirs = first.contents()[0], second.contents()[0]
     assert mine.keys() == theirs.keys()
     return max(
-        float(np.abs(mine[name] - theirs[name]).max() / max(np.abs(theirs[name]).max(), 1e-300))
+        float(np.abs(mine[name] - theirs[name]).max()) / max(float(np.abs(theirs[name]).max()), 1e-300)
         for name in mine
     )
