@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fedsolve import ClientData, Participant, load_model, local_scores
+from fedsolve import ClientData, LocalFederation, Participant, load_model, local_scores
 from fedsolve.errors import DataError
 from fedsolve.experiments.local_cells import LocalParts, run_locally
 from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
@@ -72,6 +72,13 @@ def small(seed: int = 0, **options: Any) -> Any:
 def stranger(seed: int = 7, count: int = 10) -> Participant:
     """A participant that no run knows."""
     return Participant("stranger", ClientData(*rows(count, seed)))
+
+
+def by_itself(participant: Participant) -> LocalFederation:
+    """A federation of this participant and one without rows: with company, both train on one thread."""
+    nobody = ClientData(np.zeros((0, plain.WIDTH)), np.zeros(0, dtype=int))
+    members = [Participant(participant.name, participant.data), Participant("nobody", nobody)]
+    return LocalFederation(members, classes=range(plain.CLASSES), workers=1)
 
 
 def own_weights(model: Any, fed: Any) -> dict[str, dict[str, Any]]:
@@ -155,7 +162,7 @@ def test_ditto_without_pull_is_training_alone(name: str, precision: Any) -> None
     fed = small()
     model = made(Ditto, name, personal_pull=0.0, precision=precision).fit(fed)
     for participant in fed.participants:
-        lonely = type(fed)([Participant(participant.name, participant.data)], classes=range(plain.CLASSES))
+        lonely = by_itself(participant)
         # A mean of one, without a row count that would round: n w / n is not always w.
         alone = made(FedAvg, name, precision=precision, weighting="uniform").fit(lonely)
         assert same_bits(model.personal(participant.name).weights, alone.weights)
@@ -661,7 +668,7 @@ def test_dittos_running_statistics_are_its_own() -> None:
     host = replace(made(FedAvg, weighting="uniform"), network=normalised())
     assert same_bits(model.buffers, host.fit(fed).buffers)
     for participant in fed.participants:
-        lonely = type(fed)([Participant(participant.name, participant.data)], classes=range(plain.CLASSES))
+        lonely = by_itself(participant)
         alone, own = host.fit(lonely), model.personal(participant.name)
         assert same_bits(own.weights, alone.weights)
         assert same_bits(own.buffers, alone.buffers)

@@ -394,11 +394,14 @@ class GradientRun(Run[GradientModel]):
         server, method = self.server, self.method
         if len(total.cohort) == server.clients:
             if total.count("rows") == 0:
-                raise DataError("no rows at all: every client is empty.")
+                raise DataError("no rows at all: every client that answered is empty.")
+            if total.count("trained") > 0:
+                raise TermError(
+                    "the clients' weights sum to zero; no mean can be formed. Use another weighting."
+                )
             raise DataError(
-                f"round {server.round}: no client had a batch to train on that counts (batch {method.batch}, "
-                f"last_batch '{method.last_batch}', BatchNorm needs two rows). Lower batch, or keep the last "
-                "batch."
+                f"round {server.round}: no client had a batch to train on (batch {method.batch}, last_batch "
+                f"'{method.last_batch}', BatchNorm needs two rows). Lower batch, or keep the last batch."
             )
         self._end("train", total, "start", {"round": server.round, "idle": len(total.cohort)})
         server.round += 1
@@ -622,8 +625,6 @@ def _sample(method: GradientMethod, clients: tuple[str, ...], round_: int) -> tu
 
 def _mean(total: Total, prefix: str) -> Weights:
     weight = float(total["weight"][0])
-    if not weight > 0:
-        raise TermError("the clients' weights sum to zero; no mean can be formed. Use another weighting.")
     return {
         name.removeprefix(prefix): array / weight
         for name, array in total.term.arrays.items()
