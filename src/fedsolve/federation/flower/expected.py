@@ -2,7 +2,8 @@
 
 The first term of a sum has no other to be compared with, and one of the wrong shape would have all others
 refused. So the server answers its request itself, for a pretended site of two rows of zeros, and keeps
-nothing but names and shapes.
+nothing but names and shapes. Where terms are large it does not; the first two that contradict each other
+then stop the run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from fedsolve.federation.participant import ClientData, Participant
 
 _NOBODY = "nobody"
 _SLACK = 1 << 20
+_LARGE = 32 << 20
+"""Bytes of one square matrix from which on the server does not answer itself: it would need several."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,19 @@ def stem(name: str, client: str) -> str:
     return name.removesuffix(client) if name.endswith(f"@{client}") else name
 
 
+def _side(chain: Chain, spec: Spec) -> int:
+    """The longest side that a matrix of this run may have, by the widths that its opening names."""
+    parameters = chain.blocks[0].note["opening"]["parameters"] if len(chain) else {}
+    widths = [value for name, value in parameters.items() if "width" in name and isinstance(value, int)]
+    return max([spec.features, *widths])
+
+
 def expected_layout(request: Request, chain: Chain, spec: Spec) -> Layout | None:
-    """The layout of the terms that answer a request; None where this server cannot answer it."""
+    """The layout of the terms that answer a request; None where this server cannot answer it, or where that
+    would take more memory than the answers do.
+    """
+    if _side(chain, spec) ** 2 * 8 > _LARGE:
+        return None
     if spec.classes is not None:
         labels: Array = spec.classes[:2]
     else:
