@@ -292,3 +292,27 @@ def test_terms_with_factors_add_up_on_both_sides():
     left.add(right)
     assert left.arrays["w"].tolist() == [6.0]
     assert (right + right).arrays["w"].tolist() == [8.0]
+
+
+def test_a_group_that_fails_where_its_clients_do_not_says_so(monkeypatch):
+    real = engine.Group.train
+
+    def train(self):
+        if len(self.clients) > 1:
+            raise RuntimeError("too many")
+        real(self)
+
+    monkeypatch.setattr(engine.Group, "train", train)
+    with pytest.warns(RuntimeWarning, match="could not answer together"):
+        model = FedAvg(rounds=1).fit(federation(workers=1))
+    assert len(model.history[0].cohort) == 4
+
+
+def test_what_is_watched_is_the_model_that_comes_out():
+    """FedDyn gives the mean of the local models, not the weights it sends next."""
+    features, labels = rows()
+    model = FedDyn(rounds=3, rate=0.5).fit(federation(), watch=Watch(features, labels))
+    assert model.history[-1].metrics["test_accuracy"] == model.score(features, labels)
+    both = Watch(features, labels, targets=("global", "aggregated"))
+    told = FedDyn(rounds=3, rate=0.5).fit(federation(), watch=both).history[-1].metrics
+    assert told["aggregated_test_accuracy"] == model.score(features, labels)

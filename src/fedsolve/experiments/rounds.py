@@ -34,7 +34,7 @@ def watch(method: Method[Any], rows: Rows, measure: Measure) -> Any:
         return None
     from fedsolve.gradient.evaluation import Watch
 
-    return Watch(rows.x_test, rows.y_test, targets=(method.reported,), representation=measure.representation)
+    return Watch(rows.x_test, rows.y_test, representation=measure.representation)
 
 
 def score_where_trained(model: Model, method: Method[Any]) -> None:
@@ -57,7 +57,7 @@ def enter(outcome: dict[str, Any], history: Sequence[Record], score: str) -> Non
         outcome["measures"]["drift"] = float(np.mean(drifts))
         outcome["drift_per_round"] = drifts
     _enter_feedback(outcome, seen)
-    reached = [v for metrics in seen for name, v in metrics.items() if name.endswith("test_accuracy")]
+    reached = [metrics["test_accuracy"] for metrics in seen if "test_accuracy" in metrics]
     if not reached:
         return
     outcome["accuracy_per_round"] = reached

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -279,6 +280,7 @@ def _ask_group(
     group: list[Participant], request: Request, chain: Chain, workspace: Workspace
 ) -> list[_Answer | Exception]:
     """The outcome of every client of a group, in order; one client that fails does not take others along."""
+    failed: Exception | None = None
     if len(group) > 1:
         try:
             terms = answer_together(group, request, workspace)
@@ -286,14 +288,21 @@ def _ask_group(
                 for participant, term in zip(group, terms, strict=True):
                     term.check_finite(f"'{participant.name}'")
                 return [_Answer(t, 0, len(p)) for p, t in zip(group, terms, strict=True)]
-        except Exception:
-            pass  # asked one by one below, where the failure finds its client
+        except Exception as problem:
+            failed = problem  # asked one by one below, where the failure finds its client
     outcomes: list[_Answer | Exception] = []
     for participant in group:
         try:
             outcomes.append(_ask(participant, request, chain, workspace))
         except Exception as problem:  # reported with the participant's name by the ledger
             outcomes.append(problem)
+    if failed is not None and not any(isinstance(outcome, Exception) for outcome in outcomes):
+        warnings.warn(
+            f"{len(group)} clients from '{group[0].name}' on could not answer together "
+            f"({type(failed).__name__}: {failed}) and answered one by one, which is slower.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return outcomes
 
 

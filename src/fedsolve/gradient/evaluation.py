@@ -20,7 +20,8 @@ class Watch:
     """Called after every exchange of a run: what the newest models do on test rows.
 
     features (rows, width), labels (rows,): the test rows.
-    targets: "global", "aggregated" or both. How well the clients' own models do on their own rows while they
+    targets: "global", "aggregated" or both, the first as `test_accuracy` and the second with its name before
+             it; the one that `fit` gives when empty. How well the clients' own models do on their own rows while they
              train, in the last epoch of a round, is in every round's metrics as `local_accuracy`.
     every:   rounds between two looks; the last round is always looked at.
     representation: also measure how classes lie in the features of the last layer (FLFA, Eqs. 56-58).
@@ -32,7 +33,7 @@ class Watch:
         features: Array,
         labels: Array,
         *,
-        targets: tuple[str, ...] = ("global",),
+        targets: tuple[str, ...] = (),
         every: int = 1,
         representation: bool = False,
     ) -> None:
@@ -61,16 +62,17 @@ class Watch:
             return {}
         found: dict[str, Any] = {}
         models = run.targets()
-        for target in self.targets:
-            model = models[target]
+        for number, target in enumerate(self.targets or (run.reported(),)):
+            # Before anybody has trained there is no mean of local models; the global one is what there is.
+            model = models.get(target, models["global"])
             model.device = str(find_device(run.method.device))
             features, scores = model.representation(self.features)
-            prefix = "" if target == "global" else f"{target}_"
+            prefix = "" if number == 0 else f"{target}_"
             assert model.classes is not None
             correct = model.classes[np.argmax(scores, axis=1)] == self.labels
             found[f"{prefix}test_accuracy"] = float(np.mean(correct))
             found[f"{prefix}test_loss"] = _cross_entropy(scores, self.labels, model.classes)
-            if self.representation and target == self.targets[0]:
+            if self.representation and number == 0:
                 found["representation"] = representation(features, self.labels)._asdict()
         return found
 

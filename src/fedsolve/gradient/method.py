@@ -455,11 +455,12 @@ class GradientRun(Run[GradientModel]):
         return {name: self._model(weights) for name, weights in named.items()}
 
     def model(self) -> GradientModel:
-        model = self.targets()[self._reported()]
+        model = self.targets()[self.reported()]
         model.history = tuple(self.history)
         return model
 
-    def _reported(self) -> str:
+    def reported(self) -> str:
+        """Which of the targets `model` gives at this moment."""
         return self.method.reported if self.server.aggregated else "global"
 
     def _model(self, weights: Weights) -> GradientModel:

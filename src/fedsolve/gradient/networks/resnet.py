@@ -12,6 +12,8 @@ entered the block and end in the same sum.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ WIDTHS = (64, 128, 256, 512)
 GROUPS = 32
 
 
-class Residual(nn.Module):
+class Residual(nn.Module, ABC):
     """A block of convolutions with a shortcut, which is a 1x1 convolution where shapes change."""
 
     expansion = 1
@@ -43,11 +45,13 @@ class Residual(nn.Module):
             maps = self.shortcut_norm(self.shortcut(maps))
         return torch.relu_(main.add_(maps))
 
+    @abstractmethod
     def _add_main(self, inputs: int, width: int, stride: int, normalised: Normalisation) -> None:
-        raise NotImplementedError
+        """Register the layers of the main branch."""
 
+    @abstractmethod
     def _main(self, maps: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The main branch."""
 
 
 class Basic(Residual):
