@@ -21,8 +21,8 @@ class Watch:
 
     features (rows, width), labels (rows,): the test rows.
     targets: "global", "aggregated" or both, the first as `test_accuracy` and the second with its name before
-             it; the one that `fit` gives when empty. How well the clients' own models do on their own rows while they
-             train, in the last epoch of a round, is in every round's metrics as `local_accuracy`.
+             it; the one that `fit` gives when empty. How well the clients' own models do on their own rows
+             while they train, in the last epoch of a round, is in every round's metrics as `local_accuracy`.
     every:   rounds between two looks; the last round is always looked at.
     representation: also measure how classes lie in the features of the last layer (FLFA, Eqs. 56-58).
     `seconds` is the time spent looking.
