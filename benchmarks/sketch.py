@@ -19,7 +19,7 @@ from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import FedAvg, alignment
 from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import Server, Weights
+from fedsolve.gradient.server import Server, Weights
 from fedsolve.registry import Info, register
 
 WITHIN = 0.01

@@ -14,9 +14,10 @@ import pytest
 
 from fedsolve import LocalFederation
 from fedsolve.federation.method import exchanges
-from fedsolve.gradient.group import _plan
-from fedsolve.gradient.method import GradientMethod, GradientRun, _sample
+from fedsolve.gradient.batches import plan_batches
+from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.networks import build_network
+from fedsolve.gradient.run import GradientRun, cohort_of
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -95,12 +96,12 @@ def clients_of(federation: LocalFederation) -> dict[str, tuple[Any, Any]]:
 
 def cohort(method: GradientMethod, names: Sequence[str], round_: int) -> tuple[str, ...]:
     """The clients of a round."""
-    return _sample(method, tuple(sorted(names)), round_)
+    return cohort_of(method, tuple(sorted(names)), round_)
 
 
 def batches(method: GradientMethod, count: int, round_: int, client: str, least: int = 1) -> list[Any]:
     """A client's batches of a round, as row numbers."""
-    return [torch.as_tensor(batch) for batch in _plan(method, count, round_, client, least)]
+    return [torch.as_tensor(batch) for batch in plan_batches(method, count, round_, client, least)]
 
 
 def cross_entropy(net: Any, inputs: Any, targets: Any) -> Any:

@@ -15,7 +15,7 @@ from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.method import exchanges
 from fedsolve.federation.workspace import Workspace
-from fedsolve.gradient import method as engine
+from fedsolve.gradient import answers as engine
 from fedsolve.gradient.fedacg import FedACG
 from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.fedavgm import FedAvgM

@@ -15,14 +15,15 @@ import pytest
 
 from fedsolve.errors import DataError
 from fedsolve.federation.local import LocalFederation
+from fedsolve.gradient.batches import plan_batches
 from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.fedlc import FedLC
 from fedsolve.gradient.fedntd import FedNTD, not_true
 from fedsolve.gradient.fedrs import FedRS
 from fedsolve.gradient.fedsol import FedSOL
-from fedsolve.gradient.group import _plan
-from fedsolve.gradient.method import GradientMethod, _sample
+from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.moon import MOON
+from fedsolve.gradient.run import cohort_of
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -243,7 +244,7 @@ class Plain:
         counts = torch.bincount(y, minlength=CLASSES).double()
         w = {name: value.clone().requires_grad_() for name, value in start.items()}
         velocity = None
-        for batch in _plan(method, len(y), round_, f"client-{client}", 1):
+        for batch in plan_batches(method, len(y), round_, f"client-{client}", 1):
             feedback = {
                 name: start[f"{name}.weight"]
                 * (w[f"{name}.weight"].detach().norm() / start[f"{name}.weight"].norm())
@@ -269,7 +270,7 @@ class Plain:
         clients = tuple(range(int(self.problem.owners.max()) + 1))
         chosen = []
         for round_ in range(method.rounds):
-            answers = {k: self.client(start, k, round_) for k in _sample(method, clients, round_)}
+            answers = {k: self.client(start, k, round_) for k in cohort_of(method, clients, round_)}
             rows = sum(count for _, count in answers.values())
             mean = {name: sum(w[name] * count for w, count in answers.values()) / rows for name in start}
             if method.feedback == "lowest":
@@ -575,7 +576,7 @@ def normalised_run(method: GradientMethod, problem: Problem, module):
             optimiser = torch.optim.SGD(
                 local.parameters(), method.rate, method.momentum, weight_decay=method.weight_decay
             )
-            for number, batch in enumerate(_plan(method, len(y), round_, f"client-{client}", 2)):
+            for number, batch in enumerate(plan_batches(method, len(y), round_, f"client-{client}", 2)):
                 xb, yb = x[batch], y[batch]
                 optimiser.zero_grad()
                 if isinstance(method, FedSOL) and number > 0:

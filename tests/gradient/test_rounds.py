@@ -13,7 +13,7 @@ from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.messages import Term
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import MOON, FedAvg, FedDisco, FedDyn, Scaffold
-from fedsolve.gradient import method as engine
+from fedsolve.gradient import answers as engine
 from fedsolve.gradient.evaluation import Watch
 
 torch = pytest.importorskip("torch")

@@ -19,7 +19,7 @@ from fedsolve.cli.rows import Reader, row_options
 from fedsolve.closedform.models import StagedModel
 from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.gradient.method import find_device
+from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.models import GradientModel
 from fedsolve.gradient.networks.custom import allowing
 from fedsolve.model import Model, load_model

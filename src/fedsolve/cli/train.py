@@ -41,8 +41,10 @@ from fedsolve.errors import ModelFileError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
+from fedsolve.gradient.alignment import CHOICES
+from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.evaluation import Watch, final_accuracy
-from fedsolve.gradient.method import CHOICES, GradientMethod, find_device
+from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.models import GradientModel
 from fedsolve.model import Model
 

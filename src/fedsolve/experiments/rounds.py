@@ -39,7 +39,8 @@ def watch(method: Method[Any], rows: Rows, measure: Measure) -> Any:
 
 def score_where_trained(model: Model, method: Method[Any]) -> None:
     """Let a gradient model predict on the device it was trained on."""
-    from fedsolve.gradient.method import GradientMethod, find_device
+    from fedsolve.gradient.devices import find_device
+    from fedsolve.gradient.method import GradientMethod
     from fedsolve.gradient.models import GradientModel
 
     if isinstance(method, GradientMethod) and isinstance(model, GradientModel):

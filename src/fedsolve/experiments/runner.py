@@ -166,7 +166,7 @@ def _gpu(device: str | None) -> dict[str, str]:
         return {}
     import torch
 
-    from fedsolve.gradient.method import find_device
+    from fedsolve.gradient.devices import find_device
 
     place = find_device(str(device))
     return {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}

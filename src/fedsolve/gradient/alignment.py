@@ -35,6 +35,9 @@ from fedsolve.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHOICES = ("lowest", "highest", "skewness")
+"""How layers are chosen from their scores."""
+
 SCHEME = 1
 TIE = 12  # decimals of z that count: with one client every layer has z = 1 up to rounding
 
@@ -43,6 +46,11 @@ Choice = Literal["lowest", "highest"]
 _CACHED = 4
 _cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 _lock = threading.Lock()
+
+
+def weight_of(layer: str) -> str:
+    """The name of a layer's weight; a network that is itself a layer has no name before it."""
+    return f"{layer}.weight" if layer else "weight"
 
 
 def alignment_sums(updates: Mapping[str, Array | Tensor], sketch: int = 0, seed: int = 0) -> dict[str, Array]:

@@ -11,7 +11,8 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.method import Run
 from fedsolve.gradient.alignment import representation
-from fedsolve.gradient.method import GradientRun, find_device
+from fedsolve.gradient.devices import find_device
+from fedsolve.gradient.run import GradientRun
 
 TARGETS = ("global", "aggregated")
 

@@ -18,8 +18,9 @@ from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
 from fedsolve.gradient.fedprox import pull
-from fedsolve.gradient.group import Step
-from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 

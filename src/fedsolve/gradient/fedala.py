@@ -27,9 +27,10 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
-from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.models import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personal import PersonalMethod, alone, arrays_of, own_buffers, weights_of
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:

@@ -36,7 +36,8 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
-from fedsolve.gradient.group import Group, Step, _steps_per_epoch
+from fedsolve.gradient.batches import steps_per_epoch
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.models import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personal import (
@@ -49,6 +50,7 @@ from fedsolve.gradient.personal import (
     weights_of,
 )
 from fedsolve.gradient.prototypes import check_stays, class_means, head_names
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -193,7 +195,7 @@ def _distances(step: Step, features: Tensor, prototypes: Tensor) -> Tensor:
 
 def _first_epoch(group: Group) -> Iterator[Step]:
     """The batches of the round's first epoch, with the networks in eval mode while they are used."""
-    lengths = np.minimum(_steps_per_epoch(group.method, group.sizes, group.least), group.steps)
+    lengths = np.minimum(steps_per_epoch(group.method, group.sizes, group.least), group.steps)
     with _evaluating(group):
         for number in range(int(lengths.max(initial=0))):
             yield Step(group, number, int(np.sum(lengths > number)))

@@ -20,7 +20,8 @@ from typing import ClassVar, Literal
 from fedsolve.checks import check_choice, check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
-from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.server import Server, Weights
 from fedsolve.registry import Info, register
 
 

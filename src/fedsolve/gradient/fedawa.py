@@ -26,7 +26,8 @@ from fedsolve.container import Array, with_prefix
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
 from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.server import Server, Weights
 from fedsolve.registry import Info, register
 
 BETAS = (0.5, 0.999)

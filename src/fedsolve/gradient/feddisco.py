@@ -25,9 +25,13 @@ from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.gradient import networks
-from fedsolve.gradient.group import Group, _rows_per_epoch
+from fedsolve.gradient.answers import method_of
+from fedsolve.gradient.batches import rows_per_epoch
+from fedsolve.gradient.devices import find_device
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.learners import borrowed
-from fedsolve.gradient.method import GradientMethod, Server, _method_of, find_device
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.server import Server
 from fedsolve.labels import encode_labels
 from fedsolve.registry import Info, register
 
@@ -127,7 +131,7 @@ def label_discrepancy(counts: Array) -> float:
 def answer(client: ClientData, request: Request, memory: Memory) -> Term:
     """Rows (or 1, in a uniform mean) and label discrepancy; or a_i, when the request carries the sums."""
     opening = memory.chain.blocks[0].note["opening"]
-    method = _method_of(opening)
+    method = method_of(opening)
     assert isinstance(method, FedDisco)
     classes = opening_classes(memory.chain)
     assert classes is not None
@@ -151,4 +155,4 @@ def _trains(method: GradientMethod, rows: int, opening: dict[str, Any]) -> bool:
     if not method.trains_together(features, outputs):
         with borrowed(method, features, outputs, find_device(method.device)) as lend:
             least = 2 if networks.normalises_by_batch(lend()) else 1
-    return int(_rows_per_epoch(method, np.array([rows]), least)[0]) > 0
+    return int(rows_per_epoch(method, np.array([rows]), least)[0]) > 0

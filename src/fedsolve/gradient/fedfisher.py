@@ -27,8 +27,9 @@ from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac
 from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
+from fedsolve.gradient.server import Server, Weights
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:

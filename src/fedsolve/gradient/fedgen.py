@@ -33,10 +33,12 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import networks
 from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
-from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.optimisers import Optimiser
+from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.steps import Step
 from fedsolve.gradient.streams import stream
 from fedsolve.registry import Info, register
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedsolve.checks import check_choice, check_not_negative
-from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:

@@ -35,12 +35,13 @@ from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient import networks
-from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.learners import Output, SingleNetwork, load
-from fedsolve.gradient.method import Server, Weights
 from fedsolve.gradient.models import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personal import PersonalMethod, alone, arrays_of, buffers_of, weights_of
 from fedsolve.gradient.prototypes import check_stays, class_means, head_names
+from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:

@@ -33,10 +33,11 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
-from fedsolve.gradient.group import Group, Step
-from fedsolve.gradient.method import Server, Weights
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.models import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personal import PersonalMethod, arrays_of, train_alone
+from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 OWN = "own"

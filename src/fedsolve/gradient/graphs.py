@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedsolve.gradient.group import Step
+    from fedsolve.gradient.steps import Step
 
 WORTH = 4
 """Steps of one size still to come from which recording pays."""

@@ -16,14 +16,15 @@ from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
+from fedsolve.gradient.batches import plan_batches, rows_per_epoch, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder
-from fedsolve.gradient.learners import Forward, Learners, Output, SingleNetwork, Stack, laid_out, load
+from fedsolve.gradient.learners import Forward, Learners, SingleNetwork, Stack, laid_out, load
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
 from fedsolve.gradient.rows import Rows
+from fedsolve.gradient.steps import Batch, Step
 from fedsolve.gradient.streams import GENERATOR, stream
 from fedsolve.labels import encode_labels
-from fedsolve.threads import several_threads
 
 if TYPE_CHECKING:
     import torch
@@ -33,81 +34,6 @@ if TYPE_CHECKING:
     from fedsolve.gradient.method import GradientMethod
 
 PAD_LIMIT = 1024
-
-Batch = tuple["Tensor", "Tensor", "Tensor | None"]
-"""Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean."""
-
-
-class Step:
-    """One batch of every client that still has one: what the algorithm's loss and gradients see.
-
-    inputs (clients, rows, ...), targets (clients, rows); `weights` and `gradients` are lists in the order of
-    `group.names`, views of the clients taking part.
-    """
-
-    def __init__(self, group: Group, number: int, active: int, batch: Batch | None = None) -> None:
-        self.group = group
-        self.number = number
-        self.active = active
-        self.inputs, self.targets, self._share = batch or group.batch(number, active)
-        held = group.learners.weights
-        self.weights = (
-            [w[:active].detach().requires_grad_() for w in held] if group.learners.stacked else held
-        )
-        self.gradients: list[Tensor] = []
-        self.losses: Tensor | None = None
-        self.output: Output | None = None
-
-    def copied(self, inputs: Tensor, targets: Tensor) -> Step:
-        """The same step on other tensors of the same shape."""
-        return Step(self.group, self.number, self.active, (inputs, targets, self._share))
-
-    def forward(self) -> Output:
-        """The networks' output for this batch."""
-        self.output = self.group.learners.forward(self.inputs, self.weights)
-        return self.output
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean over each client's rows of `values` (clients, rows), without the padding."""
-        return values.mean(dim=1) if self._share is None else (values * self._share).sum(dim=1)
-
-    def real_rows(self) -> Tensor | bool:
-        """Which rows are not padding."""
-        return True if self._share is None else self._share > 0
-
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Each client's mean cross-entropy."""
-        import torch.nn.functional as F
-
-        found = F.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
-        return self.mean(found.reshape(self.targets.shape))
-
-    def differentiate(self, losses: Tensor) -> list[Tensor]:
-        """Gradients of the losses (clients,) with respect to each client's own weights."""
-        import torch
-
-        return [
-            torch.zeros_like(weight) if gradient is None else gradient
-            for weight, gradient in zip(
-                self.weights, torch.autograd.grad(losses.sum(), self.weights, allow_unused=True), strict=True
-            )
-        ]
-
-    def leading(self, values: Tensor) -> Tensor:
-        """Of values with a client axis: those of the clients in this step."""
-        return values[: self.active]
-
-    def received(self) -> list[Tensor]:
-        """The weights received, as a list that fits `weights`."""
-        start, stacked = self.group.start, self.group.learners.stacked
-        if not stacked:
-            return [start[name] for name in self.group.names]
-        return [start[n].expand_as(w) for n, w in zip(self.group.names, self.weights, strict=True)]
-
-    def own(self, values: Mapping[str, Tensor]) -> list[Tensor]:
-        """Per-client tensors by weight name, as a list that fits `weights`."""
-        stacked = self.group.learners.stacked
-        return [values[name][: self.active] if stacked else values[name] for name in self.group.names]
 
 
 class Group:
@@ -151,7 +77,7 @@ class Group:
         self.least = 2 if self._network is not None and networks.normalises_by_batch(self._network) else 1
         codes = [encode_labels(client.own_labels(), classes) for client in clients]
         plans = [
-            _plan(method, len(client), self.round, memory.name, self.least)
+            plan_batches(method, len(client), self.round, memory.name, self.least)
             for client, memory in zip(clients, memories, strict=True)
         ]
         # The clients with the most steps first: those still training are always the leading ones.
@@ -300,7 +226,7 @@ class Group:
             part.learners = SingleNetwork(part._network, self._lend)
         if plans is None:
             owned = zip(self.sizes, self.clients, strict=True)
-            plans = [_plan(method, int(rows), self.round, name, self.least) for rows, name in owned]
+            plans = [plan_batches(method, int(rows), self.round, name, self.least) for rows, name in owned]
         else:
             steps = max(map(len, plans))
             plans = [[*plan, *[np.zeros(0, dtype=np.int64)] * (steps - len(plan))] for plan in plans]
@@ -341,7 +267,7 @@ class Group:
         import torch
 
         method = self.method
-        last = np.maximum(self.steps - _steps_per_epoch(method, self.sizes, self.least), 0)
+        last = np.maximum(self.steps - steps_per_epoch(method, self.sizes, self.least), 0)
         method.prepare(self)
         with ExitStack() as stack:
             if self._draws():
@@ -461,7 +387,7 @@ class Group:
         method = self.method
         losses = self.losses.double().cpu().numpy()
         correct = self.correct.cpu().numpy()
-        epoch = _rows_per_epoch(method, self.sizes, self.least)
+        epoch = rows_per_epoch(method, self.sizes, self.least)
         found: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
@@ -493,31 +419,6 @@ class Group:
         self.memories[place].states.write(self.run, self.exchange, state, self._since.get(client))
 
 
-def _plan(method: GradientMethod, rows: int, round_: int, client: str, least: int) -> list[Array]:
-    """The batches of all epochs, as positions among the client's rows."""
-    rng = stream(method.seed, "batches", client, round_)
-    batches = []
-    for _ in range(method.passes(round_)):
-        # A single batch stays in the order of the rows: then its sums are those of plain gradient descent.
-        order = np.arange(rows) if rows <= method.batch else rng.permutation(rows)
-        for first in range(0, rows, method.batch):
-            found = order[first : first + method.batch]
-            if len(found) >= (method.batch if method.last_batch == "drop" else least):
-                batches.append(found)
-    return batches
-
-
-def _rows_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
-    """Rows that a client sees in one epoch."""
-    rest = sizes % method.batch
-    dropped = rest < (method.batch if method.last_batch == "drop" else least)
-    return np.where(dropped, sizes - rest, sizes)
-
-
-def _steps_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
-    return -(-_rows_per_epoch(method, sizes, least) // method.batch)
-
-
 @contextmanager
 def _drawing(generator: np.random.Generator, device: torch.device) -> Iterator[None]:
     """Torch's own generators start from this stream and are as before afterwards; one client at a time.
@@ -529,21 +430,3 @@ def _drawing(generator: np.random.Generator, device: torch.device) -> Iterator[N
     with GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int(generator.integers(2**63)))
         yield
-
-
-@contextmanager
-def surroundings(device: torch.device) -> Iterator[None]:
-    """One torch thread while several clients train at once, and no kernel chosen by timing it."""
-    import torch
-
-    before = torch.get_num_threads()
-    if not several_threads():
-        torch.set_num_threads(1)
-    try:
-        if device.type == "cuda":
-            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-                yield
-        else:
-            yield
-    finally:
-        torch.set_num_threads(before)

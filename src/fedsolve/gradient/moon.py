@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, ClassVar
 from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.states import State
-from fedsolve.gradient.group import Group, Step
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:

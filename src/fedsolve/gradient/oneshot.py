@@ -12,7 +12,8 @@ from fedsolve.errors import ConditionWarning, DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac, kronecker, networks
 from fedsolve.gradient.gathered import trained, weight_of
-from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.server import Server, Weights
 
 if TYPE_CHECKING:
     from fedsolve.gradient.group import Group

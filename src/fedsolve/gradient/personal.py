@@ -22,10 +22,14 @@ from fedsolve.federation.method import opening
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
-from fedsolve.gradient.group import Group, surroundings
+from fedsolve.gradient.answers import KIND
+from fedsolve.gradient.devices import find_device, surroundings
+from fedsolve.gradient.group import Group
 from fedsolve.gradient.learners import borrowed
-from fedsolve.gradient.method import KIND, GradientMethod, GradientRun, Weights, find_device
+from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.models import GradientModel
+from fedsolve.gradient.run import GradientRun
+from fedsolve.gradient.server import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor

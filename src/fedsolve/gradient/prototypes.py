@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from fedsolve.errors import DataError
 from fedsolve.gradient import networks
+from fedsolve.gradient.alignment import CHOICES
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.method import CHOICES, GradientMethod
+from fedsolve.gradient.method import GradientMethod
 
 if TYPE_CHECKING:
     from torch import Tensor

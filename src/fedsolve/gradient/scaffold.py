@@ -27,8 +27,10 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.states import State
 from fedsolve.gradient.feddyn import check_uniform, nothing
-from fedsolve.gradient.group import Group, Step
-from fedsolve.gradient.method import GradientMethod, Server, Weights
+from fedsolve.gradient.group import Group
+from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, described, sho
 from fedsolve.experiments.figures.readings import Reading, distinct, groups, mean_error
 from fedsolve.experiments.observations import chosen_stages
 from fedsolve.experiments.rounds import REPRESENTATION
-from fedsolve.gradient.method import CHOICES
+from fedsolve.gradient.alignment import CHOICES
 
 ROUNDS = Axis("rounds", whole=True)
 DISTANCES = {

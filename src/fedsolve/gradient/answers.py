@@ -1,0 +1,119 @@
+"""The client's answers to a gradient method: local training, and the measure of drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve import registry
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.messages import Chain, Request, Term
+from fedsolve.federation.participant import ClientData, Memory, group_step
+from fedsolve.gradient import alignment
+from fedsolve.gradient.alignment import CHOICES, weight_of
+from fedsolve.gradient.devices import find_device, surroundings
+from fedsolve.gradient.group import Group
+from fedsolve.gradient.learners import borrowed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsolve.gradient.method import GradientMethod
+
+KIND = "gradient"
+DRIFT = "gradient-drift"
+TOGETHER = 25
+"""Heads that train side by side; of the same order as the cost of one more torch call a step."""
+
+
+def _together(request: Request, chain: Chain) -> int:
+    opening = (chain.blocks or request.blocks)[0].note["opening"]
+    method = method_of(opening)
+    return TOGETHER if method.trains_together(opening["features"], opening["outputs"]) else 1
+
+
+def method_of(opening: Mapping[str, Any]) -> GradientMethod:
+    method: GradientMethod = registry.method_class(opening["method"])(**opening["parameters"])
+    return method
+
+
+@group_step(KIND, _together)
+def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[Memory]) -> list[Term]:
+    """Local training of a group of clients from the weights received: weight * w and weight of each."""
+    import torch
+
+    opening = memories[0].chain.blocks[0].note["opening"]
+    method = method_of(opening)
+    for client in clients:
+        if client.width != opening["features"]:
+            raise DataError(
+                f"this client has {client.width} features per row, the run uses {opening['features']}. "
+                "All must use the same backbone or image size."
+            )
+        if client.weights is not None:
+            raise DataError("gradient methods do not take sample weights; leave them out, or use DeepAFL.")
+    device = find_device(method.device)
+    with borrowed(method, opening["features"], opening["outputs"], device) as lend, surroundings(device):
+        group = Group(method, clients, request, memories, device, lend)
+        group.train()
+        terms = group.terms()
+        for place, number in enumerate(group.order):
+            if group.steps[place] > 0:
+                with torch.no_grad():
+                    _measure(group, place, terms[number])
+    return terms
+
+
+def _measure(group: Group, place: int, term: Term) -> None:
+    """What the choice of layers and the measure of drift need, in unweighted sums."""
+    import torch
+
+    method = group.method
+    if method.feedback not in CHOICES and method.track is None:
+        return
+    weights = group.weights_of(place)
+    if method.feedback in CHOICES:
+        layers: Sequence[str] = group.note["layers"]
+        now, before = (_end_to_end(held, layers) for held in (weights, group.start))
+        sizes = [weights[weight_of(layer)].numel() for layer in layers]
+        updates = dict(zip(layers, torch.split(now - before, sizes), strict=True))
+        term.arrays |= alignment.alignment_sums(updates, method.feedback_sketch, method.seed)
+    if method.track == "drift":
+        held = {n: (w.double() - group.start[n].double()).cpu().numpy() for n, w in weights.items()}
+        term.arrays |= {f"move.{name}": array for name, array in held.items()}
+        term.arrays["move_square"] = np.array([sum(float(np.vdot(a, a)) for a in held.values())])
+        group.memories[place].cache["move"] = (group.run, group.exchange, held)
+        if group.agreement:
+            told = list(group.agreement.values())
+            term.arrays["agreement"] = np.array([a.ratio for a in told] + [a.cosine for a in told])
+
+
+def _end_to_end(held: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:
+    """The layers' weights as one row of float64: a handful of kernels instead of several for each layer."""
+    import torch
+
+    return torch.cat([held[weight_of(layer)].reshape(-1) for layer in layers]).double()
+
+
+@group_step(DRIFT, lambda request, chain: 1)
+def answer_drift(clients: Sequence[ClientData], request: Request, memories: Sequence[Memory]) -> list[Term]:
+    """How far each client's newest update lies from the mean of all clients' (the paper's H, Eq. 59)."""
+    terms = []
+    for memory in memories:
+        run, exchange, held = memory.cache.get("move", ("", -1, None))
+        if (run, exchange) != (memory.chain.digests[1], request.exchange - 1):
+            held = None  # it had no part in this round, or was started anew since
+        elif isinstance(held, dict):
+            held = _distance(held, request.arrays)
+            # The number answers the same question again; the update itself is needed no more.
+            memory.cache["move"] = (run, exchange, held)
+        found = 0.0 if held is None else float(held)
+        terms.append(Term({"drift": np.array([found])}, {"trained": int(held is not None)}))
+    return terms
+
+
+def _distance(moves: Mapping[str, Array], means: Mapping[str, Array]) -> float:
+    return float(np.sqrt(sum(float(np.sum((move - means[f"move.{n}"]) ** 2)) for n, move in moves.items())))

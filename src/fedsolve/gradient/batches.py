@@ -1,0 +1,39 @@
+"""Which rows a client trains on, step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.gradient.streams import stream
+
+if TYPE_CHECKING:
+    from fedsolve.gradient.method import GradientMethod
+
+
+def plan_batches(method: GradientMethod, rows: int, round_: int, client: str, least: int) -> list[Array]:
+    """The batches of all epochs, as positions among the client's rows."""
+    rng = stream(method.seed, "batches", client, round_)
+    batches = []
+    for _ in range(method.passes(round_)):
+        # A single batch stays in the order of the rows: then its sums are those of plain gradient descent.
+        order = np.arange(rows) if rows <= method.batch else rng.permutation(rows)
+        for first in range(0, rows, method.batch):
+            found = order[first : first + method.batch]
+            if len(found) >= (method.batch if method.last_batch == "drop" else least):
+                batches.append(found)
+    return batches
+
+
+def rows_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
+    """Rows that a client sees in one epoch."""
+    rest = sizes % method.batch
+    dropped = rest < (method.batch if method.last_batch == "drop" else least)
+    return np.where(dropped, sizes - rest, sizes)
+
+
+def steps_per_epoch(method: GradientMethod, sizes: Array, least: int) -> Array:
+    """Steps that a client takes in one epoch."""
+    return -(-rows_per_epoch(method, sizes, least) // method.batch)

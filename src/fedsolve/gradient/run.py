@@ -1,0 +1,292 @@
+"""The rounds of a gradient method on the server: ask a cohort, take the sums, go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve.container import Array, with_prefix
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Request, Total
+from fedsolve.federation.method import Run
+from fedsolve.federation.states import ticket
+from fedsolve.gradient import alignment, networks
+from fedsolve.gradient.alignment import CHOICES, weight_of
+from fedsolve.gradient.answers import DRIFT, KIND
+from fedsolve.gradient.feedback import Feedback, eligible_layers
+from fedsolve.gradient.models import GradientModel
+from fedsolve.gradient.server import Server, Weights, doubles
+from fedsolve.gradient.streams import stream
+
+if TYPE_CHECKING:
+    from fedsolve.gradient.method import GradientMethod
+
+
+class GradientRun(Run[GradientModel]):
+    """Rounds of a gradient method: an optional prelude, training, and an optional measure of drift."""
+
+    method: GradientMethod
+
+    def __init__(self, method: GradientMethod, spec: Spec) -> None:
+        super().__init__(method, spec)
+        if spec.classes is None:
+            raise DataError("gradient methods classify; use AFL or DeepAFL for regression.")
+        network = networks.build_network(
+            method.network,
+            spec.features,
+            spec.outputs,
+            seed=method.seed,
+            dtype=method.precision,
+            shape=method.image_shape,
+        )
+        weights = {n: p.detach().numpy() for n, p in networks.float_parameters(network).items()}
+        buffers = {n: b.numpy() for n, b in networks.float_buffers(network).items()}
+        self.server = Server(method, spec, doubles(weights), doubles(buffers))
+        self.layers = self._feedback_layers(network)
+        self._phase = "start"
+        self._since: dict[str, int] = {}
+        self._means: Weights = {}
+        method.opening_state(self.server)
+
+    def _feedback_layers(self, network: Any) -> list[str]:
+        """The layers that feedback alignment chooses among; refused when there is none or a name is wrong."""
+        method = self.method
+        if method.feedback is None:
+            return []
+        layers = [
+            layer
+            for layer in eligible_layers(network, method.feedback_first)
+            if network.get_submodule(layer).weight.requires_grad
+        ]
+        if method.feedback not in CHOICES:
+            named = [layer.strip() for layer in method.feedback.split(",")]
+            with Feedback(network, named):
+                return named
+        if len(layers) < method.feedback_layers:
+            raise DataError(
+                f"feedback alignment should choose {method.feedback_layers} layers, and network "
+                f"'{method.network}' has {len(layers)} after its first, where it would change nothing. "
+                "Take a deeper network, or let the first layer be chosen too (feedback_first)."
+            )
+        return layers
+
+    @property
+    def exchanges(self) -> int:
+        asked = sum(record.kind == "prelude" for record in self.history)
+        a_round = 1 + (self.method.track == "drift")
+        return self.method.rounds * a_round + asked + self.method.preludes(self.server)
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        server, method = self.server, self.method
+        if server.round >= method.rounds:
+            return None
+        if self._phase == "start":
+            server.clients = len(clients)
+            server.cohort = cohort_of(method, clients, server.round)
+            self._phase = self._opening_phase()
+        note: dict[str, Any] = {"rate": method.rate * method.rate_decay**server.round, "since": self._known()}
+        if self._phase == "prelude":
+            asked = method.prelude(server)
+            assert asked is not None
+            return self._ask(asked[0], server.round, server.cohort, note | asked[1])
+        if self._phase == "drift":
+            answered = self.history[-1].cohort
+            return self._ask(DRIFT, server.round, answered, note, _sent(self._means, "move", np.float64))
+        precision = np.dtype(method.precision)
+        arrays = _sent(method.outgoing(server), "w", precision) | _sent(server.buffers, "b", precision)
+        arrays |= {name: array.astype(precision) for name, array in method.extras(server).items()}
+        note |= {"feedback": self._chosen(), "layers": self.layers}
+        return self._ask(KIND, server.round, server.cohort, note, arrays)
+
+    def _opening_phase(self) -> str:
+        return "train" if self.method.prelude(self.server) is None else "prelude"
+
+    def _chosen(self) -> list[str]:
+        """The layers of this round's feedback alignment."""
+        if self.method.feedback is not None and self.method.feedback not in CHOICES:
+            return self.layers
+        return list(self.server.note.get("feedback", []))
+
+    def _known(self) -> dict[str, int]:
+        """Which exchange's state each client starts from; names stay with the server."""
+        run, cohort = self.chain.digests[1], self.server.cohort
+        return {ticket(run, client): self._since[client] for client in cohort if client in self._since}
+
+    def absorb(self, total: Total) -> None:
+        server, method, phase = self.server, self.method, self._phase
+        if phase == "prelude":
+            method.heard(server, total)
+            self._end("prelude", total, self._opening_phase(), {})
+            return
+        if phase == "drift":
+            trained = total.count("trained")
+            # Clients that are gone, or were started anew, no longer have the update to measure.
+            whole = trained == server.note["trained"] and total.cohort == self.history[-1].cohort
+            drift = float(total["drift"][0]) / trained if whole else None
+            self._end("drift", total, "start", {"drift": drift})
+            server.round += 1
+            return
+        exchange = len(self.history)
+        if method.stateful:
+            self._since |= dict.fromkeys(total.cohort, exchange)
+        if total.count("trained") == 0 or not float(total["weight"][0]) > 0:
+            self._pass_over(total)
+            return
+        metrics = self._metrics(total)
+        mean = _mean(total, "w.")
+        server.aggregated = mean
+        # Weights that no client trains stay as they are.
+        sent = server.sent()
+        method.update(server, {name: mean.get(name, sent[name]) for name in sent}, total)
+        server.buffers |= _mean(total, "b.")
+        self._choose_layers(total, metrics)
+        if method.track == "drift":
+            trained = total.count("trained")
+            moves = with_prefix(total.term.arrays, "move.")
+            self._means = {name: move / trained for name, move in moves.items()}
+            server.note["trained"] = trained
+            self._end("train", total, "drift", metrics)
+            return
+        self._end("train", total, "start", metrics)
+        server.round += 1
+
+    def _pass_over(self, total: Total) -> None:
+        """A round in which nobody who answered could train changes nothing; refused if all answered."""
+        server, method = self.server, self.method
+        if len(total.cohort) == server.clients:
+            if total.count("rows") == 0:
+                raise DataError("no rows at all: every client that answered is empty.")
+            if total.count("trained") > 0:
+                raise TermError(
+                    "the clients' weights sum to zero; no mean can be formed. Use another weighting."
+                )
+            raise DataError(
+                f"round {server.round}: no client had a batch to train on (batch {method.batch}, last_batch "
+                f"'{method.last_batch}', BatchNorm needs two rows). Lower batch, or keep the last batch."
+            )
+        self._end("train", total, "start", {"round": server.round, "idle": len(total.cohort)})
+        server.round += 1
+
+    def _end(self, kind: str, total: Total, phase: str, metrics: dict[str, Any]) -> None:
+        self._phase = phase
+        self._record(kind, self.server.round, total, 0, metrics=metrics)
+
+    def _metrics(self, total: Total) -> dict[str, Any]:
+        trained = total.count("trained")
+        metrics: dict[str, Any] = {
+            "round": self.server.round,
+            "loss": float(total["loss"][0]) / trained,
+            "local_accuracy": total.count("correct") / max(1, total.count("seen")),
+            "idle": len(total.cohort) - trained,
+        }
+        if self._chosen():
+            metrics["feedback"] = self._chosen()
+        if self.method.track == "drift":
+            if "agreement" in total.term.arrays:
+                ratios, cosines = np.split(total["agreement"] / trained, 2)
+                metrics["feedback_ratio"] = dict(zip(self._chosen(), ratios.tolist(), strict=True))
+                metrics["feedback_cosine"] = dict(zip(self._chosen(), cosines.tolist(), strict=True))
+            metrics["mean_squared_drift"] = alignment.mean_squared_drift(
+                with_prefix(total.term.arrays, "move."), float(total["move_square"][0]), trained
+            )
+        return metrics
+
+    def _choose_layers(self, total: Total, metrics: dict[str, Any]) -> None:
+        """The layers of the next round's feedback alignment, from this round's updates (Eq. 14)."""
+        method, server = self.method, self.server
+        if method.feedback not in CHOICES:
+            return
+        sizes = {layer: server.weights[weight_of(layer)].size for layer in self.layers}
+        scores = alignment.alignment_scores(total.term.arrays, sizes, method.feedback_sketch)
+        if not scores:
+            return
+        choice = server.note.get("choice", method.feedback)
+        if choice == "skewness":
+            choice = alignment.choice_by_skewness(scores)
+            server.note["choice"] = choice
+            metrics["skewness"] = alignment.skewness(scores)
+        metrics["alignment"] = dict(scores)
+        server.note["feedback"] = list(alignment.choose_layers(scores, choice, method.feedback_layers))
+
+    def targets(self) -> dict[str, GradientModel]:
+        """The models of this moment by name: the global one, and the mean of the newest local ones."""
+        named = {"global": self.server.weights}
+        if self.server.aggregated:
+            named["aggregated"] = self.server.weights | self.server.aggregated
+        return {name: self._model(weights) for name, weights in named.items()}
+
+    def model(self) -> GradientModel:
+        model = self.targets()[self.reported()]
+        model.history = tuple(self.history)
+        return model
+
+    def reported(self) -> str:
+        """Which of the targets `model` gives at this moment."""
+        return self.method.reported if self.server.aggregated else "global"
+
+    def _model(self, weights: Weights) -> GradientModel:
+        precision = np.dtype(self.method.precision)
+        return GradientModel(
+            {name: array.astype(precision) for name, array in weights.items()},
+            {name: array.astype(precision) for name, array in self.server.buffers.items()},
+            self.spec.classes,
+            self.spec.features,
+            {"method": self.method.key} | self.method.parameters(),
+        )
+
+    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        server = self.server
+        arrays = _prefixed("weights", server.weights) | _prefixed("buffers", server.buffers)
+        arrays |= _prefixed("memory", server.memory) | _prefixed("aggregated", server.aggregated)
+        arrays |= _prefixed("means", self._means)
+        note = {
+            "round": server.round,
+            "clients": server.clients,
+            "cohort": list(server.cohort),
+            "phase": self._phase,
+            "since": self._since,
+            "server": server.note,
+        }
+        return arrays, note
+
+    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        server = self.server
+        # A file sorts its arrays; the network's own order is kept, so that sums over weights keep their bits.
+        weights, buffers = with_prefix(arrays, "weights."), with_prefix(arrays, "buffers.")
+        server.weights = {name: weights[name] for name in server.weights}
+        server.buffers = {name: buffers[name] for name in server.buffers}
+        aggregated = with_prefix(arrays, "aggregated.")
+        server.aggregated = {name: aggregated[name] for name in server.weights if name in aggregated}
+        server.memory = with_prefix(arrays, "memory.")
+        self._means = with_prefix(arrays, "means.")
+        server.round, server.clients, server.cohort = note["round"], note["clients"], tuple(note["cohort"])
+        server.note, self._phase, self._since = note["server"], note["phase"], note["since"]
+
+
+def cohort_of(method: GradientMethod, clients: tuple[str, ...], round_: int) -> tuple[str, ...]:
+    """The cohort of a round: a share of the clients, at least one, drawn by seed and round."""
+    if method.participation == 1:
+        return clients
+    count = max(1, round(method.participation * len(clients)))
+    found = stream(method.seed, "cohort", round_).choice(len(clients), size=count, replace=False)
+    return tuple(clients[index] for index in sorted(found))
+
+
+def _mean(total: Total, prefix: str) -> Weights:
+    weight = float(total["weight"][0])
+    return {
+        name.removeprefix(prefix): array / weight
+        for name, array in total.term.arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _sent(weights: Mapping[str, Array], prefix: str, precision: Any) -> Weights:
+    return {f"{prefix}.{name}": array.astype(precision) for name, array in weights.items()}
+
+
+def _prefixed(prefix: str, arrays: Mapping[str, Array]) -> Weights:
+    return {f"{prefix}.{name}": array for name, array in arrays.items()}

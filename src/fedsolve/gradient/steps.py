@@ -1,0 +1,88 @@
+"""One step of local training, as an algorithm's loss and gradients see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fedsolve.gradient.learners import Output
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsolve.gradient.group import Group
+
+Batch = tuple["Tensor", "Tensor", "Tensor | None"]
+"""Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean."""
+
+
+class Step:
+    """One batch of every client that still has one: what the algorithm's loss and gradients see.
+
+    inputs (clients, rows, ...), targets (clients, rows); `weights` and `gradients` are lists in the order of
+    `group.names`, views of the clients taking part.
+    """
+
+    def __init__(self, group: Group, number: int, active: int, batch: Batch | None = None) -> None:
+        self.group = group
+        self.number = number
+        self.active = active
+        self.inputs, self.targets, self._share = batch or group.batch(number, active)
+        held = group.learners.weights
+        self.weights = (
+            [w[:active].detach().requires_grad_() for w in held] if group.learners.stacked else held
+        )
+        self.gradients: list[Tensor] = []
+        self.losses: Tensor | None = None
+        self.output: Output | None = None
+
+    def copied(self, inputs: Tensor, targets: Tensor) -> Step:
+        """The same step on other tensors of the same shape."""
+        return Step(self.group, self.number, self.active, (inputs, targets, self._share))
+
+    def forward(self) -> Output:
+        """The networks' output for this batch."""
+        self.output = self.group.learners.forward(self.inputs, self.weights)
+        return self.output
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over each client's rows of `values` (clients, rows), without the padding."""
+        return values.mean(dim=1) if self._share is None else (values * self._share).sum(dim=1)
+
+    def real_rows(self) -> Tensor | bool:
+        """Which rows are not padding."""
+        return True if self._share is None else self._share > 0
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Each client's mean cross-entropy."""
+        import torch.nn.functional as F
+
+        found = F.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
+        return self.mean(found.reshape(self.targets.shape))
+
+    def differentiate(self, losses: Tensor) -> list[Tensor]:
+        """Gradients of the losses (clients,) with respect to each client's own weights."""
+        import torch
+
+        return [
+            torch.zeros_like(weight) if gradient is None else gradient
+            for weight, gradient in zip(
+                self.weights, torch.autograd.grad(losses.sum(), self.weights, allow_unused=True), strict=True
+            )
+        ]
+
+    def leading(self, values: Tensor) -> Tensor:
+        """Of values with a client axis: those of the clients in this step."""
+        return values[: self.active]
+
+    def received(self) -> list[Tensor]:
+        """The weights received, as a list that fits `weights`."""
+        start, stacked = self.group.start, self.group.learners.stacked
+        if not stacked:
+            return [start[name] for name in self.group.names]
+        return [start[n].expand_as(w) for n, w in zip(self.group.names, self.weights, strict=True)]
+
+    def own(self, values: Mapping[str, Tensor]) -> list[Tensor]:
+        """Per-client tensors by weight name, as a list that fits `weights`."""
+        stacked = self.group.learners.stacked
+        return [values[name][: self.active] if stacked else values[name] for name in self.group.names]
