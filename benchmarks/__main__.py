@@ -251,7 +251,7 @@ def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
 
 
 @main.command("fashion-mnist")
-@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
 @click.option("--rounds", default=100, show_default=True)
 @click.option("--seeds", default="0,1,2", show_default=True, help="One process per arm and seed.")
@@ -261,8 +261,10 @@ def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
 )
 @click.option("--arm", "arms", multiple=True, help="Only these, such as FedLC+FLFA.")
 @click.option("--seed", type=int, default=None, help="Run one arm and seed in this process.")
+@click.option("--table", is_flag=True, help="Train nothing: print what OUT holds.")
+@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves (PNG).")
 def _fashion_mnist(
-    data: Path,
+    data: Path | None,
     out: Path,
     rounds: int,
     seeds: str,
@@ -270,18 +272,27 @@ def _fashion_mnist(
     seconds: float,
     arms: tuple[str, ...],
     seed: int | None,
+    table: bool,
+    figure: Path | None,
 ) -> None:
     """FLFA on Fashion-MNIST in the paper's setting, with and without feedback alignment (needs torch)."""
     from benchmarks import fashion_mnist
+    from fedsolve.experiments.figures.style import render
 
+    if data is None and not table:
+        raise click.UsageError("name the folder with Fashion-MNIST (DATA), or print old results with --table.")
     chosen = list(arms or fashion_mnist.ARMS)
     if seed is not None:
         out.mkdir(parents=True, exist_ok=True)
         fashion_mnist.run_arm(chosen[0], seed, data, out, rounds, device, seconds)
         return
-    told = fashion_mnist.run_all(
-        data, out, rounds, [int(s) for s in seeds.split(",")], device, seconds, chosen
-    )
+    if table:
+        told = fashion_mnist.summary(out)
+    else:
+        numbers = [int(s) for s in seeds.split(",")]
+        told = fashion_mnist.run_all(data, out, rounds, numbers, device, seconds, chosen)
+    if figure is not None:
+        figure.write_bytes(render(fashion_mnist.draw(out), "png"))
     report.show_arms(Console(width=140, highlight=False, markup=False), told)
 
 

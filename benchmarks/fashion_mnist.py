@@ -21,6 +21,8 @@ import fedsolve as fs
 from benchmarks.machine import progress
 from fedsolve import container
 from fedsolve.data.datasets import load_dataset
+from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, panels
+from fedsolve.experiments.statistics import mean_and_error
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import FedAvg, FedAvgM, FedLC
 from fedsolve.gradient.evaluation import Watch
@@ -126,6 +128,24 @@ def summary(out: Path) -> list[dict[str, Any]]:
             }
         )
     return [found[arm] for arm in ARMS if arm in found]
+
+
+def draw(out: Path) -> Any:
+    """Test accuracy round by round, with and without feedback alignment; a panel for each host."""
+    curves: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+    for path in sorted(out.glob("*.json")):
+        told = json.loads(path.read_text())
+        curves[told["arm"]].append([100 * entry["test_accuracy"] for entry in told["rounds"]])
+    groups = []
+    for host in HOSTS:
+        series = []
+        for plus, words in (("", "without"), ("+FLFA", "with feedback alignment")):
+            found = [mean_and_error(values) for values in zip(*curves[host + plus], strict=False)]
+            means = tuple(mean for mean, _ in found)
+            errors = tuple(float("nan") if error is None else error for _, error in found)
+            series.append(Series(words, tuple(range(1, len(found) + 1)), means, errors))
+        groups.append((host, series))
+    return panels(groups, Axis("round", whole=True), Axis(ACCURACY))
 
 
 def _rounds(history: Any) -> list[dict[str, Any]]:
