@@ -158,7 +158,7 @@ def growth_command(json_path: Path | None) -> None:
 @click.option("--refinement-ridge", default=1.0, show_default=True)
 @click.option("--layers", default=5, show_default=True, help="Blocks of the DeepAFL entries.")
 @click.option("--gradient", is_flag=True, help="Gradient methods too (needs fedsolve[torch]).")
-@click.option("--rounds", default=200, show_default=True, help="Of the gradient methods.")
+@click.option("--rounds", default=200, show_default=True, help="Of the gradient methods; FedPCL has 8.")
 @click.option("--network", default="linear", show_default=True, help="Of the gradient methods.")
 @click.option("--rate", default=0.05, show_default=True, help="Of the gradient methods, FedPCL aside.")
 @click.option(
