@@ -471,11 +471,13 @@ def test_the_blocks_of_the_how_to_run(tmp_path, store, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if language == "sh" for line in block.splitlines()]
-    assert len(lines) == 9
+    assert len(lines) == 11
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "fedsolve"
         done = fedsolve(*words)
         assert done.exit_code == 0, f"{line}\n{done.output}"
-    (script,) = [block for language, block in blocks if language == "python"]
-    exec(compile(script, "how-to-gradient.md", "exec"), {})
+    assert len(list((tmp_path / "own").glob("*.safetensors"))) == 20
+    scripts = [block for language, block in blocks if language == "python"]
+    assert len(scripts) == 2
+    exec(compile("\n".join(scripts), "how-to-gradient.md", "exec"), {})
