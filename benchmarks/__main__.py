@@ -158,7 +158,7 @@ def growth_command(json_path: Path | None) -> None:
 @click.option("--refinement-ridge", default=1.0, show_default=True)
 @click.option("--layers", default=5, show_default=True, help="Blocks of the DeepAFL entries.")
 @click.option("--gradient", is_flag=True, help="Gradient methods too (needs fedsolve[torch]).")
-@click.option("--rounds", default=200, show_default=True, help="Of the gradient methods; FedPCL has 8.")
+@click.option("--rounds", default=200, show_default=True, help="Of the gradient methods; FedPCL has 3.")
 @click.option("--network", default="linear", show_default=True, help="Of the gradient methods.")
 @click.option("--rate", default=0.05, show_default=True, help="Of the gradient methods, FedPCL aside.")
 @click.option(
@@ -280,7 +280,7 @@ def _fashion_mnist(
     from fedsolve.experiments.figures.style import render
 
     if data is None and not table:
-        raise click.UsageError("name the folder with Fashion-MNIST (DATA), or print old results with --table.")
+        raise click.UsageError("name the folder with Fashion-MNIST (DATA), or print results with --table.")
     chosen = list(arms or fashion_mnist.ARMS)
     if seed is not None:
         out.mkdir(parents=True, exist_ok=True)

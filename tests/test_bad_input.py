@@ -131,6 +131,20 @@ def test_empty_clients_are_named_and_harmless() -> None:
         assert len(model.history[0].cohort) == 12
 
 
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [(np.array(["a", "b"])[Y % 2], "such as 'a'.*needs numbers"), (np.ones((len(Y), 2)), "2 values per row")],
+)
+def test_targets_that_a_regression_model_cannot_be_scored_on(targets: Any, message: str) -> None:
+    regression = fs.LocalFederation.from_arrays(X, X[:, 0], OWNERS, task="regression")
+    model = fs.AFL().fit(regression)
+    with pytest.raises(fs.DataError, match=message):
+        model.score(X, targets)
+    others = fs.LocalFederation([Participant("north", ClientData(X, targets))], classes=[0, 1])
+    with pytest.raises(fs.FedsolveError, match=message):
+        others.evaluate(model)
+
+
 def test_clients_of_different_width() -> None:
     with pytest.raises(fs.DataError, match=r"'south' has 3 features per row, the others \[4\]"):
         fs.LocalFederation(

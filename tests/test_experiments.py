@@ -29,6 +29,7 @@ from fedsolve.experiments.sources import Rows, StoredRows, Tick, random_rows
 from fedsolve.experiments.store import CELLS, DAMAGED, load_run
 from fedsolve.gradient import FedAvg
 from tests.command import document
+from tests.toy import opening, toy_data, toy_rows, written
 
 SHIPPED = Path(__file__).parent.parent / "experiments"
 FULL = sorted(
@@ -38,24 +39,11 @@ FULL = sorted(
 )
 SMALL = sorted((SHIPPED / "small").glob("*.toml"))
 
-RNG = np.random.default_rng(5)
-X = RNG.standard_normal((360, 6))
-Y = np.argmax(np.c_[X[:, 0] * X[:, 1], X[:, 2], np.sin(2 * X[:, 3])], axis=1)
-ROWS = Rows(X[:240], Y[:240], X[240:], Y[240:], "toy")
+ROWS = toy_rows(*toy_data(360, seed=5), 240)
 
-BASE = """
-title = "toy"
-seeds = [0, 1]
-
-[dataset]
-address = "digits"
-
-[[partition]]
-kind = "dirichlet"
-alpha = 0.5
-clients = 7
-
-[[method]]
+BASE = (
+    opening("toy", alpha=0.5, clients=7)
+    + """[[method]]
 name = "AFL"
 method = "afl"
 parameters = {ridge = 0.1}
@@ -66,12 +54,7 @@ method = "deepafl"
 parameters = {layers = 3, width = 16}
 depths = [0, 3]
 """
-
-
-def written(folder: Path, text: str, name: str = "toy.toml") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
+)
 
 
 def toy(spec: DatasetSpec, seed: int, tick: Tick) -> Rows:

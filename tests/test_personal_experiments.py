@@ -33,28 +33,15 @@ from fedsolve.experiments.store import load_run
 from fedsolve.experiments.tables import tables_of
 from fedsolve.federation.local_scores import client_rows
 from tests.command import document, fedsolve, refused
+from tests.toy import opening, toy_data, toy_rows, written
 
-RNG = np.random.default_rng(11)
-X = RNG.standard_normal((500, 6))
-Y = np.argmax(
-    np.c_[X[:, 0] * X[:, 1], X[:, 2], np.sin(2 * X[:, 3])] + 0.4 * RNG.standard_normal((500, 3)), axis=1
-)
-ROWS = Rows(X[:350], Y[:350], X[350:], Y[350:], "toy")
+X, Y = toy_data(500, seed=11, noise=0.4)
+ROWS = toy_rows(X, Y, 350)
 UNSPLIT = Rows(X, Y, None, None, "unsplit")
 
-TEXT = """
-title = "own models"
-seeds = [0, 1]
-
-[dataset]
-address = "digits"
-
-[[partition]]
-kind = "dirichlet"
-alpha = 0.3
-clients = 6
-
-[[method]]
+TEXT = (
+    opening("own models", alpha=0.3, clients=6)
+    + """[[method]]
 name = "local only"
 method = "local"
 parameters = {ridge = 1.0}
@@ -79,12 +66,11 @@ rows = "method"
 columns = "partition"
 values = ["test", "worst_decile", "gain_shared", "gain_alone"]
 """
+)
 
 
 def cells(tmp_path: Path, text: str = TEXT) -> dict[str, Cell]:
-    path = tmp_path / "own.toml"
-    path.write_text(text)
-    found = read_experiment(path).cells()
+    found = read_experiment(written(tmp_path, text, "own.toml")).cells()
     return {f"{cell.method.name}{cell.grid.get('balance', '')}": cell for cell in found if cell.seed == 0}
 
 
@@ -180,9 +166,8 @@ def test_methods_that_have_no_local_measure_say_so(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("runs")
-    path = folder / "own.toml"
-    path.write_text(TEXT)
-    run_experiment(read_experiment(path), folder, lambda spec, seed, tick: ROWS, workers=1)
+    file = written(folder, TEXT, "own.toml")
+    run_experiment(read_experiment(file), folder, lambda spec, seed, tick: ROWS, workers=1)
     return load_run(folder / "own")
 
 
@@ -203,8 +188,8 @@ def test_tables_show_local_measures(run: Any) -> None:
 
 def test_a_report_claims_nothing_of_partitions_that_deal_the_test_rows(tmp_path: Path) -> None:
     text = TEXT + '[[partition]]\nkind = "iid"\nclients = 4\n[[method]]\nname = "AFL"\nmethod = "afl"\n'
-    (tmp_path / "two.toml").write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
-    run_experiment(read_experiment(tmp_path / "two.toml"), tmp_path, lambda spec, seed, tick: ROWS, workers=1)
+    file = written(tmp_path, text.replace("seeds = [0, 1]", "seeds = [0]"), "two.toml")
+    run_experiment(read_experiment(file), tmp_path, lambda spec, seed, tick: ROWS, workers=1)
     found = load_run(tmp_path / "two")
     assert not any("partition" in sentence for sentence in overall([found]))
     page = report([found])
@@ -292,7 +277,7 @@ def test_train_writes_the_shared_model_and_the_clients_own(tmp_path: Path) -> No
 
 
 def test_clients_are_named_after_the_column_that_owns_them(tmp_path: Path) -> None:
-    owners = np.array(["ward/1", "ward 2"])[RNG.integers(0, 2, 350)]
+    owners = np.array(["ward/1", "ward 2"])[np.random.default_rng(11).integers(0, 2, 350)]
     np.savez(tmp_path / "d.npz", x=X[:350], y=Y[:350], who=owners)
     document("train", tmp_path / "d.npz", *SIZES, "--client-column", "who", "--personal", tmp_path / "own")
     assert sorted(file.name for file in (tmp_path / "own").iterdir()) == [

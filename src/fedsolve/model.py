@@ -12,7 +12,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.labels import labels_note
+from fedsolve.labels import labels_note, regression_targets
 
 if TYPE_CHECKING:
     from fedsolve.federation.method import Record
@@ -104,7 +104,7 @@ class Model(ABC):
             raise DataError("cannot score a model on no rows at all.")
         if self.classes is not None:
             return float(np.mean(predicted == labels))
-        target = labels.reshape(len(labels), -1).astype(np.float64)
+        target = regression_targets(labels, self.outputs).astype(np.float64)
         error = np.sum((target - predicted.reshape(target.shape)) ** 2, axis=0)
         spread = np.sum((target - target.mean(axis=0)) ** 2, axis=0)
         return float(np.mean(1.0 - error / spread))

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsolve.federation.flower import certificates, security
 from fedsolve.federation.flower.keyfolder import Keys
 from fedsolve.federation.flower.link import RuntimeLink
 from fedsolve.federation.flower.service import serving
 from fedsolve.federation.flower.superlink import free_port
 from tests.conftest import Dataset
+from tests.flower_security.keyring import keys_for
 from tests.flower_security.processes import running, stop
 
 from .sites import NAMES, Sites
@@ -34,12 +34,7 @@ def sites(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Sites:
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     """An authority and four registered sites."""
-    held = Keys(tmp_path_factory.mktemp("federation") / "keys")
-    certificates.create_authority(held, ["localhost"])
-    for name in NAMES:
-        security.create_client(held, name)
-        security.register(held, held.client_public_key(name))
-    return held
+    return keys_for(tmp_path_factory.mktemp("federation") / "keys", NAMES)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from fedsolve.container import to_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.flower.agreement import Agreement
 from fedsolve.federation.flower.answering import Answerer, Event
 from fedsolve.federation.flower.federation import FlowerFederation
 from fedsolve.federation.messages import Block, Chain, Request
@@ -48,7 +49,7 @@ def fedavg(network: str) -> Any:
 
 def asked(site: Answerer, request: Request) -> dict[str, Any]:
     """The note of a site's reply to a request that the test made up."""
-    asking = federation(site)._note("answer") | {"exchange": request.exchange, "classes": None}
+    asking = Agreement("classification").note("answer") | {"exchange": request.exchange, "classes": None}
     return site.reply(asking, np.frombuffer(encode_request(request), np.uint8))[0]
 
 
@@ -186,8 +187,9 @@ def named(**options: Any) -> tuple[Answerer, list[Event]]:
     return Answerer("north", fs.ClientData(X, NAMES), show=shown.append, **options), shown
 
 
-def note_for(here: Answerer, ask: str, classes: list[str]) -> dict[str, Any]:
-    return federation(here)._note(ask) | {"exchange": 0, "classes": labels_note(np.array(classes))}
+def note_for(ask: str, classes: list[str]) -> dict[str, Any]:
+    note = Agreement("classification").note(ask)
+    return note | {"exchange": 0, "classes": labels_note(np.array(classes))}
 
 
 @pytest.mark.parametrize("ask", ["describe", "answer"])
@@ -196,7 +198,7 @@ def test_a_refusal_names_classes_to_this_site_alone(ask: str, agreed: list[str] 
     for share in (False, True):
         here, shown = named(classes=agreed, share_classes=share)
         request = np.frombuffer(encode_request(Request("afl", 0, 0, ())), np.uint8)
-        reply, _ = here.reply(note_for(here, ask, ["angina", "measles"]), request)
+        reply, _ = here.reply(note_for(ask, ["angina", "measles"]), request)
         assert reply["error"] == "DataError"
         assert ("asthma" in reply["message"]) == share
         assert "asthma" in shown[-1].text
@@ -222,7 +224,7 @@ def test_of_an_error_in_other_software_the_server_hears_the_type_alone(
         raise RuntimeError("cannot open /data/patients/asthma")
 
     monkeypatch.setattr(here, "_describe", broken)
-    reply, _ = here.reply(note_for(here, "describe", ["angina", "asthma", "scabies"]), np.empty(0, np.uint8))
+    reply, _ = here.reply(note_for("describe", ["angina", "asthma", "scabies"]), np.empty(0, np.uint8))
     assert (reply["error"], "patients" in json.dumps(reply)) == ("RuntimeError", False)
     assert "patients" in shown[-1].text
     assert "Traceback" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from fedsolve.errors import DataError
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.federation.flower.answering import Event
 from tests.command import fedsolve, refused
+from tests.toy import RANDOM, opening, written
 
 pytestmark = pytest.mark.flower
 
@@ -120,24 +121,10 @@ def test_a_sender_cannot_fill_the_log_of_the_gate(caplog: pytest.LogCaptureFixtu
 
 
 def test_an_engine_that_cannot_measure_client_by_client_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.toml"
-    text = """
-title = "t"
-seeds = [0]
-{engine}
-[dataset]
-random = {{rows = 400, width = 12, classes = 3}}
-[partition]
-kind = "dirichlet"
-alpha = 0.1
-clients = 2
-[[method]]
-method = "afl"
-[measure]
-local = true
-"""
-    path.write_text(text.format(engine=""))
-    assert read_experiment(path).measure.local
-    path.write_text(text.format(engine='engine = "flower-simulation"'))
+    def file(engine: str | None) -> Path:
+        text = opening("t", 0.1, 2, RANDOM, seeds=(0,), engine=engine)
+        return written(tmp_path, text + '[[method]]\nmethod = "afl"\n[measure]\nlocal = true\n')
+
+    assert read_experiment(file(None)).measure.local
     with pytest.raises(DataError, match="cannot measure 'local'"):
-        read_experiment(path)
+        read_experiment(file("flower-simulation"))

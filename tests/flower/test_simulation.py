@@ -10,6 +10,7 @@ from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.sources import Rows
 from fedsolve.federation.flower.simulation import _write, simulate
+from tests.toy import RANDOM, opening, written
 
 from .sites import same_bits
 
@@ -52,22 +53,9 @@ def test_a_file_stands_for_features_only_as_a_whole(tmp_path):
         assert (folder / "features.npy").exists() == (number > 0)
 
 
-EXPERIMENT = """
-title = "AFL and DeepAFL"
-seeds = [0]
-{engine}
-
-[dataset]
-random = {{rows = 400, width = 12, classes = 3}}
-
-[partition]
-kind = "dirichlet"
-clients = 10
-alpha = 0.1
-
-[[method]]
+METHOD = """[[method]]
 method = "deepafl"
-parameters = {{layers = 2, width = 16, exchange = "single"}}
+parameters = {layers = 2, width = 16, exchange = "single"}
 """
 
 
@@ -76,10 +64,9 @@ def test_an_experiment_by_either_engine_has_the_same_result(tmp_path):
     features, labels = rng.standard_normal((400, 12)), rng.integers(0, 3, 400)
     rows = Rows(features[:300], labels[:300], features[300:], labels[300:], "key")
     outcomes = []
-    for engine in ("", 'engine = "flower-simulation"'):
-        path = tmp_path / "experiment.toml"
-        path.write_text(EXPERIMENT.format(engine=engine))
-        (cell,) = read_experiment(path).cells()
+    for engine in (None, "flower-simulation"):
+        text = opening("DeepAFL", 0.1, 10, RANDOM, seeds=(0,), engine=engine)
+        (cell,) = read_experiment(written(tmp_path, text + METHOD)).cells()
         outcomes.append((cell.id, run_cell(cell, rows, workers=2)))
     (first, local), (second, simulated) = outcomes
     assert first != second

@@ -10,33 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto
-from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsolve.federation.flower import security
 from fedsolve.federation.flower.keyfolder import Keys
-
-_APP = """
-[project]
-name = "intruder"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "intruder"
-[tool.flwr.app.components]
-serverapp = "intruder.app:app"
-clientapp = "intruder.app:app"
-[tool.flwr.app.config]
-"""
+from fedsolve.federation.flower.superlink import start_request
 
 
 @dataclass(frozen=True)
@@ -65,6 +50,20 @@ class Caller:
                 NodeAuthHttpInterceptor(key, key.public_key()),
             ],
         )
+
+    def refusals(self, address: str, pem: bytes) -> list[int]:
+        """The status codes that starting a run, registering a key and listing nodes are refused with."""
+        codes = []
+        with self.control(address) as client:
+            for call, request in (
+                (client.StartRun, intruding_run()),
+                (client.RegisterNode, RegisterNodeRequest(public_key=pem)),
+                (client.ListNodes, ListNodesRequest()),
+            ):
+                with pytest.raises(httpx.HTTPStatusError) as problem:
+                    call(request)
+                codes.append(problem.value.response.status_code)
+        return codes
 
     def headers(self, seconds: float = 0.0, public: str | None = None) -> dict[str, str]:
         """Signed headers, as of so many seconds ahead; `public` claims the key of another site."""
@@ -107,9 +106,5 @@ class Caller:
 
 def intruding_run() -> StartRunRequest:
     """A run whose app would execute whatever its author likes on the server and on every node."""
-    files = {"pyproject.toml": _APP.encode(), "intruder/app.py": b"app = None\n", "intruder/__init__.py": b""}
-    content = build_fab_from_files(files)[0]
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(content)
-    fab = Fab(digest.finalize().hex(), content, {})
-    return StartRunRequest(fab=fab_to_proto(fab))
+    names = ("__init__", "server_app", "client_app")
+    return start_request("intruder", {f"intruder/{name}.py": b"app = None\n" for name in names})

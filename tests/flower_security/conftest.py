@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsolve.federation.flower import certificates, gate, security
+from fedsolve.federation.flower import gate, security
 from fedsolve.federation.flower.keyfolder import Keys
 
+from .keyring import keys_for
 from .processes import answers, free_ports, program, running
 
 SITES = ("north", "south")
@@ -31,11 +32,7 @@ class Deployment:
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     """An authority, two registered sites, and a key pair that nobody registered."""
-    held = Keys(tmp_path_factory.mktemp("federation") / "keys")
-    certificates.create_authority(held, ["localhost"])
-    for name in SITES:
-        security.create_client(held, name)
-        security.register(held, held.client_public_key(name))
+    held = keys_for(tmp_path_factory.mktemp("federation") / "keys", SITES)
     security.create_client(held, STRANGER)
     return held
 

@@ -70,6 +70,14 @@ def wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: P
         time.sleep(0.1)
 
 
+def gone(alive: Callable[[], bool]) -> bool:
+    """Wait until nothing answers any more; whether that came to pass."""
+    end = time.monotonic() + PATIENCE
+    while alive() and time.monotonic() < end:
+        time.sleep(0.1)
+    return not alive()
+
+
 def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask, wait, then kill what is left of the group."""
     process.terminate()

@@ -19,6 +19,7 @@ from fedsolve.federation.flower.keyfolder import Keys
 from tests.command import fedsolve
 
 from .conftest import STRANGER, Deployment
+from .keyring import keys_for
 from .processes import free_ports
 
 pytestmark = pytest.mark.flower
@@ -35,11 +36,7 @@ def examined(*words: Any) -> tuple[int, dict[str, dict[str, Any]]]:
 @pytest.fixture
 def server(tmp_path: Path) -> Keys:
     """Keys of a server with one registered site."""
-    keys = Keys(tmp_path / "keys")
-    certificates.create_authority(keys, ["h.example"])
-    security.create_client(keys, "north")
-    security.register(keys, keys.client_public_key("north"))
-    return keys
+    return keys_for(tmp_path / "keys", ["north"], "h.example")
 
 
 def test_a_healthy_server(server: Keys) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from fedsolve.federation.flower import certificates
 from fedsolve.federation.flower.keyfolder import Keys
 
 from .conftest import STRANGER, Deployment
-from .processes import answers, free_ports, program, running
+from .processes import answers, free_ports, gone, program, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.flower]
 
@@ -88,10 +87,7 @@ def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
     with running([sys.executable, "-c", parent], log, alive) as process:
         process.kill()
         process.wait()
-        end = time.monotonic() + 60
-        while alive() and time.monotonic() < end:
-            time.sleep(0.1)
-        assert not alive()
+        assert gone(alive)
     assert "the gate closes" in log.read_text()
 
 

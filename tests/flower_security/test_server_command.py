@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
 from fedsolve.federation.flower import security
 from fedsolve.federation.flower.keyfolder import Keys
 
 from .calls import Caller, intruding_run
-from .processes import PATIENCE, answers, free_ports, program, running
+from .processes import answers, free_ports, gone, program, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.flower]
 
@@ -38,27 +36,11 @@ def serving(keys: Keys, folder: Path) -> Iterator[tuple[str, str, subprocess.Pop
         yield listen, found[1], process
 
 
-def gone(alive: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE
-    while alive() and time.monotonic() < end:
-        time.sleep(0.1)
-    return not alive()
-
-
 def test_a_site_cannot_operate_the_server(keys: Keys, tmp_path: Path) -> None:
-    north = Caller(keys, "north")
     pem = security.create_client(Keys(tmp_path / "other"), "intruder").pem
     with serving(keys, tmp_path) as (listen, control, _):
         assert listen != control
-        with north.control(listen) as client:
-            for call, request in (
-                (client.StartRun, intruding_run()),
-                (client.RegisterNode, RegisterNodeRequest(public_key=pem)),
-                (client.ListNodes, ListNodesRequest()),
-            ):
-                with pytest.raises(httpx.HTTPStatusError) as problem:
-                    call(request)
-                assert problem.value.response.status_code == 404
+        assert Caller(keys, "north").refusals(listen, pem) == [404, 404, 404]
 
 
 def test_loopback_alone_does_not_operate_it_either(keys: Keys, tmp_path: Path) -> None:

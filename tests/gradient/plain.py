@@ -61,9 +61,15 @@ NETWORKS = ("linear", "mlp:5", "module")
 """Two that train in stacks and one that trains by itself; see `network`."""
 
 
+ALIGNED = "aligned"
+"""`module()` with feedback alignment in its last layer, LAYER."""
+
+LAYER = "2"
+
+
 def network(name: str) -> Any:
     """What to pass as `network`: the name itself, or `module()`."""
-    return module() if name == "module" else name
+    return module() if name in ("module", ALIGNED) else name
 
 
 def built(method: GradientMethod, outputs: int = CLASSES) -> Any:
@@ -106,6 +112,24 @@ def batches(method: GradientMethod, count: int, round_: int, client: str, least:
 
 def cross_entropy(net: Any, inputs: Any, targets: Any) -> Any:
     return nn.functional.cross_entropy(net(inputs), targets)
+
+
+def aligned(start: Weights) -> Loss:
+    """Cross-entropy of `module()` whose last layer sends its error back through the weights received.
+
+    B = W ||w|| / ||W||, W from `start`. Where inputs are detached, only the weights are differentiated; the
+    other product adds zeros, and its gradient by the inputs is that of B.
+    """
+    received = start[f"{LAYER}.weight"].clone()
+
+    def loss(net: Any, inputs: Any, targets: Any) -> Any:
+        seen = torch.tanh(net[0](inputs))
+        with torch.no_grad():
+            back = received * (net[2].weight.norm() / received.norm())
+        logits = net[2](seen.detach()) + (seen - seen.detach()) @ back.T
+        return nn.functional.cross_entropy(logits, targets)
+
+    return loss
 
 
 def local(
@@ -153,14 +177,17 @@ def trained(
     federation: LocalFederation,
     start: Weights,
     round_: int,
-    loss: Loss = cross_entropy,
+    loss: Loss | None = None,
     edit: Callable[[str], Edit] | None = None,
     outputs: int = CLASSES,
 ) -> dict[str, Trained]:
     """Local training of a round's cohort from `start`, one client after the other; idle ones are left out.
 
-    edit: gives each client's change of its gradients.
+    loss: cross-entropy when None, through feedback where the method has it. edit: gives each client's change
+    of its gradients.
     """
+    if loss is None:
+        loss = cross_entropy if method.feedback is None else aligned(start)
     data, net, found = clients_of(federation), built(method, outputs), {}
     for client in cohort(method, list(data), round_):
         put(net, start)

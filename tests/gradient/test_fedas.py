@@ -17,29 +17,15 @@ from fedsolve.gradient.fedas import FedAS
 from fedsolve.gradient.personal import ALONE
 from tests.gradient import personal_checks, plain
 from tests.gradient.personal_checks import personal, small
-from tests.gradient.plain import far, finished, network, rows, same_bits
+from tests.gradient.plain import far, finished, rows, same_bits
+from tests.gradient.trials import HARD, PADDED, each_network, padded, register
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
 pytestmark = pytest.mark.torch
 
-each_network = pytest.mark.parametrize("name", plain.NETWORKS)
 each_base = pytest.mark.parametrize("name", plain.NETWORKS[1:])
-
-COMMON: dict[str, Any] = {"precision": "float64", "rate": 0.2, "rounds": 4, "batch": 5, "epochs": 2}
-"""Last batches are short, so that stacks are padded."""
-HARD: dict[str, Any] = COMMON | {
-    "participation": 0.5,
-    "rounds": 6,
-    "momentum": 0.6,
-    "weight_decay": 0.01,
-    "rate_decay": 0.9,
-}
-
-
-def made(kind: Any, name: str = "mlp:5", **parameters: Any) -> Any:
-    return kind(network=network(name), **COMMON | parameters)
 
 
 def bases(net: Any) -> list[str]:
@@ -109,7 +95,7 @@ def plain_head(net: Any) -> dict[str, Any]:
     ],
 )
 def test_fedas_equals_its_formulas(name: str, parameters: dict[str, Any]) -> None:
-    fed, method = small(), made(FedAS, name, **HARD | parameters)
+    fed, method = small(), padded(FedAS, name, **HARD | parameters)
     data, current = plain.clients_of(fed), plain.weights(plain.built(method))
     names = bases(plain.built(method))
     own: dict[str, Any] = dict.fromkeys(fed.clients)
@@ -143,7 +129,7 @@ def test_fedas_equals_its_formulas(name: str, parameters: dict[str, Any]) -> Non
 def test_without_alignment_and_by_size_bases_are_averaged_and_heads_stay(name: str) -> None:
     """FedAvg of the base alone, written out with nothing of FedAS in it."""
     fed = small()
-    method = made(FedAS, name, alignment_epochs=0, fisher=False)
+    method = padded(FedAS, name, alignment_epochs=0, fisher=False)
     net, data = plain.built(method), plain.clients_of(fed)
     names = bases(net)
     start = plain.weights(net)
@@ -164,9 +150,9 @@ def test_without_alignment_and_by_size_bases_are_averaged_and_heads_stay(name: s
 
 def test_an_alignment_rate_of_zero_is_no_alignment() -> None:
     fed = small()
-    still, off = (made(FedAS, **s).fit(fed) for s in ({"alignment_rate": 0.0}, {"alignment_epochs": 0}))
+    still, off = (padded(FedAS, **s).fit(fed) for s in ({"alignment_rate": 0.0}, {"alignment_epochs": 0}))
     assert same_bits(still.weights, off.weights)
-    assert not same_bits(made(FedAS).fit(fed).weights, off.weights)
+    assert not same_bits(padded(FedAS).fit(fed).weights, off.weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +164,7 @@ class Alike(FedAS):
 
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> type[Alike]:
-    info = replace(next(i for i in registry.methods() if i.key == "fedas"), key=Alike.key)
-    monkeypatch.setitem(registry._METHODS, Alike.key, (info, Alike))
+    register(monkeypatch, Alike, like="fedas")
     return Alike
 
 
@@ -191,8 +176,8 @@ def test_equal_traces_are_a_uniform_mean(
     """Also where all of them are zero: one-class clients that are certain have no gradient left."""
     fed = small()
     monkeypatch.setattr(fedas, "fisher_traces", lambda group: np.full(len(group.clients), value))
-    found = made(alike, name).fit(fed).weights
-    uniform = made(FedAS, name, fisher=False, weighting="uniform").fit(fed).weights
+    found = padded(alike, name).fit(fed).weights
+    uniform = padded(FedAS, name, fisher=False, weighting="uniform").fit(fed).weights
     assert far(found, uniform) < 1e-12
 
 
@@ -201,13 +186,13 @@ def test_at_the_first_time_alignment_pulls_features_to_their_own_class_means(nam
     """The alignment loss is then the variance within classes, not 0: the base moves."""
     fed = small()
     one = {"rounds": 1, "rate": 0.0, "fisher": False}
-    start = plain.weights(plain.built(made(FedAS, name)))
-    moved = made(FedAS, name, **one, alignment_rate=0.2, alignment_epochs=20).fit(fed).weights
+    start = plain.weights(plain.built(padded(FedAS, name)))
+    moved = padded(FedAS, name, **one, alignment_rate=0.2, alignment_epochs=20).fit(fed).weights
     assert far(moved, start) > 1e-3
     features, labels = rows(40)
 
     def spread(values: Any) -> float:
-        net = plain.put(plain.built(made(FedAS, name)), {n: torch.as_tensor(w) for n, w in values.items()})
+        net = plain.put(plain.built(padded(FedAS, name)), {n: torch.as_tensor(w) for n, w in values.items()})
         found = net[:-1](torch.from_numpy(features)).detach().numpy()
         return float(sum(found[labels == c].var(axis=0).sum() for c in range(3)))
 
@@ -216,7 +201,7 @@ def test_at_the_first_time_alignment_pulls_features_to_their_own_class_means(nam
 
 def test_on_frozen_features_clients_train_by_themselves() -> None:
     fed = small()
-    method = made(FedAS, "linear", alignment_epochs=3)
+    method = padded(FedAS, "linear", alignment_epochs=3)
     model = method.fit(fed)
     assert all(not array.any() for array in model.weights.values())
     for client, (inputs, targets) in plain.clients_of(fed).items():
@@ -242,7 +227,7 @@ class Apart(nn.Module):
 def test_a_base_without_trained_features_has_nothing_to_align() -> None:
     fed = small()
     found, off = (
-        FedAS(**COMMON, network=Apart(), alignment_epochs=epochs).fit(fed).weights for epochs in (1, 0)
+        FedAS(**PADDED, network=Apart(), alignment_epochs=epochs).fit(fed).weights for epochs in (1, 0)
     )
     assert same_bits(found, off)
     assert "scale" in found
@@ -264,7 +249,7 @@ def sent(method: FedAS, fed: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[s
 
 @each_network
 def test_heads_are_never_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = made(FedAS, name)
+    method = padded(FedAS, name)
     expected = {"loss", "weight", *(f"w.{n}" for n in bases(plain.built(method)))}
     assert sent(method, small(), monkeypatch) == [expected] * method.rounds
 
@@ -272,12 +257,12 @@ def test_heads_are_never_sent(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("setting", [{"track": "drift"}, {"feedback": "lowest"}])
 def test_measures_that_would_send_heads_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="never leaves"):
-        made(FedAS, **setting)
+        padded(FedAS, **setting)
 
 
 def test_the_shared_base_is_not_changed_by_a_clients_alignment() -> None:
     fed = small()
-    model = made(FedAS, alignment_rate=0.5).fit(fed)
+    model = padded(FedAS, alignment_rate=0.5).fit(fed)
     before = {name: array.copy() for name, array in model.weights.items()}
     personal(fed, model)
     assert same_bits(model.weights, before)
@@ -288,7 +273,7 @@ def test_alignment_leaves_running_statistics_alone(kept: Any) -> None:
     from tests.gradient.test_engine import Normalised
 
     fed = small()
-    run = finished(FedAS(**COMMON | {"network": Normalised(), "buffers": kept}), fed)
+    run = finished(FedAS(**PADDED | {"network": Normalised(), "buffers": kept}), fed)
     model, states = run.model(), plain.states(fed, run)
     for client, own in personal(fed, model).items():
         local = fs.container.with_prefix(states[client], "buffer.")
@@ -297,29 +282,29 @@ def test_alignment_leaves_running_statistics_alone(kept: Any) -> None:
 
 @each_network
 def test_fedas_resumes_exactly(name: str, tmp_path: Path) -> None:
-    personal_checks.check_resume(made(FedAS, name, **HARD), tmp_path)
+    personal_checks.check_resume(padded(FedAS, name, **HARD), tmp_path)
 
 
 @each_network
 def test_personal_models_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
     fed = small()
-    personal_checks.check_files(fed, made(FedAS, name).fit(fed), tmp_path)
+    personal_checks.check_files(fed, padded(FedAS, name).fit(fed), tmp_path)
 
 
 @each_network
 def test_odd_clients(name: str) -> None:
-    personal_checks.check_odd_clients(made(FedAS, name))
+    personal_checks.check_odd_clients(padded(FedAS, name))
 
 
 def test_clients_without_a_batch_keep_the_shared_base() -> None:
     fed = personal_checks.odd()
-    model = made(FedAS, last_batch="drop").fit(fed)
+    model = padded(FedAS, last_batch="drop").fit(fed)
     name = fed.clients[0]
     assert same_bits(model.personal(name).weights, model.weights)
 
 
 def test_heads_side_by_side_train_as_if_alone() -> None:
-    setting = {k: v for k, v in HARD.items() if k != "precision"}
+    setting = {k: v for k, v in (PADDED | HARD).items() if k != "precision"}
     personal_checks.check_side_by_side(FedAS, **setting, alignment_rate=0.1)
 
 

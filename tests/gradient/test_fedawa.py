@@ -9,28 +9,16 @@ import pytest
 
 from fedsolve import registry
 from fedsolve.errors import DataError
-from fedsolve.federation.method import exchanges
 from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.fedawa import FedAWA
 from tests.gradient import plain
-from tests.gradient.plain import CLASSES, WIDTH, far, federation, finished, network, rows, same_bits, uneven
+from tests.gradient.personal_checks import small
+from tests.gradient.plain import CLASSES, WIDTH, far, federation, finished, rows, same_bits, uneven
+from tests.gradient.trials import SHORT, each_host, resumed, short
 
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
-
-each_network = pytest.mark.parametrize("name", plain.NETWORKS)
-
-COMMON: dict[str, Any] = {"precision": "float64", "rate": 0.2, "rounds": 3, "batch": 4, "epochs": 2}
-
-
-def made(kind: Any, name: str = "linear", **parameters: Any) -> Any:
-    return kind(network=network(name), **COMMON | parameters)
-
-
-def small() -> Any:
-    features, labels = rows(40)
-    return federation(features, labels, uneven())
 
 
 def objective(logits: Any, origin: Any, local: Any) -> Any:
@@ -63,7 +51,7 @@ def by_formula(method: FedAWA, parts: Any) -> tuple[dict[str, Any], dict[str, fl
     return start, kept
 
 
-@each_network
+@each_host
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -74,38 +62,38 @@ def by_formula(method: FedAWA, parts: Any) -> tuple[dict[str, Any], dict[str, fl
     ],
 )
 def test_without_server_steps_it_is_fedavg(name: str, parameters: dict[str, Any]) -> None:
-    average = finished(made(FedAvg, name, **parameters), small())
+    average = finished(short(FedAvg, name, **parameters), small())
     for still in ({"server_rate": 0.0}, {"server_steps": 0}):
-        awa = finished(made(FedAWA, name, **parameters, **still), small())
+        awa = finished(short(FedAWA, name, **parameters, **still), small())
         assert same_bits(awa.server.weights, average.server.weights)
         assert same_bits(awa.server.aggregated, average.server.aggregated)
 
 
-@each_network
+@each_host
 @pytest.mark.parametrize("start", ["log", "raw"])
 def test_one_client_is_fedavg(name: str, start: str) -> None:
     features, labels = rows(12)
     parts = [federation(features, labels, np.zeros(12, dtype=int)) for _ in range(2)]
-    awa = finished(made(FedAWA, name, server_rate=0.5, server_start=start), parts[0])
-    average = finished(made(FedAvg, name), parts[1])
+    awa = finished(short(FedAWA, name, server_rate=0.5, server_start=start), parts[0])
+    average = finished(short(FedAvg, name), parts[1])
     assert far(awa.server.weights, average.server.weights) < 1e-14
     assert awa.server.memory["T@client-0"] == 0
 
 
-@each_network
+@each_host
 def test_identical_clients_keep_their_shares(name: str) -> None:
     features, labels = rows(12)
     owners = np.repeat(range(3), 12)
     whole = {"batch": 12, "server_rate": 0.5, "server_steps": 5}
     awa = finished(
-        made(FedAWA, name, **whole), federation(np.tile(features, (3, 1)), np.tile(labels, 3), owners)
+        short(FedAWA, name, **whole), federation(np.tile(features, (3, 1)), np.tile(labels, 3), owners)
     )
     assert max(abs(float(awa.server.memory[f"T@client-{k}"])) for k in range(3)) < 1e-6
-    alone = finished(made(FedAvg, name, batch=12), federation(features, labels, np.zeros(12, dtype=int)))
+    alone = finished(short(FedAvg, name, batch=12), federation(features, labels, np.zeros(12, dtype=int)))
     assert far(awa.server.weights, alone.server.weights) < 1e-10
 
 
-@each_network
+@each_host
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -116,7 +104,7 @@ def test_identical_clients_keep_their_shares(name: str) -> None:
     ],
 )
 def test_weights_follow_the_formula(name: str, parameters: dict[str, Any]) -> None:
-    method = made(FedAWA, name, **parameters)
+    method = short(FedAWA, name, **parameters)
     run = finished(method, small())
     expected, logits = by_formula(method, small())
     assert far(run.server.weights, expected) < 1e-10
@@ -134,7 +122,7 @@ def test_the_raw_start_is_nearly_uniform() -> None:
     """p = .5, .3, .1, .05, .05 gives .27, .22, .18, .17, .17."""
     features, labels = rows(40)
     owners = np.repeat(range(5), [20, 12, 4, 2, 2])
-    method = made(FedAWA, server_start="raw", server_rate=0.0, rounds=1)
+    method = short(FedAWA, server_start="raw", server_rate=0.0, rounds=1)
     run = finished(method, federation(features, labels, owners))
     raw = np.exp([float(run.server.memory[f"start@client-{k}"]) for k in range(5)])
     assert raw / raw.sum() == pytest.approx([0.27, 0.22, 0.18, 0.17, 0.17], abs=5e-3)
@@ -148,7 +136,7 @@ def test_running_statistics_follow_the_same_shares() -> None:
         torch.nn.Linear(WIDTH, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, CLASSES)
     )
     runs = [
-        finished(kind(network=net, **COMMON, **more), federation(features, labels, uneven()))
+        finished(kind(network=net, **SHORT, **more), federation(features, labels, uneven()))
         for kind, more in ((FedAvg, {}), (FedAWA, {"server_rate": 0.0}), (FedAWA, {"server_rate": 0.3}))
     ]
     assert same_bits(runs[0].server.buffers, runs[1].server.buffers)
@@ -158,22 +146,15 @@ def test_running_statistics_follow_the_same_shares() -> None:
 def test_it_gathers_and_sends_what_fedavg_sends() -> None:
     assert registry.method_class("fedawa") is FedAWA
     assert FedAWA.gathers
-    awa, average = finished(made(FedAWA), small()), finished(made(FedAvg), small())
+    awa, average = finished(short(FedAWA), small()), finished(short(FedAvg), small())
     assert awa.history[0].bytes_down == average.history[0].bytes_down
     assert awa.history[0].bytes_up == average.history[0].bytes_up + 4 * 8
 
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_resume_is_exact(stop: int) -> None:
-    method = made(FedAWA, "mlp:5", participation=0.5, rounds=5, server_rate=0.1, server_start="raw")
-    whole = finished(method, small())
-    run = method.start(small().describe())
-    for number, _ in enumerate(exchanges(run, small()), 1):
-        if number == stop:
-            break
-    again = method.start(small().describe())
-    again.restore(run.to_bytes(), "checkpoint")
-    list(exchanges(again, small()))
+    method = short(FedAWA, "mlp:5", participation=0.5, rounds=5, server_rate=0.1, server_start="raw")
+    again, whole = resumed(method, small, stop), finished(method, small())
     assert same_bits(again.server.weights, whole.server.weights)
 
 

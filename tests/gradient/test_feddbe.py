@@ -15,28 +15,13 @@ from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.feddbe import FedDBE
 from tests.gradient import personal_checks, plain
 from tests.gradient.personal_checks import personal, small
-from tests.gradient.plain import far, finished, network, rows, same_bits
+from tests.gradient.plain import far, finished, rows, same_bits
+from tests.gradient.trials import HARD, PADDED, each_network, padded
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
 pytestmark = pytest.mark.torch
-
-each_network = pytest.mark.parametrize("name", plain.NETWORKS)
-
-COMMON: dict[str, Any] = {"precision": "float64", "rate": 0.2, "rounds": 4, "batch": 5, "epochs": 2}
-"""Last batches are short, so that stacks are padded."""
-HARD: dict[str, Any] = COMMON | {
-    "participation": 0.5,
-    "rounds": 6,
-    "momentum": 0.6,
-    "weight_decay": 0.01,
-    "rate_decay": 0.9,
-}
-
-
-def made(kind: Any, name: str = "mlp:5", **parameters: Any) -> Any:
-    return kind(network=network(name), **COMMON | parameters)
 
 
 def feature_mean(method: FedDBE, fed: Any, found: dict[str, Any]) -> Any:
@@ -85,7 +70,7 @@ def local(
     ],
 )
 def test_feddbe_equals_its_formulas(name: str, parameters: dict[str, Any]) -> None:
-    fed, method = small(), made(FedDBE, name, **HARD, **parameters)
+    fed, method = small(), padded(FedDBE, name, **HARD, **parameters)
     net = plain.built(method)
     data, current, common = plain.clients_of(fed), plain.weights(net), None
     width = net[-1].in_features
@@ -108,11 +93,11 @@ def test_feddbe_equals_its_formulas(name: str, parameters: dict[str, Any]) -> No
 
 
 @each_network
-@pytest.mark.parametrize("setting", [COMMON, HARD])
+@pytest.mark.parametrize("setting", [PADDED, HARD])
 def test_without_pull_and_shift_it_is_fedavg(name: str, setting: dict[str, Any]) -> None:
     fed = small()
-    found = made(FedDBE, name, **setting, consistency=0.0, shift_rate=0.0).fit(fed)
-    plainly = made(FedAvg, name, **setting).fit(fed)
+    found = padded(FedDBE, name, **setting, consistency=0.0, shift_rate=0.0).fit(fed)
+    plainly = padded(FedAvg, name, **setting).fit(fed)
     assert same_bits(found.weights, plainly.weights)
     assert all(not state for state in plain.states(fed, finished(found.method(), fed)).values())
     features, _ = rows(10, seed=3)
@@ -124,7 +109,7 @@ def test_without_pull_and_shift_it_is_fedavg(name: str, setting: dict[str, Any])
 def test_the_first_round_has_no_pull(name: str) -> None:
     fed = small()
     with_pull, without = (
-        made(FedDBE, name, rounds=1, consistency=strength).fit(fed).weights for strength in (9.0, 0.0)
+        padded(FedDBE, name, rounds=1, consistency=strength).fit(fed).weights for strength in (9.0, 0.0)
     )
     assert same_bits(with_pull, without)
 
@@ -132,7 +117,7 @@ def test_the_first_round_has_no_pull(name: str) -> None:
 def test_with_mean_momentum_one_the_mean_is_that_of_the_batch() -> None:
     """One step on one batch: the pull's gradient by hand, through that batch's mean alone."""
     features, labels = rows(12)
-    method = made(FedDBE, "module", rounds=2, batch=12, epochs=1, consistency=5.0, shift_rate=0.0)
+    method = padded(FedDBE, "module", rounds=2, batch=12, epochs=1, consistency=5.0, shift_rate=0.0)
     fed = plain.federation(features, labels, np.zeros(12, int))
     first, second = (dict(run.server.weights) for run in plain.run(method, fed))
     run = finished(method, fed)
@@ -160,7 +145,7 @@ class Frozen(nn.Module):
 @pytest.mark.parametrize("own", ["linear", "frozen"])
 def test_on_frozen_features_only_the_shift_acts(own: str) -> None:
     fed = small()
-    parameters: dict[str, Any] = COMMON | {"network": Frozen() if own == "frozen" else own}
+    parameters: dict[str, Any] = PADDED | {"network": Frozen() if own == "frozen" else own}
     pulled, free, still = (
         FedDBE(**parameters, consistency=strength, shift_rate=rate).fit(fed)
         for strength, rate in ((50.0, None), (0.0, None), (50.0, 0.0))
@@ -180,7 +165,7 @@ def test_on_frozen_features_only_the_shift_acts(own: str) -> None:
 @each_network
 def test_a_personal_model_is_the_shared_network_with_its_shift(name: str) -> None:
     fed = small()
-    method = made(FedDBE, name, consistency=2.0)
+    method = padded(FedDBE, name, consistency=2.0)
     model, states = method.fit(fed), plain.states(fed, finished(method, fed))
     net = plain.put(plain.built(method), {n: torch.as_tensor(w) for n, w in model.weights.items()})
     inputs, _ = rows(10, seed=3)
@@ -194,7 +179,7 @@ def test_a_personal_model_is_the_shared_network_with_its_shift(name: str) -> Non
 
 def test_a_client_that_never_took_part_has_the_shared_model() -> None:
     fed = small()
-    model = made(FedDBE, rounds=1, participation=0.25).fit(fed)
+    model = padded(FedDBE, rounds=1, participation=0.25).fit(fed)
     (asked,) = model.history[0].cohort
     features, _ = rows(10, seed=3)
     for client, own in personal(fed, model).items():
@@ -206,7 +191,7 @@ def test_local_accuracy_is_that_of_the_shifted_network() -> None:
     """Only the shift moves, one step a round: what a round reports is what the round before left behind."""
     features, labels = rows(40)
     fed = plain.federation(features, labels, np.zeros(40, int))
-    setting = COMMON | {"rate": 0.0, "batch": 64, "epochs": 1, "rounds": 6}
+    setting = PADDED | {"rate": 0.0, "batch": 64, "epochs": 1, "rounds": 6}
     method = FedDBE(**setting, network=plain.module(1), consistency=0.0, shift_rate=3.0)
     reported, scores = [], []
     for run in plain.run(method, fed):
@@ -226,8 +211,8 @@ def test_the_shift_is_never_sent_and_features_once(monkeypatch: pytest.MonkeyPat
         return total
 
     monkeypatch.setattr(fed, "exchange", listening)
-    made(FedDBE).fit(fed)
-    common = {"loss", "weight", *(f"w.{n}" for n in plain.weights(plain.built(made(FedDBE))))}
+    padded(FedDBE).fit(fed)
+    common = {"loss", "weight", *(f"w.{n}" for n in plain.weights(plain.built(padded(FedDBE))))}
     assert [set(up) - common for _, up in sent] == [{"features", "feature_rows"}, set(), set(), set()]
     assert [("anchor" in down) for down, _ in sent] == [False, True, True, True]
 
@@ -236,7 +221,7 @@ def test_running_statistics_that_stay_local_are_part_of_the_personal_model() -> 
     from tests.gradient.test_engine import Normalised
 
     fed = small()
-    method = FedDBE(**COMMON | {"network": Normalised(), "buffers": "local"})
+    method = FedDBE(**PADDED | {"network": Normalised(), "buffers": "local"})
     model = method.fit(fed)
     states = plain.states(fed, finished(method, fed))
     for client, own in personal(fed, model).items():
@@ -245,18 +230,18 @@ def test_running_statistics_that_stay_local_are_part_of_the_personal_model() -> 
 
 @each_network
 def test_feddbe_resumes_exactly(name: str, tmp_path: Path) -> None:
-    personal_checks.check_resume(made(FedDBE, name, **HARD, mean_momentum=0.4), tmp_path)
+    personal_checks.check_resume(padded(FedDBE, name, **HARD, mean_momentum=0.4), tmp_path)
 
 
 @each_network
 def test_personal_models_are_saved_and_loaded(name: str, tmp_path: Path) -> None:
     fed = small()
-    personal_checks.check_files(fed, made(FedDBE, name).fit(fed), tmp_path)
+    personal_checks.check_files(fed, padded(FedDBE, name).fit(fed), tmp_path)
 
 
 def test_a_file_without_its_shift_is_refused(tmp_path: Path) -> None:
     fed = small()
-    own = made(FedDBE).fit(fed).personal(fed.clients[0])
+    own = padded(FedDBE).fit(fed).personal(fed.clients[0])
     arrays, note = own.contents()
     del arrays["shift"]
     fs.container.write_atomically(tmp_path / "own", fs.container.to_bytes(arrays, note))
@@ -266,12 +251,12 @@ def test_a_file_without_its_shift_is_refused(tmp_path: Path) -> None:
 
 @each_network
 def test_odd_clients(name: str) -> None:
-    personal_checks.check_odd_clients(made(FedDBE, name, consistency=1.0))
+    personal_checks.check_odd_clients(padded(FedDBE, name, consistency=1.0))
 
 
 @pytest.mark.parametrize("momentum", [1.0, 0.3])
 def test_heads_side_by_side_train_as_if_alone(momentum: float) -> None:
-    setting = {k: v for k, v in HARD.items() if k != "precision"}
+    setting = {k: v for k, v in (PADDED | HARD).items() if k != "precision"}
     personal_checks.check_side_by_side(FedDBE, **setting, consistency=3.0, mean_momentum=momentum)
 
 

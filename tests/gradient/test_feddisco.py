@@ -15,19 +15,12 @@ from fedsolve.federation.method import exchanges
 from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.feddisco import FedDisco, label_discrepancy
 from tests.gradient import plain
-from tests.gradient.plain import CLASSES, far, federation, finished, network, rows, same_bits, uneven
+from tests.gradient.plain import CLASSES, far, federation, finished, rows, same_bits, uneven
+from tests.gradient.trials import SHORT, each_host, resumed, short
 
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
-
-each_network = pytest.mark.parametrize("name", plain.NETWORKS)
-
-COMMON: dict[str, Any] = {"precision": "float64", "rate": 0.2, "rounds": 3, "batch": 4, "epochs": 2}
-
-
-def made(kind: Any, name: str = "linear", **parameters: Any) -> Any:
-    return kind(network=network(name), **COMMON | parameters)
 
 
 def small(**options: Any) -> Any:
@@ -57,24 +50,24 @@ def by_formula(method: FedDisco, parts: Any) -> dict[str, Any]:
     return start
 
 
-@each_network
+@each_host
 def test_without_discrepancy_and_offset_it_is_fedavg(name: str) -> None:
-    disco = finished(made(FedDisco, name, discrepancy=0.0, offset=0.0), small())
-    assert same_bits(disco.server.weights, finished(made(FedAvg, name), small()).server.weights)
+    disco = finished(short(FedDisco, name, discrepancy=0.0, offset=0.0), small())
+    assert same_bits(disco.server.weights, finished(short(FedAvg, name), small()).server.weights)
     assert len(disco.history) == disco.exchanges == 3
 
 
 def test_offset_alone_is_not_fedavg() -> None:
-    offset = finished(made(FedDisco, discrepancy=0.0, offset=0.1), small())
-    assert far(offset.server.weights, finished(made(FedAvg), small()).server.weights) > 1e-3
+    offset = finished(short(FedDisco, discrepancy=0.0, offset=0.1), small())
+    assert far(offset.server.weights, finished(short(FedAvg), small()).server.weights) > 1e-3
 
 
-@each_network
+@each_host
 def test_equal_sizes_and_histograms_are_fedavg(name: str) -> None:
     features, _ = rows(36)
     labels = np.tile([0, 0, 1, 2, 0, 1], 6)
     parts = [federation(features, labels, np.repeat(range(6), 6)) for _ in range(2)]
-    disco, average = finished(made(FedDisco, name), parts[0]), finished(made(FedAvg, name), parts[1])
+    disco, average = finished(short(FedDisco, name), parts[0]), finished(short(FedAvg, name), parts[1])
     assert disco.server.memory["sums"][1] > 0.1
     assert far(disco.server.weights, average.server.weights) < 1e-12
 
@@ -82,12 +75,12 @@ def test_equal_sizes_and_histograms_are_fedavg(name: str) -> None:
 def test_balanced_labels_cost_nothing() -> None:
     features, _ = rows(36)
     parts = [federation(features, np.tile([0, 1, 2], 12), np.repeat(range(6), 6)) for _ in range(2)]
-    disco = finished(made(FedDisco, discrepancy=5.0, offset=0.0), parts[0])
+    disco = finished(short(FedDisco, discrepancy=5.0, offset=0.0), parts[0])
     assert disco.server.memory["sums"][1] == 0
-    assert far(disco.server.weights, finished(made(FedAvg), parts[1]).server.weights) < 1e-12
+    assert far(disco.server.weights, finished(short(FedAvg), parts[1]).server.weights) < 1e-12
 
 
-@each_network
+@each_host
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -98,12 +91,12 @@ def test_balanced_labels_cost_nothing() -> None:
     ],
 )
 def test_weights_follow_the_formula(name: str, parameters: dict[str, Any]) -> None:
-    method = made(FedDisco, name, **parameters)
+    method = short(FedDisco, name, **parameters)
     assert far(finished(method, small()).server.weights, by_formula(method, small())) < 1e-10
 
 
 def test_raw_weights_sum_to_what_the_header_says_and_some_are_clipped() -> None:
-    method = made(FedDisco, discrepancy=0.9, offset=0.05)
+    method = short(FedDisco, discrepancy=0.9, offset=0.05)
     run = finished(method, small())
     sums = run.server.memory["sums"]
     labels = [own.numpy() for _, own in plain.clients_of(small()).values()]
@@ -118,9 +111,9 @@ def _away(labels: Any) -> float:
     return label_discrepancy(np.bincount(labels, minlength=CLASSES))
 
 
-@each_network
+@each_host
 def test_where_every_weight_would_be_zero_the_mean_is_fedavgs(name: str) -> None:
-    method = made(FedDisco, name, discrepancy=20.0, offset=0.0)
+    method = short(FedDisco, name, discrepancy=20.0, offset=0.0)
     features, labels = rows(40)
     owners = np.arange(40) % 4
     labels[owners == 0] = 0  # one client of a single class is not enough to leave the others at zero
@@ -128,12 +121,12 @@ def test_where_every_weight_would_be_zero_the_mean_is_fedavgs(name: str) -> None
     run = finished(method, parts[0])
     assert run.server.memory["shares"] == 0
     assert [record.kind for record in run.history] == ["prelude", "prelude", "train", "train", "train"]
-    assert same_bits(run.server.weights, finished(made(FedAvg, name), parts[1]).server.weights)
+    assert same_bits(run.server.weights, finished(short(FedAvg, name), parts[1]).server.weights)
     assert far(run.server.weights, by_formula(method, parts[2])) < 1e-10
 
 
 def test_a_negative_sum_with_one_positive_weight_still_uses_it() -> None:
-    method = made(FedDisco, discrepancy=1.2, offset=0.0)
+    method = short(FedDisco, discrepancy=1.2, offset=0.0)
     run = finished(method, small())
     assert run.server.memory["shares"] == 1
     assert [record.kind for record in run.history][:2] == ["prelude", "prelude"]
@@ -142,7 +135,7 @@ def test_a_negative_sum_with_one_positive_weight_still_uses_it() -> None:
 
 def test_the_question_is_asked_once_while_the_cohort_stays() -> None:
     run = None
-    for run in plain.run(made(FedDisco), small()):
+    for run in plain.run(short(FedDisco), small()):
         assert run.exchanges == 4
     assert run is not None
     assert [record.kind for record in run.history] == ["prelude", "train", "train", "train"]
@@ -156,7 +149,7 @@ def _flat(run: Any) -> Any:
 
 
 def test_a_changed_cohort_is_asked_again() -> None:
-    method = made(FedDisco, participation=0.5, rounds=5)
+    method = short(FedDisco, participation=0.5, rounds=5)
     run = finished(method, small())
     cohorts = [record.cohort for record in run.history if record.kind == "train"]
     changes = 1 + sum(left != right for left, right in pairwise(cohorts))
@@ -165,7 +158,7 @@ def test_a_changed_cohort_is_asked_again() -> None:
 
 
 def test_a_client_that_leaves_changes_the_sums() -> None:
-    method, parts = made(FedDisco, rounds=2), small()
+    method, parts = short(FedDisco, rounds=2), small()
     run = method.start(parts.describe())
     under_way = exchanges(run, parts)
     next(under_way)
@@ -181,7 +174,7 @@ def test_who_does_not_answer_the_question_is_not_asked_to_train() -> None:
     features, labels = rows(40)
     parts = federation(features, labels, uneven(), missing="continue")
     broken = parts.participants[1]
-    method = made(FedDisco, rounds=1)
+    method = short(FedDisco, rounds=1)
     run = method.start(parts.describe())
     answer = broken.answer
     broken.answer = _fail
@@ -200,12 +193,12 @@ def test_clients_without_a_batch_are_not_in_the_sums(name: str) -> None:
     features, labels = rows(40)
     owners = uneven()
     parameters: dict[str, Any] = {"last_batch": "drop", "batch": 6}
-    idle = finished(made(FedDisco, name, **parameters), federation(features, labels, owners))
+    idle = finished(short(FedDisco, name, **parameters), federation(features, labels, owners))
     assert idle.server.memory["sums"][2] == 3
     present = owners > 0
     without = federation(features[present], labels[present], owners[present])
     without.remove("client-0")
-    rest = finished(made(FedDisco, name, **parameters), without)
+    rest = finished(short(FedDisco, name, **parameters), without)
     assert same_bits(idle.server.weights, rest.server.weights)
 
 
@@ -215,28 +208,21 @@ def test_batch_normalisation_leaves_a_client_of_one_row_out_of_the_sums() -> Non
     net = torch.nn.Sequential(
         torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, CLASSES)
     )
-    run = finished(FedDisco(network=net, **COMMON), federation(features, labels, owners))
+    run = finished(FedDisco(network=net, **SHORT), federation(features, labels, owners))
     assert run.server.memory["sums"][2] == 2
 
 
 def test_an_empty_client_changes_nothing() -> None:
     features, labels = rows(40)
-    with_empty = finished(made(FedDisco), federation(features, labels, uneven(), clients=6))
-    without = finished(made(FedDisco), federation(features, labels, uneven()))
+    with_empty = finished(short(FedDisco), federation(features, labels, uneven(), clients=6))
+    without = finished(short(FedDisco), federation(features, labels, uneven()))
     assert same_bits(with_empty.server.weights, without.server.weights)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_resume_is_exact(tmp_path: Any, stop: int) -> None:
-    method = made(FedDisco, "mlp:5", participation=0.5, rounds=4)
-    whole = finished(method, small())
-    run = method.start(small().describe())
-    for number, _ in enumerate(exchanges(run, small()), 1):
-        if number == stop:
-            break
-    again = method.start(small().describe())
-    again.restore(run.to_bytes(), "checkpoint")
-    list(exchanges(again, small()))
+    method = short(FedDisco, "mlp:5", participation=0.5, rounds=4)
+    again, whole = resumed(method, small, stop), finished(method, small())
     assert same_bits(again.server.weights, whole.server.weights)
     assert len(again.history) == len(whole.history)
 
@@ -251,7 +237,7 @@ def test_label_discrepancy() -> None:
 def test_it_is_a_sum_and_refuses_negative_parameters() -> None:
     assert registry.method_class("feddisco") is FedDisco
     assert not FedDisco.gathers
-    run = finished(made(FedDisco), small())
+    run = finished(short(FedDisco), small())
     assert not any("@" in name for name in run.server.memory)
     for parameter in ("discrepancy", "offset"):
         with pytest.raises(DataError, match=parameter):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from fedsolve import ClientData, Participant, registry
+from fedsolve import ClientData, Participant
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.gradient.fedacg import FedACG
@@ -19,33 +19,19 @@ from fedsolve.gradient.feddyn import FedDyn
 from fedsolve.gradient.fedprox import FedProx
 from fedsolve.gradient.scaffold import Scaffold, effective_steps
 from tests.gradient import plain
-from tests.gradient.plain import far, federation, finished, network, rows, same_bits, uneven
+from tests.gradient.personal_checks import small
+from tests.gradient.plain import far, federation, finished, rows, same_bits, uneven
+from tests.gradient.trials import HARD, SHORT, each_host, register, short
 
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.torch
 
-each_network = pytest.mark.parametrize("name", plain.NETWORKS)
-
-COMMON: dict[str, Any] = {"precision": "float64", "rate": 0.2, "rounds": 4, "batch": 4, "epochs": 2}
-"""Several local steps a round; clients of 4, 8, 12 and 16 rows have different numbers of them."""
-
-HARD: dict[str, Any] = COMMON | {
-    "participation": 0.5,
-    "rounds": 6,
-    "momentum": 0.6,
-    "weight_decay": 0.01,
-    "rate_decay": 0.9,
-}
+COMMON: dict[str, Any] = SHORT | {"rounds": 4}
 
 
 def made(kind: Any, name: str, **parameters: Any) -> Any:
-    return kind(network=network(name), **COMMON | parameters)
-
-
-def small() -> Any:
-    features, labels = rows(40)
-    return federation(features, labels, uneven())
+    return short(kind, name, **COMMON | parameters)
 
 
 def zeros(method: Any) -> dict[str, Any]:
@@ -79,13 +65,13 @@ def pulled(start: dict[str, Any], strength: float) -> Any:
 # -- FedProx ----------------------------------------------------------------------------------------
 
 
-@each_network
+@each_host
 def test_fedprox_without_pull_is_fedavg(name: str) -> None:
     fed = small()
     assert same_bits(made(FedProx, name, proximal=0.0).fit(fed).weights, made(FedAvg, name).fit(fed).weights)
 
 
-@each_network
+@each_host
 def test_fedprox_of_one_step_is_fedavg(name: str) -> None:
     fed, one = small(), {"batch": 64, "epochs": 1}
     assert same_bits(
@@ -97,7 +83,7 @@ def test_fedprox_of_one_step_is_fedavg(name: str) -> None:
     )
 
 
-@each_network
+@each_host
 def test_fedprox_equals_its_formulas(name: str) -> None:
     fed, method = small(), made(FedProx, name, **HARD, proximal=0.7)
     current = plain.weights(plain.built(method))
@@ -114,7 +100,7 @@ each_form = pytest.mark.parametrize("form", ["classic", "nesterov", "damped"])
 
 
 @each_form
-@each_network
+@each_host
 def test_fedavgm_without_momentum_is_fedavg(name: str, form: Any) -> None:
     fed = small()
     found = made(FedAvgM, name, server_momentum=0.0, server_form=form).fit(fed).weights
@@ -122,7 +108,7 @@ def test_fedavgm_without_momentum_is_fedavg(name: str, form: Any) -> None:
 
 
 @each_form
-@each_network
+@each_host
 def test_fedavgm_equals_its_formulas(name: str, form: Any) -> None:
     fed, beta = small(), 0.7
     method = made(FedAvgM, name, **HARD, server_momentum=beta, server_form=form)
@@ -172,7 +158,7 @@ def test_fedavgm_leaves_running_statistics_to_the_mean() -> None:
 # -- FedACG -----------------------------------------------------------------------------------------
 
 
-@each_network
+@each_host
 def test_fedacg_without_lookahead_is_fedprox(name: str) -> None:
     fed = small()
     found = made(FedACG, name, lookahead=0.0, proximal=0.7).fit(fed).weights
@@ -181,14 +167,14 @@ def test_fedacg_without_lookahead_is_fedprox(name: str) -> None:
     assert same_bits(plainly, made(FedAvg, name, weighting="uniform").fit(fed).weights)
 
 
-@each_network
+@each_host
 def test_the_first_round_of_fedacg_is_one_of_fedprox(name: str) -> None:
     fed = small()
     found = made(FedACG, name, lookahead=0.9, proximal=0.7, rounds=1).fit(fed).weights
     assert same_bits(found, made(FedProx, name, proximal=0.7, weighting="uniform", rounds=1).fit(fed).weights)
 
 
-@each_network
+@each_host
 def test_fedacg_equals_its_formulas(name: str) -> None:
     """With the momentum of the paper's recursion, which must be the newest step of the weights."""
     fed, ahead, strength = small(), 0.8, 0.5
@@ -223,7 +209,7 @@ def dual_mean(run: Any) -> dict[str, Any]:
     return {name: value / run.server.clients for name, value in run.server.kept("duals").items()}
 
 
-@each_network
+@each_host
 def test_feddyn_equals_its_formulas(name: str) -> None:
     fed, alpha, count = small(), 0.3, 4
     method = made(FedDyn, name, **HARD, dynamic=alpha)
@@ -253,7 +239,7 @@ def test_feddyn_equals_its_formulas(name: str) -> None:
     assert len({record.cohort for record in run.history}) > 1
 
 
-@each_network
+@each_host
 @pytest.mark.parametrize("participation", [0.3, 0.5, 1.0])
 def test_the_servers_dual_is_the_mean_of_the_clients(name: str, participation: float) -> None:
     fed = small()
@@ -271,7 +257,7 @@ def test_the_servers_dual_is_that_mean_after_a_client_joined() -> None:
     assert run.server.clients == 5
 
 
-@each_network
+@each_host
 def test_the_first_round_of_feddyn_trains_like_fedprox(name: str) -> None:
     fed = small()
     run = finished(made(FedDyn, name, dynamic=0.7, rounds=1), fed)
@@ -310,7 +296,7 @@ def common_control(run: Any) -> dict[str, Any]:
     return {n.removeprefix("control."): a for n, a in run.method.extras(run.server).items()}
 
 
-@each_network
+@each_host
 @pytest.mark.parametrize("server_rate", [1.0, 0.7])
 def test_scaffold_equals_its_formulas(name: str, server_rate: float) -> None:
     fed, count, rho = small(), 4, HARD["momentum"]
@@ -341,7 +327,7 @@ def test_scaffold_equals_its_formulas(name: str, server_rate: float) -> None:
     assert len({record.cohort for record in run.history}) > 1
 
 
-@each_network
+@each_host
 def test_the_first_round_of_scaffold_is_one_of_fedavg(name: str) -> None:
     fed, parameters = small(), {"rounds": 1, "momentum": 0.6, "weight_decay": 0.01}
     found = made(Scaffold, name, **parameters).fit(fed).weights
@@ -358,18 +344,17 @@ class Pinned(Scaffold):
         return {name: torch.zeros_like(group.start[name]) for name in group.names}
 
 
-@each_network
+@each_host
 def test_scaffold_with_its_controls_pinned_to_zero_is_fedavg(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = replace(next(i for i in registry.methods() if i.key == "scaffold"), key=Pinned.key)
-    monkeypatch.setitem(registry._METHODS, Pinned.key, (info, Pinned))
+    register(monkeypatch, Pinned, like="scaffold")
     fed = small()
     found = made(Pinned, name).fit(fed).weights
     assert same_bits(found, made(FedAvg, name, weighting="uniform").fit(fed).weights)
 
 
-@each_network
+@each_host
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_the_servers_control_is_the_mean_of_the_clients(name: str, participation: float) -> None:
     fed = small()
@@ -377,7 +362,7 @@ def test_the_servers_control_is_the_mean_of_the_clients(name: str, participation
         assert far(common_control(run), plain.mean(list(controls(fed, run).values()))) < 1e-12
 
 
-@each_network
+@each_host
 def test_a_control_after_one_full_step_is_the_local_gradient(name: str) -> None:
     """Also when the rate decays: the divisor is the round's rate, not the first one."""
     fed = small()

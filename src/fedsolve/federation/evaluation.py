@@ -10,7 +10,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
-from fedsolve.labels import encode_labels
+from fedsolve.labels import encode_labels, regression_targets
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -54,7 +54,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
         if model.classes is not None:
             correct += int(np.sum(predicted == labels[span]))
         else:
-            target = np.asarray(labels[span], dtype=np.float64).reshape(-1, model.outputs)
+            target = regression_targets(labels[span], model.outputs).astype(np.float64)
             error = target - predicted.reshape(target.shape)
             target = target - origin
             sums += [np.sum(error**2, axis=0), np.sum(target, axis=0), np.sum(target**2, axis=0)]

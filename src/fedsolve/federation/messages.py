@@ -175,15 +175,15 @@ class Term:
         """Add `sign * other` in place; differing names are united, equal names must agree in shape."""
         self.check_fits(other)
         for name in [name for name in self.factors if name in other.arrays]:
-            self.arrays[name] = np.multiply(self.arrays[name], self.factors.pop(name), dtype=np.float64)
+            self.arrays[name] = _times(self.arrays[name], self.factors.pop(name))
         for name, array in other.arrays.items():
             mine = self.arrays.get(name)
             factor = other.factors.get(name)
             if factor is not None:
-                array = np.multiply(array, factor, dtype=np.float64)
+                array = _times(array, factor)
             if mine is None:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
-                self.arrays[name] = array.astype(np.float64) * sign
+                self.arrays[name] = _times(array, sign)
                 continue
             _add_triangle(mine, array, sign) if name in self.symmetric else _add(mine, array, sign)
         for name, count in other.counts.items():
@@ -309,6 +309,11 @@ def unpack_triangle(packed: Array) -> Array:
         start += width - row
     _mirror(matrix)
     return matrix
+
+
+def _times(array: Array, factor: float) -> Array:
+    # numpy makes a plain number of a product without axes, which could not be added to in place.
+    return np.asarray(np.multiply(array, factor, dtype=np.float64))
 
 
 def _add(target: Array, array: Array, sign: int) -> None:

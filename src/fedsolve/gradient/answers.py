@@ -87,8 +87,10 @@ def _measure(group: Group, place: int, term: Term) -> None:
         term.arrays["move_square"] = np.array([sum(float(np.vdot(a, a)) for a in held.values())])
         group.memories[place].cache["move"] = (group.run, group.exchange, held)
         if group.agreement:
-            told = list(group.agreement.values())
-            term.arrays["agreement"] = np.array([a.ratio for a in told] + [a.cosine for a in told])
+            # Ratios, cosines, and how many: a layer that starts at zero has neither.
+            told = np.array(list(group.agreement.values())).T
+            defined = np.isfinite(told).all(axis=0)
+            term.arrays["agreement"] = np.concatenate([*np.where(defined, told, 0.0), defined])
 
 
 def _end_to_end(held: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:

@@ -100,7 +100,7 @@ class FedGen(GradientMethod):
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: Group) -> None:
-        if self._plain or group.round == 0:
+        if "labels" not in group.received:  # nobody has taught the generator yet
             return
         import torch
 
@@ -188,7 +188,7 @@ class FedGen(GradientMethod):
         server.memory |= _arrays(generator)
 
     def extras(self, server: Server) -> dict[str, Array]:
-        if self._plain or server.round == 0:
+        if "labels" not in server.memory:
             return {}
         generator = {name: array for name, array in server.memory.items() if name.startswith("generator.")}
         return generator | {"labels": server.memory["labels"]}

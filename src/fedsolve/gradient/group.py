@@ -88,6 +88,8 @@ class Group:
         self.sizes = np.array([len(clients[k]) for k in order])
         self.steps = np.array([len(plans[k]) for k in order])
         self._rows = Rows([clients[k] for k in order], device)
+        # Padding is a row of the client's own: what is wrong with a row is then nobody else's trouble.
+        self._padding = np.array([rows[0] if len(rows) else 0 for rows in self._rows.numbers])
         self._numbers, self._targets, self._share = self._lay_out(
             [plans[k] for k in order], [codes[k] for k in order]
         )
@@ -257,8 +259,8 @@ class Group:
             count = int(np.sum(numbers[0] >= 0))
             inputs = networks.as_inputs(self._rows.take(numbers[0, :count]), self._shape, self.dtype)
             return laid_out(inputs)[None], self._targets[:1, number, :count], None
-        flat = np.maximum(numbers, 0).reshape(-1)
-        inputs = networks.as_inputs(self._rows.take(flat), self._shape, self.dtype)
+        filled = np.where(numbers >= 0, numbers, self._padding[:active, None])
+        inputs = networks.as_inputs(self._rows.take(filled.reshape(-1)), self._shape, self.dtype)
         share = None if bool((numbers >= 0).all()) else self._share[:active, number]
         return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
 
@@ -270,12 +272,13 @@ class Group:
         last = np.maximum(self.steps - steps_per_epoch(method, self.sizes, self.least), 0)
         method.prepare(self)
         with ExitStack() as stack:
-            if self._draws():
+            draws = self._draws()
+            if draws:
                 stack.enter_context(_drawing(self.generator(0, "dropout"), self.device))
             feedback = method.feedback_part(self)
             if feedback is not None:
                 stack.enter_context(feedback)
-            advance = self._advance(feedback)
+            advance = self._advance(feedback, replayed=not draws and method.recordable)
             for number in range(int(self.steps.max(initial=0))):
                 active = int(np.sum(self.steps > number))
                 step = Step(self, number, active)
@@ -288,8 +291,8 @@ class Group:
                 self.agreement = feedback.agreement()
         self._check_losses()
 
-    def _advance(self, feedback: Feedback | None) -> Callable[[Step], None]:
-        """What a step does to the weights, as a function; recorded and replayed where that is faster."""
+    def _advance(self, feedback: Feedback | None, replayed: bool) -> Callable[[Step], None]:
+        """What a step does to the weights, as a function; on a GPU recorded and replayed where it may be."""
         import torch
 
         method = self.method
@@ -307,14 +310,16 @@ class Group:
                 if feedback is not None:
                     feedback.rescale()
 
-        if self.device.type != "cuda" or self.learners.stacked or self._draws() or not method.recordable:
+        if self.device.type != "cuda" or self.learners.stacked or not replayed:
             return advance
         sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1)
         return Recorder(advance, sizes.tolist()).run
 
     def _draws(self) -> bool:
         """Whether the network itself draws random numbers, as dropout does."""
-        return self._network is not None and networks.draws(self._network)
+        if self._network is None or not self.steps[0]:
+            return False
+        return networks.draws(self._network, self.batch(0, 1)[0][0])
 
     def _count(self, step: Step, final: Array) -> None:
         """Correct predictions of the clients that are in their last epoch."""

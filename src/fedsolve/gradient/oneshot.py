@@ -11,6 +11,7 @@ from fedsolve.container import Array
 from fedsolve.errors import ConditionWarning, DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac, kronecker, networks
+from fedsolve.gradient.alignment import CHOICES
 from fedsolve.gradient.gathered import trained, weight_of
 from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.server import Server, Weights
@@ -29,6 +30,11 @@ def check_single_round(method: GradientMethod) -> None:
         raise DataError(
             f"{type(method).__name__} takes one round of long local training; got rounds={method.rounds}. "
             "Raise epochs instead."
+        )
+    if method.feedback in CHOICES:
+        raise DataError(
+            f"feedback='{method.feedback}' chooses layers by the round before, and {type(method).__name__} "
+            "has one round. Name the layers, joined by commas."
         )
 
 

@@ -62,7 +62,7 @@ class GradientRun(Run[GradientModel]):
             if network.get_submodule(layer).weight.requires_grad
         ]
         if method.feedback not in CHOICES:
-            named = [layer.strip() for layer in method.feedback.split(",")]
+            named = list(dict.fromkeys(layer.strip() for layer in method.feedback.split(",")))
             with Feedback(network, named):
                 return named
         if len(layers) < method.feedback_layers:
@@ -97,7 +97,7 @@ class GradientRun(Run[GradientModel]):
             return self._ask(DRIFT, server.round, answered, note, _sent(self._means, "move", np.float64))
         precision = np.dtype(method.precision)
         arrays = _sent(method.outgoing(server), "w", precision) | _sent(server.buffers, "b", precision)
-        arrays |= {name: array.astype(precision) for name, array in method.extras(server).items()}
+        arrays |= {name: np.array(array, dtype=precision) for name, array in method.extras(server).items()}
         note |= {"feedback": self._chosen(), "layers": self.layers}
         return self._ask(KIND, server.round, server.cohort, note, arrays)
 
@@ -141,6 +141,7 @@ class GradientRun(Run[GradientModel]):
         # Weights that no client trains stay as they are.
         sent = server.sent()
         method.update(server, {name: mean.get(name, sent[name]) for name in sent}, total)
+        server.weights = doubles(server.weights)  # numpy makes plain numbers of weights without axes
         server.buffers |= _mean(total, "b.")
         self._choose_layers(total, metrics)
         if method.track == "drift":
@@ -154,9 +155,14 @@ class GradientRun(Run[GradientModel]):
         server.round += 1
 
     def _pass_over(self, total: Total) -> None:
-        """A round in which nobody who answered could train changes nothing; refused if all answered."""
+        """A round in which nobody who answered could train changes nothing.
+
+        Refused if all clients answered, and in the last round if there was none in which anybody trained.
+        """
         server, method = self.server, self.method
-        if len(total.cohort) == server.clients:
+        last = server.round + 1 >= method.rounds
+        for_nothing = last and total.count("trained") == 0 and not server.aggregated
+        if len(total.cohort) == server.clients or for_nothing:
             if total.count("rows") == 0:
                 raise DataError("no rows at all: every client that answered is empty.")
             if total.count("trained") > 0:
@@ -165,7 +171,8 @@ class GradientRun(Run[GradientModel]):
                 )
             raise DataError(
                 f"round {server.round}: no client had a batch to train on (batch {method.batch}, last_batch "
-                f"'{method.last_batch}', BatchNorm needs two rows). Lower batch, or keep the last batch."
+                f"'{method.last_batch}', BatchNorm needs two rows), nor in any round before. Lower batch, or "
+                "keep the last batch."
             )
         self._end("train", total, "start", {"round": server.round, "idle": len(total.cohort)})
         server.round += 1
@@ -186,9 +193,10 @@ class GradientRun(Run[GradientModel]):
             metrics["feedback"] = self._chosen()
         if self.method.track == "drift":
             if "agreement" in total.term.arrays:
-                ratios, cosines = np.split(total["agreement"] / trained, 2)
-                metrics["feedback_ratio"] = dict(zip(self._chosen(), ratios.tolist(), strict=True))
-                metrics["feedback_cosine"] = dict(zip(self._chosen(), cosines.tolist(), strict=True))
+                ratios, cosines, defined = np.split(total["agreement"], 3)
+                for name, sums in (("feedback_ratio", ratios), ("feedback_cosine", cosines)):
+                    means = [float(s / n) if n else None for s, n in zip(sums, defined, strict=True)]
+                    metrics[name] = dict(zip(self._chosen(), means, strict=True))
             metrics["mean_squared_drift"] = alignment.mean_squared_drift(
                 with_prefix(total.term.arrays, "move."), float(total["move_square"][0]), trained
             )
@@ -230,8 +238,8 @@ class GradientRun(Run[GradientModel]):
     def _model(self, weights: Weights) -> GradientModel:
         precision = np.dtype(self.method.precision)
         return GradientModel(
-            {name: array.astype(precision) for name, array in weights.items()},
-            {name: array.astype(precision) for name, array in self.server.buffers.items()},
+            {name: np.array(array, dtype=precision) for name, array in weights.items()},
+            {name: np.array(array, dtype=precision) for name, array in self.server.buffers.items()},
             self.spec.classes,
             self.spec.features,
             {"method": self.method.key} | self.method.parameters(),
@@ -278,15 +286,15 @@ def cohort_of(method: GradientMethod, clients: tuple[str, ...], round_: int) -> 
 def _mean(total: Total, prefix: str) -> Weights:
     weight = float(total["weight"][0])
     return {
-        name.removeprefix(prefix): array / weight
+        name.removeprefix(prefix): np.asarray(array / weight)
         for name, array in total.term.arrays.items()
         if name.startswith(prefix)
     }
 
 
 def _sent(weights: Mapping[str, Array], prefix: str, precision: Any) -> Weights:
-    return {f"{prefix}.{name}": array.astype(precision) for name, array in weights.items()}
+    return {f"{prefix}.{name}": np.array(array, dtype=precision) for name, array in weights.items()}
 
 
 def _prefixed(prefix: str, arrays: Mapping[str, Array]) -> Weights:
-    return {f"{prefix}.{name}": array for name, array in arrays.items()}
+    return {f"{prefix}.{name}": np.asarray(array) for name, array in arrays.items()}

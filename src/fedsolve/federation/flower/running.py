@@ -22,7 +22,8 @@ from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.flower.federation import CohortReport, FlowerFederation
+from fedsolve.federation.flower.cohort import CohortReport
+from fedsolve.federation.flower.federation import FlowerFederation
 from fedsolve.federation.method import Method, Record, record_from
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ from typing import Any
 from fedsolve.errors import CohortError
 from fedsolve.federation.flower import QUIET, require_flower
 
-_GUARDED = "fedsolve.federation.flower.guarded"
+_PACKAGE = "fedsolve.federation.flower"
+_GUARDED = f"{_PACKAGE}.guarded"
 _APP = """
 [build-system]
 requires = ["hatchling"]
@@ -37,8 +38,8 @@ dependencies = []
 [tool.flwr.app]
 publisher = "fedsolve"
 [tool.flwr.app.components]
-serverapp = "fedsolve.federation.flower.server_app:app"
-clientapp = "fedsolve.federation.flower.client_app:app"
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
 [tool.flwr.app.config]
 """
 
@@ -175,7 +176,7 @@ class SuperLink:
         from flwr.supercore.task_identity import TaskIdentity
 
         with self.control() as control:
-            started = control.StartRun(_start_request())
+            started = control.StartRun(start_request(_PACKAGE))
         if not started.HasField("run_id"):
             raise CohortError(f"the SuperLink started no run; see {self.log}.")
         grid = _Grid(self.address, self.tls is None, self._authority(), token=self._take_task())
@@ -241,7 +242,8 @@ def _Grid(*words: Any, **names: Any) -> Any:
     return Grid(*words, **names)
 
 
-def _start_request() -> Any:
+def start_request(package: str, files: Mapping[str, bytes] | None = None) -> Any:
+    """The request for a run of the apps in a package; `files` hold it where it is not installed."""
     import hashlib
 
     from flwr.cli.build import build_fab_from_files
@@ -249,7 +251,8 @@ def _start_request() -> Any:
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.fab import Fab
 
-    bundle, _ = build_fab_from_files({"pyproject.toml": _APP.encode()})
+    about = _APP.format(package=package).encode()
+    bundle, _ = build_fab_from_files({"pyproject.toml": about, **(files or {})})
     fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
     return StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({}), federation="")
 

@@ -15,10 +15,11 @@ its last one is called "classifier".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.data.backbones.common import require
@@ -27,6 +28,7 @@ from fedsolve.gradient.networks import custom
 from fedsolve.gradient.networks.custom import register_network
 from fedsolve.gradient.networks.heads import hidden_widths, stack
 from fedsolve.gradient.networks.initial import made
+from fedsolve.gradient.streams import GENERATOR
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +64,8 @@ SHAPES = {
 
 # Names under which a head keeps what it captured, and a network the name of its head.
 _TAP, _HEAD = "_fedsolve_tap", "_fedsolve_head"
+
+_DRAWS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def build_network(
@@ -215,11 +219,29 @@ def normalises_by_batch(network: nn.Module) -> bool:
     return any(isinstance(part, _BatchNorm) for part in network.modules())
 
 
-def draws(network: nn.Module) -> bool:
-    """Whether any layer draws random numbers while training."""
-    from torch.nn.modules.dropout import _DropoutNd
+def draws(network: nn.Module, inputs: Tensor) -> bool:
+    """Whether the network draws from torch's generator while training, as it does on these inputs.
 
-    return any(isinstance(part, _DropoutNd) and part.p > 0 for part in network.modules())
+    It is tried, once for every module: what a forward function calls cannot be seen from its layers.
+    """
+    import torch
+
+    found = _DRAWS.get(network)
+    if found is not None:
+        return found
+    device = inputs.device
+    states: list[Callable[[], Tensor]] = [torch.get_rng_state]
+    if device.type == "cuda":
+        states.append(partial(torch.cuda.get_rng_state, device))
+    kept = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    with GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        before = [state() for state in states]
+        network(inputs)
+        after = [state() for state in states]
+        for name, buffer in network.named_buffers():
+            buffer.copy_(kept[name])
+    _DRAWS[network] = not all(map(torch.equal, before, after))
+    return _DRAWS[network]
 
 
 def stacked_widths(name: str, features: int, outputs: int) -> list[int] | None:
