@@ -77,6 +77,11 @@ class Model(ABC):
         return self._rate(self.predict(features), labels)
 
     @property
+    def predicts(self) -> bool:
+        """Whether it is one to predict with, or only what clients make their own of."""
+        return True
+
+    @property
     def personalises(self) -> bool:
         """Whether `personalised` gives every client a predictor of its own."""
         return False
@@ -86,6 +91,10 @@ class Model(ABC):
 
         states: what the client kept from the run, for methods whose clients keep something.
         """
+        if self.private:
+            raise DataError(
+                "this model is one client's own already; personalise the shared model it was made from."
+            )
         raise DataError(
             f"a model of family '{self.family}' is the same for everybody; train with a personalised method "
             "such as APFL, or put refinements over it with APFL(...).over(model)."

@@ -84,7 +84,7 @@ def check_files(fed: Any, model: GradientModel, folder: Path) -> None:
         assert same_model(loaded, own)
         assert np.array_equal(loaded.decision_function(features), own.decision_function(features))
         assert same_model(participant.personalise(shared), own)
-        with pytest.raises(DataError, match="same for everybody"):
+        with pytest.raises(DataError, match="one client's own already"):
             own.personalised(participant.data)
 
 

@@ -274,6 +274,20 @@ def test_parameters_are_checked(parameters: dict[str, Any], told: str) -> None:
         FedDBE(**parameters)
 
 
+def test_a_network_that_changes_its_last_layers_output_is_refused() -> None:
+    class Doubled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(plain.WIDTH, 4), torch.nn.Linear(4, plain.CLASSES)
+
+        def forward(self, inputs: Any) -> Any:
+            return 2 * self.last(torch.tanh(self.first(inputs)))
+
+    with pytest.raises(DataError, match=r"changes what comes out of it\. End the network with that layer"):
+        FedDBE(network=Doubled(), rounds=1).fit(small())
+    FedDBE(network=Doubled(), rounds=1, shift_rate=0.0).fit(small())
+
+
 def test_feddbe_is_a_method_of_sums() -> None:
     info = next(info for info in registry.methods() if info.key == "feddbe")
     assert not info.gathers

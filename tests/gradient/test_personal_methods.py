@@ -616,11 +616,22 @@ def test_models_and_states_are_kept_in_files(kind: str, tmp_path: Any) -> None:
         assert np.array_equal(
             later.personalise(shared).decision_function(features), own.decision_function(features)
         )
-        with pytest.raises(DataError, match="the same for everybody"):
+        with pytest.raises(DataError, match="one client's own already"):
             loaded.personalised(participant.data)
+        if shared.kept:  # type: ignore[attr-defined]
+            with pytest.raises(DataError, match=f"what '{participant.name}' kept of the run is gone"):
+                Participant(participant.name, participant.data).personalise(shared)
+        weighted = ClientData(features, np.zeros(9, dtype=int), weights=np.ones(9))
+        with pytest.raises(DataError, match="do not take sample weights"):
+            Participant("new", weighted).personalise(shared)
+        with pytest.raises(DataError, match="label 7 in row 0 is not one of"):
+            Participant("new", ClientData(features, np.full(9, 7))).personalise(shared)
     with pytest.raises(DataError, match="loaded from a file"):
         shared.personal("client-0")  # type: ignore[attr-defined]
-    with pytest.raises(DataError, match="no participant is called 'nobody'; they are client-0"):
+    with pytest.raises(
+        DataError,
+        match=r"no participant is called 'nobody'; there are client-0, client-1, client-2, client-3\.",
+    ):
         model.personal("nobody")
 
 

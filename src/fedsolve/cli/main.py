@@ -27,6 +27,7 @@ from fedsolve.cli.features import features
 from fedsolve.cli.keys import keys
 from fedsolve.cli.methods import methods
 from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
+from fedsolve.cli.personalise import personalise
 from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report_command import figures, report
 from fedsolve.cli.server import server
@@ -130,7 +131,7 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-LOCAL = (demo, methods, train, evaluate, predict, datasets, features, experiment, report)
+LOCAL = (demo, methods, train, personalise, evaluate, predict, datasets, features, experiment, report)
 NETWORK = (server, client, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):

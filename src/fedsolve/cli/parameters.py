@@ -28,7 +28,7 @@ HELP = {
     "hidden_width": "Hidden features per block.",
     "ridge": "Penalty on the classifier.",
     "refinement_width": "Features of each client's own stream.",
-    "refinement_ridge": "Penalty on each client's own stream.",
+    "refinement_ridge": "Penalty on each client's own stream; 'auto': each chooses from its training rows.",
     "refinement_activation": "Activation of each client's own stream, one of the same.",
     "balance": "Weight of each client's own stream; 'auto': each chooses from its training rows.",
     "block_activation": "Activation of the shared stream's blocks, one of the same.",
@@ -98,7 +98,7 @@ _CHOICES = {
     "block_activation": tuple(ACTIVATIONS),
     "exchange": ("auto", *PLANS),
 }
-_WORDS = {"balance": ("auto",)}
+_WORDS = {"balance": ("auto",), "refinement_ridge": ("auto",)}
 """Parameters that are a number or one of these words."""
 _FLAGS = {"consistent": "--consistent/--inconsistent", "skip": "--skip/--no-skip"}
 _ALSO = {"feedback": "--feedback-alignment"}

@@ -114,7 +114,10 @@ def personalise(
     if tests is not None:
         shared = local_scores(model, tests, federation.clients)
         own_scores = LocalScores(federation.clients, np.array(correct), shared.rows)
-        told["local_accuracy"] = {"shared": shared.as_dict(), "personal": own_scores.as_dict()}
+        told["local_accuracy"] = {
+            "shared": shared.as_dict() if model.predicts else None,
+            "personal": own_scores.as_dict(),
+        }
     return told
 
 
@@ -125,11 +128,12 @@ def personal_lines(told: dict[str, Any] | None) -> list[tuple[str, str]]:
     lines = []
     if told["local_accuracy"] is not None:
         shared, own = (told["local_accuracy"][name] for name in ("shared", "personal"))
+        shared_words = "" if shared is None else f", shared model {percent(shared['mean'])}"
         lines.append(
             (
                 "personal",
-                f"{percent(own['mean'])} mean local accuracy, shared model {percent(shared['mean'])} "
-                "(test rows dealt like each client's own)",
+                f"{percent(own['mean'])} mean local accuracy{shared_words} (test rows dealt like each "
+                "client's own)",
             )
         )
     if told["balances"] is not None:

@@ -33,7 +33,7 @@ _part = option(
 _layers = option(
     "--layers", type=int, group="Model", help="Stop after this many blocks of a deep model.  [default: all]"
 )
-_device = option(
+device_option = option(
     "--device",
     metavar="NAME",
     group="Model",
@@ -60,7 +60,7 @@ _allow_network = allow_network_option("Model")
 @option("--out", metavar="FILE", group="Predictions", help="Where to write the csv.  [default: stdout]")
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
 @_layers
-@_device
+@device_option
 @_allow_network
 @_part
 @row_options
@@ -76,9 +76,9 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
     ctx.with_resource(allowing(given["networks"]))
-    model, classes = _classifier(given["model"])
+    model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
-    _prepare(ctx, model, given)
+    prepare(ctx, model, given)
     data = Reader(given, output).rows(given["data"], given["part"], labelled=False, width=model.features)
     scores = _scores(model, data.features, depth)
     labels = classes[np.argmax(scores, axis=1)]
@@ -109,7 +109,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
 @click.argument("data")
 @_layers
 @option("--staged", is_flag=True, group="Model", help="Accuracy after 0, 1, ..., T blocks instead.")
-@_device
+@device_option
 @_allow_network
 @_part
 @row_options
@@ -125,11 +125,11 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     if given["staged"] and given["layers"] is not None:
         raise click.UsageError("--staged shows every depth; leave out --layers", ctx)
     ctx.with_resource(allowing(given["networks"]))
-    model, classes = _classifier(given["model"])
+    model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     if given["staged"] and not isinstance(model, StagedModel):
         raise click.UsageError(f"--staged needs a model with layers; this one is {model.family}", ctx)
-    _prepare(ctx, model, given)
+    prepare(ctx, model, given)
     data = Reader(given, output).rows(given["data"], given["part"], classes=classes, width=model.features)
     assert data.labels is not None
     named = {"model": given["model"], "data": given["data"]}
@@ -143,7 +143,8 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     output.result(named | {"layers": depth.get("layers")} | report.as_dict(), report.show)
 
 
-def _classifier(path: str) -> tuple[Model, Array]:
+def classifier(path: str) -> tuple[Model, Array]:
+    """The model of a file, and its classes."""
     model = load_model(path)
     if model.classes is None:
         raise DataError(
@@ -153,7 +154,7 @@ def _classifier(path: str) -> tuple[Model, Array]:
     return model, model.classes
 
 
-def _prepare(ctx: click.Context, model: Model, given: dict[str, Any]) -> None:
+def prepare(ctx: click.Context, model: Model, given: dict[str, Any]) -> None:
     """Set the device of a gradient model, and the backbone by which images reach its network."""
     if not isinstance(model, GradientModel):
         if given["device"] is not None:

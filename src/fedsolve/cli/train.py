@@ -194,6 +194,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "seconds": seconds,
         "accuracy": _accuracy(method, model, federation, data, test),
         "test_rows": None if test is None else len(test),
+        "predicts": model.predicts,
         "personal": personalise(model, federation, test, personal, own_files, output),
         "model": given["out"],
         "checkpoint": checkpoint,
@@ -354,6 +355,8 @@ def _show(page: Console, told: dict[str, Any]) -> None:
     ]
     if accuracy["test"] is not None:
         lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
+    if not told["predicts"]:
+        lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
     if told.get("final_accuracy") is not None:
         lines.append(("", f"{percent(told['final_accuracy'])} on them over the last tenth of the rounds"))
     lines += personal_lines(told["personal"])

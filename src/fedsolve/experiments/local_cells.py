@@ -94,7 +94,9 @@ def run_locally(
     started = time.perf_counter()
     scores = parts.score(_noted(model, participants, balances))
     outcome = costs(model, clock, trained + time.perf_counter() - started)
-    compared = {"shared": parts.score(model)}
+    compared = {}
+    if model.predicts:
+        compared["shared"] = parts.score(model)
     if hasattr(model, "alone"):
         compared["alone"] = parts.score(_noted(model.alone(), participants, []))
     return outcome | _told(scores, compared, balances)

@@ -82,6 +82,7 @@ class FedAS(PersonalMethod):
 
     key: ClassVar[str] = "fedas"
     keeps_state: ClassVar[bool] = True
+    shares_a_predictor: ClassVar[bool] = False
 
     alignment_epochs: int = 1
     alignment_rate: float = 0.01

@@ -23,6 +23,7 @@ it is the shared one.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -111,6 +112,8 @@ class FedDBE(PersonalMethod):
             scratch["shift"] = torch.as_tensor(np.stack(found), dtype=group.dtype, device=group.device)
         if isinstance(group.learners, SingleNetwork):
             scratch["classifier"] = networks.head_of(group.learners.network)[1].weight
+            if self._shifts and group.round == 0:
+                _check_last(group)
 
     def losses(self, step: Step) -> Tensor:
         scratch = step.group.scratch
@@ -197,6 +200,22 @@ class FedDBE(PersonalMethod):
         width = networks.head_of(model.network())[1].in_features
         found.shift = (state or {}).get("shift", np.zeros(width, dtype=self.precision))
         return found
+
+
+def _check_last(group: Group) -> None:
+    """Refuse a network that changes what its last layer gives: a shift would not go through that change."""
+    import torch
+
+    network = group.whole(0)
+    for inputs, _ in itertools.islice(group.own_rows(0, 2), 1):
+        with torch.no_grad():
+            features, logits = networks.features_of(network, inputs)
+            expected = networks.head_of(network)[1](features)
+        if not torch.allclose(expected, logits, atol=1e-5, rtol=1e-4):
+            raise DataError(
+                f"FedDBE shifts what enters the last nn.Linear, and network '{group.method.network}' changes "
+                "what comes out of it. End the network with that layer, or leave out the shift (shift_rate=0)."
+            )
 
 
 class ShiftedModel(PersonalGradientModel):

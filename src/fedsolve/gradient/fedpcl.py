@@ -72,6 +72,7 @@ class FedPCL(PersonalMethod):
 
     key: ClassVar[str] = "fedpcl"
     keeps_state: ClassVar[bool] = True
+    shares_a_predictor: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
 
     network: str = "mlp:256"

@@ -11,14 +11,15 @@ from scipy.special import softmax
 
 from fedsolve import registry
 from fedsolve.container import Array, with_prefix
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.states import State, StateStore, ticket
 from fedsolve.gradient import networks
+from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.model import Model
 
 if TYPE_CHECKING:
     from fedsolve.federation.local import LocalFederation
     from fedsolve.federation.participant import ClientData
-    from fedsolve.federation.states import StateStore
 
 _ROWS = 2048
 
@@ -28,6 +29,7 @@ class GradientModel(Model):
 
     device: where predictions are computed; "cpu" unless set.
     run: digest of the training run, under which its clients keep their states; None where it does not matter.
+    kept: which exchange's state each client keeps of it, by the client's `ticket`.
     federation: the local one that the model was trained in, for `personal`.
     """
 
@@ -41,6 +43,7 @@ class GradientModel(Model):
         features: int,
         parameters: Mapping[str, Any],
         run: str | None = None,
+        kept: Mapping[str, int] | None = None,
     ) -> None:
         assert classes is not None
         super().__init__(features, classes, len(classes))
@@ -50,6 +53,7 @@ class GradientModel(Model):
         self.parameters = dict(parameters)
         self.device = "cpu"
         self.run = run
+        self.kept = dict(kept or {})
         self.federation: LocalFederation | None = None
 
     def network(self) -> Any:
@@ -102,6 +106,11 @@ class GradientModel(Model):
     def personalises(self) -> bool:
         return not self.private and hasattr(registry.method_class(self.parameters["method"]), "personal")
 
+    @property
+    def predicts(self) -> bool:
+        kind = registry.method_class(self.parameters["method"])
+        return self.private or getattr(kind, "shares_a_predictor", True)
+
     def personalised(self, data: ClientData, states: StateStore | None = None) -> Model:
         """The predictor of the client that owns `data`, from what it kept of the run, if anything."""
         if not self.personalises:
@@ -111,18 +120,27 @@ class GradientModel(Model):
                 f"this client has {data.width} features per row, the model uses {self.features}. "
                 "All must use the same backbone or image size."
             )
-        method = self.method()
-        state = None
-        if states is not None and self.run is not None and method.stateful:
-            state = states.latest(self.run)
-            if state is None and any(states.client in record.cohort for record in self.history):
-                raise DataError(
-                    f"what '{states.client}' kept of the run is gone: later runs took its place, or it is in "
-                    "the folder beside a checkpoint. Name that folder (Participant(..., states=FOLDER)), or "
-                    "train again."
-                )
-        found: Model = method.personal(self, data, state or None)
+        if data.weights is not None:
+            raise DataError("gradient methods do not take sample weights; leave them out, or use APFL.")
+        encode_labels(data.own_labels(), self.classes)
+        found: Model = self.method().personal(self, data, self._state(states))
         return found
+
+    def _state(self, states: StateStore | None) -> State | None:
+        """What a client kept of the run, None if it had no part in it; refused where it should be there."""
+        place = None
+        if states is not None and self.run is not None:
+            place = self.kept.get(ticket(self.run, states.client))
+        if states is None or self.run is None or place is None:
+            return None
+        try:
+            return states.read(self.run, place) or None
+        except TermError:
+            raise DataError(
+                f"what '{states.client}' kept of the run is gone: later runs took its place, or it is in a "
+                "folder, beside a checkpoint or the site's own. Name that folder "
+                "(Participant(..., states=FOLDER)), or train again."
+            ) from None
 
     def personal(self, client: str) -> Model:
         """The predictor of a client of the local federation that this model was trained in."""
@@ -135,7 +153,8 @@ class GradientModel(Model):
             if participant.name == client:
                 return participant.personalise(self)
         raise DataError(
-            f"no participant is called '{client}'; they are {', '.join(self.federation.clients[:5])}, ..."
+            f"no participant is called '{client}'; there are {', '.join(self.federation.clients[:5])}"
+            f"{', ...' * (len(self.federation.clients) > 5)}."
         )
 
     def _shape(self) -> list[int] | None:
@@ -157,12 +176,11 @@ class GradientModel(Model):
         return named | {f"buffers.{name}": array for name, array in self.buffers.items()}
 
     def _note(self) -> dict[str, Any]:
-        return {"parameters": self.parameters} | ({} if self.run is None else {"run": self.run})
+        run = {} if self.run is None else {"run": self.run, "kept": dict(sorted(self.kept.items()))}
+        return {"parameters": self.parameters} | run
 
     @classmethod
     def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> GradientModel:
-        from fedsolve.labels import labels_from_note
-
         return cls(
             with_prefix(arrays, "weights."),
             with_prefix(arrays, "buffers."),
@@ -170,6 +188,7 @@ class GradientModel(Model):
             note["features"],
             note["parameters"],
             note.get("run"),
+            note.get("kept"),
         )
 
 

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fedsolve.container import Array, with_prefix
 from fedsolve.federation.engine import Federation, Spec
@@ -44,6 +44,9 @@ ALONE = "alone"
 class PersonalMethod(GradientMethod):
     """A gradient method after which every client has a model of its own."""
 
+    shares_a_predictor: ClassVar[bool] = True
+    """Whether the shared model is one to predict with, or only what clients make theirs of."""
+
     @abstractmethod
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         """The predictor of the client that owns `data`.
@@ -62,11 +65,12 @@ class PersonalMethod(GradientMethod):
 
 
 class PersonalRun(GradientRun):
-    """A run whose models know under which name the clients keep their states."""
+    """A run whose models know where the clients keep their states."""
 
     def _model(self, weights: Weights) -> GradientModel:
         model = super()._model(weights)
         model.run = self.chain.digests[1]
+        model.kept = {ticket(model.run, client): exchange for client, exchange in self._since.items()}
         return model
 
 
