@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -218,6 +220,22 @@ def test_no_request_hides_in_the_body_of_another(deployment: Deployment, north: 
     head = f"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: {deployment.gate}\r\n{signed}\r\n"
     north.send(deployment.gate, f"{head}{framing.format(size=len(body))}\r\n\r\n{body}".encode())
     assert control_calls(deployment) == before
+
+
+def test_an_answer_to_a_sender_that_is_gone_is_dropped() -> None:
+    sent: list[str] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+        if len(sent) == 2:
+            raise AttributeError("'NoneType' object has no attribute '_write_appdata'")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for kind in ("http.response.start", "http.response.body", "http.response.body"):
+            await send({"type": kind})
+
+    asyncio.run(gate.until_gone(app)({"type": "http"}, None, send))
+    assert sent == ["http.response.start", "http.response.body"]
 
 
 def test_a_sender_that_goes_away_in_mid_body_does_no_harm(deployment: Deployment, north: Caller) -> None:

@@ -231,6 +231,30 @@ _NOT_ACTIVATED = (2004, 412)
 a word, which suits only a site that was removed."""
 
 
+def until_gone(app: Any) -> Any:
+    """An ASGI application whose answer to a sender that went away is dropped.
+
+    Written to after its connection is lost, the TLS transport of Python 3.11 fails with AttributeError.
+    """
+
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
+        gone = False
+
+        async def sending(message: Any) -> None:
+            nonlocal gone
+            if gone:
+                return
+            try:
+                await send(message)
+            except AttributeError as problem:
+                gone = True
+                _log.debug("an answer was dropped: its reader is gone (%s)", problem)
+
+        await app(scope, receive, sending)
+
+    return answering
+
+
 def _json(document: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
     from starlette.responses import JSONResponse
 
@@ -292,7 +316,7 @@ def main(words: list[str] | None = None) -> int:
         load_key(keys.server_key)
     host, port = address(given.listen)
     config = uvicorn.Config(
-        Gate(given.upstream, keys).app(),
+        until_gone(Gate(given.upstream, keys).app()),
         host=host,
         port=port,
         ssl_certfile=None if keys is None else str(keys.server_certificate),
