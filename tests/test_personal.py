@@ -452,7 +452,7 @@ def test_rows_are_read_in_parts(digits: Dataset, shared: Any, monkeypatch: pytes
 def test_the_code_of_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "how-to-personal-models.md").read_text()
     blocks = [text.split("```")[0] for text in page.split("```python\n")[1:]]
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     for block in blocks:

@@ -8,7 +8,7 @@ Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream Leas
 
 The primary stream is a DeepAFL of no blocks, or of `layers` blocks where that is asked for, and runs on
 the same machinery. The paper's recursion over clients (Eq. 7-10) gives the same G; it stands in `laws`.
-The second stage, where a client's rows are, is `personal`; how a balance is chosen, `balance`.
+The second stage, where a client's rows are, is `personal`; how a balance and a ridge are chosen, `balance`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class APFL(Method["APFLModel"]):
     """Parameters of APFL.
 
     width:                 features of the primary stream (d_P). refinement_width: of each client's own (d_R).
-    ridge:                 gamma of the primary stream. refinement_ridge: beta of the refinement.
+    ridge:                 gamma of the primary stream.
+    refinement_ridge:      beta of the refinement, or "auto": chosen by each client like the balance, and
+                           where a balance is given, for that one.
     balance:               lambda of Eq. 14, or "auto": chosen by each client from its own training rows,
                            by leave-one-out in closed form (see `closedform.balance`).
     activation:            of the primary stream. refinement_activation: of the refinement.
@@ -68,7 +70,7 @@ class APFL(Method["APFLModel"]):
     width: int = 1024
     refinement_width: int = 1024
     ridge: float = 0.01
-    refinement_ridge: float = 1.0
+    refinement_ridge: float | Literal["auto"] = 1.0
     balance: float | Literal["auto"] = 0.3
     activation: str = "relu"
     refinement_activation: str = "relu"

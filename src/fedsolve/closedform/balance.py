@@ -1,4 +1,4 @@
-"""The balance of two streams, chosen for one client from its own training rows, in closed form.
+"""Balance and ridge of a client's own stream, chosen from its own training rows, in closed form.
 
 With the shared stream held fixed, E = Y - ΦG its errors on the client's rows, P the refinement ridge of E
 on Ψ and h the diagonal of its hat matrix Ψ (ΨᵀΨ + ridge I)^-1 Ψᵀ, what the refinement of all *other* rows
@@ -13,6 +13,10 @@ second fit. Two exact functions of the balance follow:
     mistakes        row i is right on one interval of balances, because each rival class is overtaken
                     once: the fewest mistakes are found by sorting 2n ends, without a grid
 
+A ridge, where it is to be chosen, comes first: of all `RIDGES` the one of least squared error, each at its
+best balance (`choose_ridge`). The balance follows as if that ridge had been given. Mistakes do not choose
+ridges: their count is coarse, and the fewest of hundreds of pairs of ridge and balance are fewest by luck.
+
 What is approximated: the shared stream has seen row i as well. Leaving it out there too would divide e_i by
 1 - g_i, with g_i the row's leverage in the pooled system: that takes φ_i, which the client has, and the
 pooled Gram matrix, which the server has and the shared model does not hold. The g_i of all rows sum to at
@@ -23,12 +27,29 @@ vanish. A weight is left out whole: a row of weight 2 is one row, not two.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from fedsolve.container import Array
 
 LARGEST = 2.0
 """Ridges shrink, so the best balance may exceed 1; beyond this it is noise of few rows."""
+
+RIDGES = tuple(10.0 ** (step / 2) for step in range(-8, 7))
+"""Ridges that a client chooses from, smallest first, as multiples of the mean squared length of its ψ.
+
+Relative, because that is what a ridge is weighed against: features in other units get the same predictor, and
+other widths about the same multiple, where an absolute grid would miss. Not relative to the diagonal of ΨᵀΨ,
+which grows with the rows while the best ridge, noise over signal, does not. The smallest is far above the
+rounding of eigenvalues; beyond the largest a thousand rows leave little that a balance could bring back.
+"""
+
+UNINFORMED = 1.0
+"""The multiple where rows say nothing of each other: a row is believed by half."""
+
+_TIE = 1e-9
+"""Share of the squared error of the shared stream within which two ridges are equally good."""
 
 _TOLERANCE = 0.5
 """Standard errors of the number of mistakes within which balances count as equally good."""
@@ -60,6 +81,28 @@ def choose_balance(
     if codes is None:
         return smooth
     return _fewest_mistakes(*right_between(scores, answers, codes), counted, smooth)
+
+
+def choose_ridge(
+    inner: Array, power: Array, scale: float, balance: float | Literal["auto"] = "auto"
+) -> int | None:
+    """Position of the ridge of least leave-one-out squared error; of equals the last, None without evidence.
+
+        |E - balance f|² = scale - 2 balance inner + balance² power
+
+    inner: <E, f> of each ridge. power: <f, f>. scale: <E, E>, rows weighted. balance: the one that the
+    ridge is chosen for; "auto": each ridge's best in [0, LARGEST].
+    """
+    heard = power > _NOTHING**2 * scale
+    if balance == 0 or not np.any(heard):
+        return None
+    if balance == "auto":
+        best = np.divide(inner, power, out=np.zeros_like(inner), where=heard)
+        balances = np.clip(best, 0.0, LARGEST)
+    else:
+        balances = np.full_like(inner, balance)
+    gain = balances * (2.0 * inner - balances * power)
+    return int(np.flatnonzero(gain >= gain.max() - _TIE * scale)[-1])
 
 
 def right_between(scores: Array, answers: Array, codes: Array) -> tuple[Array, Array]:

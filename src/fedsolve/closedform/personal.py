@@ -8,8 +8,8 @@ features, β = `refinement_ridge`, λ = `balance`.
     scores = Φ G + λ Ψ P                                           (Eq. 14)
 
 λ stands outside the objective that P minimises, so for λ != 1 the sum is not the minimiser of Eq. 1; it
-is what `balance` chooses for rows that were not trained on. Over another shared model, Φ G stands for its
-`estimates`: of a network, probabilities.
+is what `balance` chooses for rows that were not trained on, and β with it where that is asked for. Over
+another shared model, Φ G stands for its `estimates`: of a network, probabilities.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.closedform.activations import activate, check_activation
-from fedsolve.closedform.balance import choose_balance
+from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.projections import projection, projection_agreement
 from fedsolve.closedform.refinement import RidgeSolution, RidgeSums
@@ -40,14 +40,18 @@ ROLE = "refinement"
 """Name of the random projection R, apart from those of the shared stream."""
 
 Balance = float | Literal["auto"]
+Ridge = float | Literal["auto"]
+
+_NO_SCALE = 1.0
+"""β where there is nothing to measure it by: no rows, or features that are all zero."""
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """How refinements are made, the same for every client: features Ψ, β, λ or "auto"."""
+    """How refinements are made, the same for every client: features Ψ, β and λ, each a number or "auto"."""
 
     width: int
-    ridge: float
+    ridge: Ridge
     activation: str
     balance: Balance
     seed: int
@@ -55,7 +59,10 @@ class Refinement:
     def __post_init__(self) -> None:
         check_whole(1, refinement_width=self.width)
         check_whole(0, seed=self.seed)
-        check_not_negative(refinement_ridge=self.ridge)
+        if self.ridge != "auto":
+            if isinstance(self.ridge, str):
+                raise DataError(f"refinement_ridge must be a number >= 0 or 'auto'; got {self.ridge!r}.")
+            check_not_negative(refinement_ridge=self.ridge)
         check_activation(self.activation, "refinement_activation")
         if self.balance != "auto":
             if isinstance(self.balance, str):
@@ -75,21 +82,24 @@ class Refinement:
     def fit(self, shared: Model, data: ClientData) -> PersonalModel:
         """The predictor of the client that owns `data`, from passes over its rows in small parts.
 
-        Rows are read twice when the balance is chosen ("auto"), else once. No rows: the shared stream.
+        Rows are read once, and once more for each of ridge and balance that is chosen ("auto"). No rows: the
+        shared stream.
         """
         rows = _Rows(self, shared, data)
         sums = RidgeSums(self.width, shared.outputs)
         kept = rows.absorb(sums)
-        solution = sums.solve(self.ridge)
+        ridge = rows.ridge(sums, kept, self.balance) if self.ridge == "auto" else self.ridge
+        solution = sums.solve(ridge)
         balance = rows.balance(solution, kept) if self.balance == "auto" else float(self.balance)
-        return PersonalModel(shared, self, solution.weight, balance, sums)
+        return PersonalModel(shared, self, solution.weight, balance, sums, ridge)
 
 
 class PersonalModel(Model):
     """One client's predictor: estimates of the shared stream plus balance times its own refinement.
 
-    shared:     the stream that everybody has. weight: P (refinement width, outputs). balance: λ.
-    sums:       what further rows are added to; None where a file was saved without.
+    shared:             the stream that everybody has. weight: P (refinement width, outputs). balance: λ.
+    sums:               what further rows are added to; None where a file was saved without.
+    refinement_ridge:   β that P was solved with: the refinement's, or the one that this client chose.
     """
 
     family: ClassVar[str] = "personal"
@@ -102,6 +112,7 @@ class PersonalModel(Model):
         weight: Array,
         balance: float,
         sums: RidgeSums | None = None,
+        refinement_ridge: float | None = None,
     ) -> None:
         super().__init__(shared.features, shared.classes, shared.outputs)
         self.shared = shared
@@ -109,17 +120,25 @@ class PersonalModel(Model):
         self.weight = weight
         self.balance = balance
         self.sums = sums
+        given = refinement.ridge if refinement_ridge is None else refinement_ridge
+        if given == "auto":
+            raise DataError(
+                "refinement_ridge 'auto' is chosen by a fit: give the number that P was solved with."
+            )
+        self.refinement_ridge = float(given)
 
     def with_balance(self, balance: float) -> PersonalModel:
         """The same streams, balanced differently; 0 is the shared stream's estimates to the bit."""
         check_not_negative(balance=balance)
-        return PersonalModel(self.shared, self.refinement, self.weight, float(balance), self.sums)
+        return PersonalModel(
+            self.shared, self.refinement, self.weight, float(balance), self.sums, self.refinement_ridge
+        )
 
     def updated(self, data: ClientData) -> PersonalModel:
         """The predictor after more rows, of which `data` holds only the new ones.
 
-        P is that of a fit on all rows, old and new, to rounding, at the cost of the new ones. The balance
-        stays: leave-one-out needs every row, see `rebalanced`.
+        P is that of a fit on all rows, old and new, to rounding, at the cost of the new ones. The balance and
+        a ridge that was chosen stay: leave-one-out needs every row, see `rebalanced`.
         """
         if self.sums is None:
             raise DataError(
@@ -128,15 +147,24 @@ class PersonalModel(Model):
             )
         sums = self.sums.copy()
         _Rows(self.refinement, self.shared, data).absorb(sums)
-        weight = sums.solve(self.refinement.ridge).weight
-        return PersonalModel(self.shared, self.refinement, weight, self.balance, sums)
+        weight = sums.solve(self.refinement_ridge).weight
+        return PersonalModel(self.shared, self.refinement, weight, self.balance, sums, self.refinement_ridge)
 
     def rebalanced(self, data: ClientData) -> PersonalModel:
-        """The same streams with the balance that `balance="auto"` chooses; `data` holds all rows of P."""
+        """The same streams with the balance that `balance="auto"` chooses; `data` holds all rows of P.
+
+        Of `refinement_ridge="auto"`, the ridge is chosen again as well, and P solved with it.
+        """
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
         rows = _Rows(self.refinement, self.shared, data)
-        return self.with_balance(rows.balance(self.sums.solve(self.refinement.ridge), rows.estimates()))
+        estimates = rows.estimates()
+        if self.refinement.ridge != "auto":
+            return self.with_balance(rows.balance(self.sums.solve(self.refinement_ridge), estimates))
+        ridge = rows.ridge(self.sums, estimates, "auto")
+        solution = self.sums.solve(ridge)
+        balance = rows.balance(solution, estimates)
+        return PersonalModel(self.shared, self.refinement, solution.weight, balance, self.sums, ridge)
 
     def _scores(self, features: Array) -> Array:
         scores = self.shared.estimates(features)
@@ -166,9 +194,12 @@ class PersonalModel(Model):
         return {"refinement": self.weight} | {f"shared.{name}": array for name, array in arrays.items()}
 
     def _note(self) -> dict[str, Any]:
+        # A ridge that was given stands among the parameters.
+        chosen = {"refinement_ridge": self.refinement_ridge} if self.refinement.ridge == "auto" else {}
         return {
             "shared": self.shared.contents()[1],
             "balance": self.balance,
+            **chosen,
             "parameters": dataclasses.asdict(self.refinement),
             **projection_agreement(self.refinement.seed),
         }
@@ -184,6 +215,7 @@ class PersonalModel(Model):
             arrays["refinement"],
             note["balance"],
             RidgeSums.from_arrays(sums) if sums else None,
+            note.get("refinement_ridge", note["parameters"]["ridge"]),
         )
 
 
@@ -231,18 +263,42 @@ class _Rows:
             estimates[span] = self._shared.estimates(self._inputs(span))
         return estimates
 
+    def ridge(self, sums: RidgeSums, estimates: Array, balance: Balance) -> float:
+        """The ridge for these rows, all of which the sums have seen, and this balance; see `balance`."""
+        size = sums.size()
+        if size == 0:
+            return _NO_SCALE
+        total = float(len(self._data)) if self.weights is None else float(np.sum(self.weights))
+        ridges = size / total * np.array(RIDGES)
+        path = sums.path()
+        residuals = self._targets(slice(None)) - estimates
+        counted = np.ones((len(residuals), 1)) if self.weights is None else self.weights[:, None]
+        inner, power = np.zeros(len(ridges)), np.zeros(len(ridges))
+        for span, features, roots in self._read(whole=path.short):
+            rows = path.at(features, residuals[span], roots)
+            for position, ridge in enumerate(ridges):
+                answers = rows.left_out(ridge)
+                inner[position] += np.sum(counted[span] * residuals[span] * answers)
+                power[position] += np.sum(counted[span] * answers**2)
+        chosen = choose_ridge(inner, power, float(np.sum(counted * residuals**2)), balance)
+        return size / total * UNINFORMED if chosen is None else float(ridges[chosen])
+
     def balance(self, solution: RidgeSolution, estimates: Array) -> float:
         """The balance for these rows, all of which the solution has seen; see `balance`."""
         residuals = self._targets(slice(None)) - estimates
         answers = np.empty_like(residuals)
-        psi = (self._features(self._inputs(span)) for span in self.spans())
-        if solution.short and len(self._data):
-            answers[:] = solution.left_out(np.concatenate(list(psi)), residuals, self._roots)
-        else:
-            for span, features in zip(self.spans(), psi, strict=True):
-                roots = None if self._roots is None else self._roots[span]
-                answers[span] = solution.left_out(features, residuals[span], roots)
+        for span, features, roots in self._read(whole=solution.short):
+            answers[span] = solution.left_out(features, residuals[span], roots)
         return choose_balance(estimates, residuals, answers, self.codes, self.weights)
+
+    def _read(self, whole: bool) -> Iterator[tuple[slice, Array, Array | None]]:
+        """Spans of rows, their Ψ and the roots of their weights: in parts, or all at once (short form)."""
+        psi = (self._features(self._inputs(span)) for span in self.spans())
+        if whole and len(self._data):
+            yield slice(None), np.concatenate(list(psi)), self._roots
+            return
+        for span, features in zip(self.spans(), psi, strict=True):
+            yield span, features, None if self._roots is None else self._roots[span]
 
     def _inputs(self, span: slice) -> Array:
         # As they are stored: a network reads bytes on another scale than numbers.

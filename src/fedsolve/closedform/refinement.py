@@ -80,6 +80,16 @@ class RidgeSums:
             gram, cross = self._gram + np.triu(self._gram, 1).T, self._cross
         return RidgeSolution(ridge_solve(gram, cross, ridge), ridge, _plus(gram, ridge))
 
+    def path(self) -> RidgePath:
+        """What leave-one-out needs under many ridges, from one eigendecomposition."""
+        return RidgePath(None if self.short else (self._gram, self._cross))
+
+    def size(self) -> float:
+        """The sum of all rows' squared lengths, each times its weight: the trace of ΨᵀΨ."""
+        if self._features is not None:
+            return float(np.sum(self._features**2))
+        return float(np.trace(self._gram))
+
     def arrays(self) -> dict[str, Array]:
         """The sums by name, for a file that stays with the client."""
         if self._features is not None:
@@ -158,6 +168,75 @@ class RidgeSolution:
         if triangular:
             return np.asarray(solve_triangular(root, columns, lower=True, check_finite=False))
         return np.asarray(root.T @ columns)
+
+
+class RidgePath:
+    """Answers of refits that leave single rows out, under any number of ridges.
+
+        tall     ΨᵀΨ = V diag(s) Vᵀ       (ΨᵀΨ + ridge I)^-1 = V diag(1 / (s + ridge)) Vᵀ
+        short    ΨΨᵀ = U diag(s) Uᵀ       (ΨΨᵀ + ridge I)^-1 = U diag(1 / (s + ridge)) Uᵀ
+
+    in the formulas of `RidgeSolution.left_out`: after one eigendecomposition a ridge costs rows *
+    min(rows, width). Eigenvalues have the rounding errors of the largest, so ridges must be well above those.
+
+    sums: upper triangle of ΨᵀΨ, and ΨᵀE, of the tall form; None for the short one, whose rows say all.
+    """
+
+    def __init__(self, sums: tuple[Array, Array] | None) -> None:
+        self.short = sums is None
+        if sums is not None:
+            gram, cross = sums
+            with blas_threads(1):
+                self._values, self._vectors = _spectrum(gram, lower=False)
+                self._cross = self._vectors.T @ cross
+
+    def at(self, features: Array, residuals: Array, roots: Array | None = None) -> LeftOut:
+        """These rows, turned to the eigenvectors; arguments as of `RidgeSolution.left_out`."""
+        scale = np.ones((len(features), 1)) if roots is None else roots.reshape(-1, 1)
+        with blas_threads(1):
+            if not self.short:
+                turned = features @ self._vectors
+                return LeftOut(self._values, turned, self._cross, residuals, scale, short=False)
+            weighted = features * scale
+            values, vectors = _spectrum(weighted @ weighted.T, lower=True)
+            return LeftOut(values, vectors, vectors.T @ (residuals * scale), residuals, scale, short=True)
+
+
+class LeftOut:
+    """Rows turned to the eigenvectors of their ridge, ready to be left out under one ridge after another.
+
+    turned: ΨV (tall) or U (short). cross: VᵀΨᵀE or UᵀE. residuals: E. scale: roots of the rows' weights.
+    """
+
+    def __init__(
+        self, values: Array, turned: Array, cross: Array, residuals: Array, scale: Array, *, short: bool
+    ) -> None:
+        self._values = values
+        self._turned = turned
+        self._squared = turned**2
+        self._cross = cross
+        self._residuals = residuals
+        self._scale = scale
+        self._short = short
+
+    def left_out(self, ridge: float) -> Array:
+        """f (rows, outputs), as of `RidgeSolution.left_out`."""
+        shrunk = 1.0 / (self._values + ridge)
+        with blas_threads(1):
+            leverage = (self._squared @ shrunk)[:, None]
+            fitted = self._turned @ (shrunk[:, None] * self._cross)
+        if self._short:
+            return np.asarray(self._residuals - fitted / (leverage * self._scale))
+        free = 1.0 - leverage * self._scale**2
+        errors = self._residuals - fitted
+        wrong = np.divide(errors, free, out=np.array(self._residuals), where=free > _CERTAIN)
+        return np.asarray(self._residuals - wrong)
+
+
+def _spectrum(system: Array, lower: bool) -> tuple[Array, Array]:
+    """Eigenvalues, none below zero, and eigenvectors of the matrix of which one triangle is given."""
+    values, vectors = eigh(system, lower=lower, driver="evd", check_finite=False)
+    return np.maximum(values, 0.0), vectors
 
 
 def _squares(columns: Array) -> Array:

@@ -54,7 +54,10 @@ def gain_plots(cells: Sequence[Mapping[str, Any]]) -> list[Plot]:
     found = []
     for kind, words in OVER.items():
         shown = [
-            cell for cell in cells if kind in (cell.get("local") or {}) and any(cell["local"]["balances"])
+            cell
+            for cell in cells
+            if kind in (cell.get("local") or {})
+            and any(balance != 0 for balance in cell["local"]["balances"])
         ]
         shown = [cell for cell in shown if cell["seed"] == shown[0]["seed"]]
         if len(shown) > MOST_SERIES:
