@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich import box
@@ -66,13 +66,14 @@ class Setting:
         common = {"network": self.network, "rounds": self.rounds, "epochs": 3, "rate": self.rate}
         return kind(**common | own, seed=seed)
 
-    def apfl(self, seed: int, balance: Any = "auto") -> fs.APFL:
+    def apfl(self, seed: int, ridge: float | Literal["auto"] | None = None) -> fs.APFL:
+        """APFL whose clients choose their balance and, where asked, their ridge."""
         return fs.APFL(
             width=self.width,
             refinement_width=self.refinement_width,
             ridge=self.ridge,
-            refinement_ridge=self.refinement_ridge,
-            balance=balance,
+            refinement_ridge=self.refinement_ridge if ridge is None else ridge,
+            balance="auto",
             seed=seed,
         )
 
@@ -98,6 +99,10 @@ class Shared:
     @cached_property
     def apfl(self) -> Any:
         return self.setting.apfl(self.seed).fit(self._federation)
+
+    @property
+    def primary(self) -> Any:
+        return self.apfl.primary
 
 
 @dataclass
@@ -140,9 +145,14 @@ class Cell:
         return local_scores(predictors, self.test, self.names)
 
 
-def _over_deepafl(cell: Cell) -> Iterator[Predictor]:
-    model = cell.shared.setting.apfl(cell.shared.seed).over(cell.shared.deepafl)
-    return (model.personalised(data) for data in cell.train)
+def _own(over: str, ridge: Literal["auto"] | None = None) -> Entry:
+    """Refinements over a shared model, each client with the balance it chooses."""
+
+    def entry(cell: Cell) -> Iterator[Predictor]:
+        model = cell.shared.setting.apfl(cell.shared.seed, ridge).over(getattr(cell.shared, over))
+        return map(model.personalised, cell.train)
+
+    return entry
 
 
 def _by_gradient(kind: type[GradientMethod], shared: bool = False, **own: Any) -> Entry:
@@ -163,7 +173,9 @@ ENTRIES: dict[str, Entry] = {
     "DeepAFL": lambda cell: cell.shared.deepafl,
     "APFL, balance 0.3": lambda cell: (model.with_balance(0.3) for model in cell.personal),
     "APFL, auto": lambda cell: cell.personal,
-    "APFL, auto, over DeepAFL": _over_deepafl,
+    "APFL, auto, over DeepAFL": _own("deepafl"),
+    "APFL, ridge auto too": _own("primary", "auto"),
+    "APFL, ridge auto too, over DeepAFL": _own("deepafl", "auto"),
 }
 """What is compared: for a cell, one predictor for all clients or one for each, in client order."""
 

@@ -14,7 +14,7 @@ from fedsolve.cli.output import Output, check_target, facts, percent
 from fedsolve.cli.predict import classifier, device_option, prepare
 from fedsolve.cli.rows import Reader, row_options
 from fedsolve.closedform.personal import PersonalModel
-from fedsolve.data.tables import Table
+from fedsolve.data.tables import Part, Table
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.gradient.models import GradientModel
@@ -79,7 +79,9 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
     prepare(ctx, model, given)
     participant_name, states = _site(ctx, given)
     reader = Reader(given, output)
-    part = given["part"] or ("train" if "train" in reader.parts(given["data"]) else None)
+    part: Part | None = given["part"]
+    if part is None and "train" in reader.parts(given["data"]):
+        part = "train"
     rows = reader.rows(given["data"], part, classes=classes, width=model.features)
     assert rows.labels is not None
     participant = Participant(participant_name, ClientData(rows.features, rows.labels), states=states)

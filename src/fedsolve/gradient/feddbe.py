@@ -214,7 +214,7 @@ def _check_last(group: Group) -> None:
         if not torch.allclose(expected, logits, atol=1e-5, rtol=1e-4):
             raise DataError(
                 f"FedDBE shifts what enters the last nn.Linear, and network '{group.method.network}' changes "
-                "what comes out of it. End the network with that layer, or leave out the shift (shift_rate=0)."
+                "what comes out of it. End the network with that layer, or do without a shift (shift_rate=0)."
             )
 
 
