@@ -14,6 +14,7 @@ import numpy as np
 from fedsolve import registry
 from fedsolve.cli.output import Output, check_target, percent
 from fedsolve.closedform.apfl import APFL
+from fedsolve.closedform.personal import PersonalModel
 from fedsolve.data import partitions
 from fedsolve.data.tables import Table
 from fedsolve.errors import DataError, ModelFileError
@@ -95,12 +96,14 @@ def personalise(
         return None
     tests = None if test is None else _tests(test, federation)
     balances: dict[str, float] = {}
+    ridges: dict[str, float] = {}
     correct: list[int] = []
     with output.bar("personalising", "client") as bar:
         for number, participant in enumerate(federation.participants):
             own = participant.personalise(model)
-            if hasattr(own, "balance"):
+            if isinstance(own, PersonalModel):
                 balances[participant.name] = float(own.balance)
+                ridges[participant.name] = float(own.refinement_ridge)
             if participant.name in files:
                 own.save(files[participant.name])
             if tests is not None:
@@ -109,6 +112,7 @@ def personalise(
     told: dict[str, Any] = {
         "folder": None if folder is None else str(folder),
         "balances": balances or None,
+        "refinement_ridges": ridges or None,
         "local_accuracy": None,
     }
     if tests is not None:
@@ -139,6 +143,9 @@ def personal_lines(told: dict[str, Any] | None) -> list[tuple[str, str]]:
     if told["balances"] is not None:
         low, middle, high = np.quantile(list(told["balances"].values()), (0.0, 0.5, 1.0))
         lines.append(("balance", f"{middle:.2f} ({low:.2f} to {high:.2f} over the clients)"))
+        low, middle, high = np.quantile(list(told["refinement_ridges"].values()), (0.0, 0.5, 1.0))
+        if low < high:
+            lines.append(("ridge", f"{middle:.3g} ({low:.3g} to {high:.3g} over the clients)"))
     if told["folder"] is not None:
         lines.append(("their models", f"{told['folder']}/CLIENT.safetensors"))
     return lines

@@ -93,7 +93,8 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
         "model": given["model"],
         "data": given["data"],
         "rows": len(rows),
-        "balance": getattr(own, "balance", None),
+        "balance": own.balance if isinstance(own, PersonalModel) else None,
+        "refinement_ridge": own.refinement_ridge if isinstance(own, PersonalModel) else None,
         "accuracy": {
             "personal": _accuracy(own, rows),
             "shared": _accuracy(model, rows) if model.predicts else None,
@@ -126,7 +127,7 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
     shared = "" if accuracy["shared"] is None else f", shared model {percent(accuracy['shared'])}"
     lines = [("rows", f"{told['rows']:,} of {told['data']}")]
     if told["balance"] is not None:
-        lines.append(("balance", f"{told['balance']:.2f}"))
+        lines.append(("balance", f"{told['balance']:.2f}, ridge {told['refinement_ridge']:.3g}"))
     lines.append(("accuracy", f"{percent(accuracy['personal'])} on these rows{shared}; score it on others"))
     lines.append(("model", f"{told['out']} (for this site only)"))
     return lines
