@@ -649,11 +649,7 @@ def test_installed_command_and_module_are_the_same(files):
 
 def test_interrupt_exits_130_and_names_the_checkpoint(files, tmp_path):
     checkpoint, out = tmp_path / "run.ckpt", tmp_path / "m.safetensors"
-    # Python leaves SIGINT ignored where its parent did, as in background jobs.
-    start = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from fedsolve.cli.main import main; main()"
-    )
+    start = "from fedsolve.cli.main import main; main()"
     words = ("train", files / "digits.npz", "--layers", 100000, "--width", 32, "--out", out)
     command = [sys.executable, "-c", start, *map(str, words), "--checkpoint", str(checkpoint)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
