@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-# Python leaves SIGINT ignored where its parent did, as in background jobs; processes of the tests must hear it.
+# Python leaves SIGINT ignored where its parent did, as in background jobs; the tests' processes must hear it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
