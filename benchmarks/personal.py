@@ -189,7 +189,7 @@ BY_GRADIENT: dict[str, Entry] = {
     "FedALA": _by_gradient(FedALA),
     "FedDBE": _by_gradient(FedDBE),
     "FedAS": _by_gradient(FedAS),
-    # With more rounds it fell: 94.2, 94.4 and 93.1 % after 3, 8 and 20 (100 clients, alpha 0.1, seed 0).
+    # Few rounds: 94.2, 94.4 and 93.1 % after 3, 8 and 20 (100 clients, alpha 0.1, seed 0).
     "FedPCL": _by_gradient(FedPCL, network="mlp:256", rate=0.001, rounds=3),
     "FedSelect": _by_gradient(FedSelect),
 }
