@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Tests run in two processes, one BLAS thread each: two threads on busy cores are slower than one.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Tests run in two processes, one BLAS and one torch thread each: two threads on busy cores are slower than one.
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test test-fast check browser bench clean help
 
