@@ -21,6 +21,7 @@ from fedsolve.threads import blas_threads
 from tests.command import document, fedsolve, refused
 from tests.conftest import Dataset
 from tests.oracle import relative_difference, ridge
+from tests.refined import client, stream_with_errors
 
 CHOOSING = Refinement(width=48, ridge="auto", activation="relu", balance="auto", seed=1)
 SIZES = pytest.mark.parametrize("count", [20, 48, 49, 130], ids=lambda count: f"{count} rows of width 48")
@@ -28,14 +29,7 @@ SIZES = pytest.mark.parametrize("count", [20, 48, 49, 130], ids=lambda count: f"
 
 @pytest.fixture(scope="module")
 def shared(digits: Dataset) -> Any:
-    """A stream whose errors on the rows after the first 900 are real ones."""
-    owners = fs.partition.iid(digits.labels[:900], 5)
-    federation = fs.LocalFederation.from_arrays(digits.features[:900], digits.labels[:900], owners, workers=1)
-    return fs.AFL(ridge=5.0).fit(federation)
-
-
-def client(data: Dataset, rows: Any, weights: Any = None) -> fs.ClientData:
-    return fs.ClientData(data.features, data.labels, np.asarray(rows), weights)
+    return stream_with_errors(digits)
 
 
 @dataclasses.dataclass

@@ -21,20 +21,14 @@ from fedsolve.closedform.refinement import RidgeSums
 from fedsolve.errors import DataError
 from tests.conftest import Dataset
 from tests.oracle import one_hot, relative_difference, ridge
+from tests.refined import client, stream_with_errors
 
 REFINEMENT = Refinement(width=48, ridge=2.0, activation="relu", balance="auto", seed=1)
 
 
 @pytest.fixture(scope="module")
 def shared(digits: Dataset) -> Any:
-    """A stream trained on even digits' neighbours too, so that its errors are real ones."""
-    owners = fs.partition.iid(digits.labels[:900], 5)
-    federation = fs.LocalFederation.from_arrays(digits.features[:900], digits.labels[:900], owners, workers=1)
-    return fs.AFL(ridge=5.0).fit(federation)
-
-
-def client(data: Dataset, rows: Any, weights: Any = None) -> fs.ClientData:
-    return fs.ClientData(data.features, data.labels, np.asarray(rows), weights)
+    return stream_with_errors(digits)
 
 
 def weight_of(data: Dataset, shared: Any, rows: np.ndarray) -> np.ndarray:

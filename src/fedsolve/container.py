@@ -60,12 +60,9 @@ def from_bytes(
         note = json.loads(header["__metadata__"][_KEY])
         arrays = _load_tensors(data)
     except (ValueError, KeyError, TypeError, SafetensorError) as problem:
-        raise error(
-            f"{what} is damaged, truncated or was not written by fedsolve "
-            f"({len(data)} bytes; {type(problem).__name__}: {problem}). Fetch or write it again."
-        ) from problem
+        raise error(_damaged(what, len(data), problem)) from problem
     if not isinstance(note, dict):
-        raise error(f"{what} has no readable description; it was not written by fedsolve.")
+        raise error(f"{what} {_NO_NOTE}")
     return arrays, note
 
 
@@ -81,13 +78,20 @@ def views(data: Array, *, what: str, error: type[FedsolveError]) -> tuple[dict[s
             raise ValueError(f"{len(body)} bytes of arrays, {end} announced")
         arrays = {name: _view(body, **entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as problem:
-        raise error(
-            f"{what} is damaged, truncated or was not written by fedsolve "
-            f"({len(data)} bytes; {type(problem).__name__}: {problem}). Fetch or write it again."
-        ) from problem
+        raise error(_damaged(what, len(data), problem)) from problem
     if not isinstance(note, dict):
-        raise error(f"{what} has no readable description; it was not written by fedsolve.")
+        raise error(f"{what} {_NO_NOTE}")
     return arrays, note
+
+
+_NO_NOTE = "has no readable description; it was not written by fedsolve."
+
+
+def _damaged(what: str, size: int, problem: Exception) -> str:
+    return (
+        f"{what} is damaged, truncated or was not written by fedsolve "
+        f"({size} bytes; {type(problem).__name__}: {problem}). Fetch or write it again."
+    )
 
 
 def _view(body: Array, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from fedsolve import LocalFederation
+from fedsolve.errors import TermError
 from fedsolve.federation.method import exchanges
+from fedsolve.federation.states import State, StateStore
 from fedsolve.gradient.batches import plan_batches
 from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.networks import build_network
@@ -227,7 +229,17 @@ def finished(method: GradientMethod, federation: LocalFederation) -> GradientRun
 
 def states(federation: LocalFederation, run: GradientRun) -> dict[str, dict[str, Any]]:
     """What every client keeps, by client; nothing for those that never took part."""
-    return {p.name: p.states.latest(run.chain.digests[1]) or {} for p in federation.participants}
+    return {p.name: newest(p.states, run.chain.digests[1]) or {} for p in federation.participants}
+
+
+def newest(store: StateStore, run: str) -> State | None:
+    """What a client ended its last exchange of a run with, of at most a hundred; None when there is none."""
+    for exchange in reversed(range(100)):
+        try:
+            return store.read(run, exchange)
+        except TermError:
+            continue
+    return None
 
 
 def far(left: Mapping[str, Any], right: Mapping[str, Any]) -> float:

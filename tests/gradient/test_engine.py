@@ -24,7 +24,7 @@ from fedsolve.gradient.fedprox import FedProx
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
 from fedsolve.gradient.scaffold import Scaffold
 from tests.gradient import plain
-from tests.gradient.plain import far, federation, finished, network, rows, same_bits, uneven
+from tests.gradient.plain import far, federation, finished, network, newest, rows, same_bits, uneven
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -579,8 +579,8 @@ def check_resume(method: Any, data: tuple[Any, Any, Any], folder: Any, after: in
     assert [r.cohort for r in resumed.history] == [r.cohort for r in expected.history]
     for left, right in zip(fresh.participants, whole.participants, strict=True):
         run = method.start(whole.describe()).chain.digests[1]
-        assert (left.states.latest(run) is None) == (right.states.latest(run) is None)
-        assert same_bits(left.states.latest(run) or {}, right.states.latest(run) or {})
+        assert (newest(left.states, run) is None) == (newest(right.states, run) is None)
+        assert same_bits(newest(left.states, run) or {}, newest(right.states, run) or {})
     assert (folder / "run.clients").exists() == method.stateful
 
 

@@ -9,38 +9,16 @@ import numpy as np
 import pytest
 
 from fedsolve.errors import DataError
-from fedsolve.gradient import (
-    MOON,
-    FedACG,
-    FedAvg,
-    FedAvgM,
-    FedAWA,
-    FedDisco,
-    FedDyn,
-    FedFisher,
-    FedFisherKFAC,
-    FedGen,
-    FedLC,
-    FedLPA,
-    FedNTD,
-    FedProx,
-    FedRS,
-    FedSOL,
-    Scaffold,
-)
+from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedProx, FedSOL
 from fedsolve.gradient.feedback import Feedback
 from tests.gradient import plain
 from tests.gradient.personal_checks import small
 from tests.gradient.plain import CLASSES, LAYER, WIDTH, far, federation, rows, same_bits
-from tests.gradient.trials import SHORT, resumed, short
+from tests.gradient.trials import HOSTS, ONE_SHOT, SHORT, resumed, short
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 pytestmark = pytest.mark.torch
-
-ONE_SHOT = (FedLPA, FedFisher, FedFisherKFAC)
-HOSTS = [FedAvg, FedProx, MOON, FedAvgM, FedSOL, FedRS, FedLC, FedACG, FedDyn, Scaffold, FedNTD, FedDisco]
-HOSTS += [FedGen, FedAWA, *ONE_SHOT]
 
 each = pytest.mark.parametrize("kind", HOSTS, ids=lambda kind: kind.key)
 

@@ -10,32 +10,13 @@ import pytest
 import fedsolve as fs
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.method import exchanges
-from fedsolve.gradient import (
-    MOON,
-    FedACG,
-    FedAvg,
-    FedAvgM,
-    FedAWA,
-    FedDisco,
-    FedDyn,
-    FedFisher,
-    FedGen,
-    FedLC,
-    FedLPA,
-    FedNTD,
-    FedProx,
-    FedRS,
-    FedSOL,
-    Scaffold,
-)
+from fedsolve.gradient import FedAvg, FedGen
 from tests.gradient.plain import CLASSES, WIDTH, federation, rows, uneven
+from tests.gradient.trials import HOSTS, ONE_SHOT
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 pytestmark = pytest.mark.torch
-
-HOSTS = [FedAvg, FedProx, MOON, FedAvgM, FedSOL, FedRS, FedLC, FedACG, FedDyn, Scaffold, FedNTD, FedDisco]
-HOSTS += [FedGen, FedAWA, FedLPA, FedFisher]
 
 
 class Scaled(nn.Module):
@@ -59,7 +40,7 @@ def test_a_weight_without_axes_trains_like_one_with_an_axis(kind: Any, tmp_path:
     features, labels = rows()
     found = []
     for axes in (0, 1):
-        one_shot = kind in (FedLPA, FedFisher)
+        one_shot = kind in ONE_SHOT
         method = kind(network=Scaled(axes), rounds=1 if one_shot else 2, rate=0.1, precision="float64")
         fed = federation(features, labels, uneven())
         path = tmp_path / f"{axes}.ckpt"

@@ -9,8 +9,32 @@ import pytest
 
 from fedsolve import registry
 from fedsolve.federation.method import exchanges
+from fedsolve.gradient import (
+    MOON,
+    FedACG,
+    FedAvg,
+    FedAvgM,
+    FedAWA,
+    FedDisco,
+    FedDyn,
+    FedFisher,
+    FedFisherKFAC,
+    FedGen,
+    FedLC,
+    FedLPA,
+    FedNTD,
+    FedProx,
+    FedRS,
+    FedSOL,
+    Scaffold,
+)
 from tests.gradient import plain
 from tests.gradient.plain import network
+
+ONE_SHOT = (FedLPA, FedFisher, FedFisherKFAC)
+HOSTS = [FedAvg, FedProx, MOON, FedAvgM, FedSOL, FedRS, FedLC, FedACG, FedDyn, Scaffold, FedNTD, FedDisco]
+HOSTS += [FedGen, FedAWA, *ONE_SHOT]
+"""Methods that feedback alignment plugs into, those with personal models aside."""
 
 each_network = pytest.mark.parametrize("name", plain.NETWORKS)
 each_host = pytest.mark.parametrize("name", [*plain.NETWORKS, plain.ALIGNED])

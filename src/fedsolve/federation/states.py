@@ -79,15 +79,6 @@ class StateStore:
             if other.stem not in (str(exchange), str(before)):
                 other.unlink()
 
-    def latest(self, run: str) -> State | None:
-        """The newest state of a run, or None when there is none."""
-        _check_place(run, 0)
-        if self.folder is None:
-            numbers = [number for held, number in self._held if held == run]
-        else:
-            numbers = [int(path.stem) for path in self._path(run, 0).parent.glob("*.safetensors")]
-        return self.read(run, max(numbers)) if numbers else None
-
     def _path(self, run: str, exchange: int) -> Path:
         assert self.folder is not None
         # A client's name may be anything; as a folder's it must stay inside.
