@@ -21,7 +21,7 @@ from fedsolve.container import Array
 from fedsolve.data.backbones import Backbone, efficientnet_lite, load_backbone
 from fedsolve.data.backbones.preprocessing import prepare
 from fedsolve.data.backbones.torch_callable import TorchBackbone
-from fedsolve.federation.local import usable_cores
+from fedsolve.threads import usable_cores
 
 TARGET = 1.0
 TOLERANCE = efficientnet_lite.TOLERANCE

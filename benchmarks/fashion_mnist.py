@@ -22,10 +22,10 @@ from benchmarks.machine import progress
 from fedsolve import container
 from fedsolve.data.datasets import load_dataset
 from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, panels
-from fedsolve.experiments.statistics import mean_and_error
+from fedsolve.experiments.significance import mean_and_error
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import FedAvg, FedAvgM, FedLC
-from fedsolve.gradient.evaluation import Watch
+from fedsolve.gradient.watch import Watch
 
 HOSTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "FedAvg": (FedAvg, {}),

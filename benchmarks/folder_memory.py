@@ -19,8 +19,8 @@ from rich.table import Table
 
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import load_dataset
-from fedsolve.data.extraction import Progress
-from fedsolve.data.store import FeatureStore
+from fedsolve.data.extraction import ExtractionProgress
+from fedsolve.data.feature_store import FeatureStore
 
 CLASSES, FILES = 4, 8
 
@@ -57,7 +57,7 @@ def main(images: int) -> None:
         dataset = load_dataset(f"folder:{folder}?test=0")
         readings: list[tuple[int, float]] = []
 
-        def note(progress: Progress) -> None:
+        def note(progress: ExtractionProgress) -> None:
             if not readings or progress.done - readings[-1][0] >= images // 10 or progress.done == images:
                 readings.append((progress.done, own_memory()))
 

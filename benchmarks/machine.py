@@ -14,8 +14,7 @@ import scipy
 from threadpoolctl import threadpool_info
 
 import fedsolve
-from fedsolve.federation.local import usable_cores
-from fedsolve.threads import blas_threads
+from fedsolve.threads import blas_threads, usable_cores
 
 SIDE = 2048
 

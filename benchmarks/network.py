@@ -26,10 +26,10 @@ from rich.table import Table
 
 import fedsolve as fs
 from fedsolve.closedform.deepafl_client import KIND
-from fedsolve.federation.flower.federation import FlowerFederation
-from fedsolve.federation.flower.link import RuntimeLink
-from fedsolve.federation.flower.service import serving
-from fedsolve.federation.flower.superlink import free_port
+from fedsolve.network.flower import FlowerFederation
+from fedsolve.network.link import RuntimeLink
+from fedsolve.network.service import serving
+from fedsolve.network.superlink import free_port
 
 CLASSES = 10
 
@@ -59,8 +59,8 @@ def federation(nodes: int, rows: int, features: int, secure: bool) -> Iterator[t
 
 
 def _keys(folder: Path, nodes: int) -> Path:
-    from fedsolve.federation.flower import certificates, security
-    from fedsolve.federation.flower.keyfolder import Keys
+    from fedsolve.network import certificates, security
+    from fedsolve.network.keyfolder import Keys
 
     keys = Keys(folder / "keys")
     certificates.create_authority(keys, ["localhost"])

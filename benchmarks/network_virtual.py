@@ -40,7 +40,7 @@ def main() -> None:
     if engine == "local":
         work(fs.LocalFederation.from_arrays(features, labels, owners, clients, workers=workers or None))
     else:
-        from fedsolve.federation.flower.simulation import simulate
+        from fedsolve.network.simulation import simulate
 
         simulate(features, labels, owners, work, clients=clients, workers=workers or None)
     (Path(folder) / "found.json").write_text(json.dumps(found))

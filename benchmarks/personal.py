@@ -22,12 +22,12 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.data import Array, Rows
 from benchmarks.machine import progress
-from fedsolve.closedform.personal import PersonalModel
+from fedsolve.closedform.dual_stream import PersonalModel
 from fedsolve.data.partitions import heterogeneity
+from fedsolve.experiments.figures.gains import sorted_gains
 from fedsolve.experiments.figures.lines import Axis, Series, lines
-from fedsolve.experiments.figures.personal import sorted_gains
 from fedsolve.experiments.figures.style import render
-from fedsolve.experiments.statistics import mean_and_error
+from fedsolve.experiments.significance import mean_and_error
 from fedsolve.federation.local_scores import LocalScores, Predictor, client_rows, local_scores
 from fedsolve.gradient import (
     Ditto,
@@ -39,7 +39,7 @@ from fedsolve.gradient import (
     FedProxFT,
     FedSelect,
 )
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
 
 GRID = tuple(round(0.1 * step, 1) for step in range(11))
 """Balances among which the test rows choose the best, to hold the automatic one against."""

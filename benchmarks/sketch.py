@@ -18,8 +18,8 @@ from fedsolve.container import with_prefix
 from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import FedAvg, alignment
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.registry import Info, register
 
 WITHIN = 0.01
@@ -36,14 +36,14 @@ class FedAvgSketched(FedAvg):
     feedback: str | None = "lowest"
     beside: int = 4096
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         weights, start = group.weights_of(client), group.start
         names = {layer: f"{layer}.weight" for layer in group.note["layers"]}
         updates = {layer: weights[n].double() - start[n].double() for layer, n in names.items()}
         sums = alignment.alignment_sums(updates, self.beside, self.seed)
         term.arrays |= {f"sketch.{name}": array for name, array in sums.items()}
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         layers = server.note["all_layers"]
         sizes = {layer: server.weights[f"{layer}.weight"].size for layer in layers}
         arrays = with_prefix(total.term.arrays, "sketch.")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import fedsolve as fs
 from benchmarks import transcription
 from benchmarks.machine import OtherWork, peak_memory, resident_memory
-from fedsolve.federation.local import usable_cores
+from fedsolve.threads import usable_cores
 
 Array = NDArray[Any]
 Outcome = tuple[dict[str, Any], dict[str, Array]]

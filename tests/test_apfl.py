@@ -13,7 +13,7 @@ from numpy.linalg import inv
 import fedsolve as fs
 from fedsolve.closedform import laws
 from fedsolve.closedform.apfl import APFLModel
-from fedsolve.closedform.personal import PersonalModel
+from fedsolve.closedform.dual_stream import PersonalModel
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.encoding import encode_term
 from fedsolve.federation.local_scores import client_rows
@@ -417,7 +417,7 @@ def test_a_file_of_other_projections_is_refused(
         saved.save(tmp_path / name)
         with monkeypatch.context() as patch:
             patch.setattr(
-                "fedsolve.closedform.personal.projection_agreement", lambda seed: {"fingerprint": "other"}
+                "fedsolve.closedform.dual_stream.projection_agreement", lambda seed: {"fingerprint": "other"}
             )
             with pytest.raises(ModelFileError, match="random projections"):
                 fs.load_model(tmp_path / name)

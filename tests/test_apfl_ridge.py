@@ -13,8 +13,8 @@ from scipy.linalg import cho_factor, cho_solve
 import fedsolve as fs
 from fedsolve.closedform.balance import LARGEST, RIDGES, choose_ridge
 from fedsolve.closedform.blas import add_gram
-from fedsolve.closedform.models import LinearModel
-from fedsolve.closedform.personal import PersonalModel, Refinement
+from fedsolve.closedform.dual_stream import PersonalModel, Refinement
+from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.refinement import RidgeSums
 from fedsolve.errors import DataError
 from fedsolve.threads import blas_threads
@@ -303,7 +303,7 @@ def test_rows_read_in_parts_choose_the_same(
     def short_parts(rows: int, width: int) -> Any:
         return (slice(start, min(start + 13, rows)) for start in range(0, rows, 13))
 
-    monkeypatch.setattr("fedsolve.closedform.personal.chunks", short_parts)
+    monkeypatch.setattr("fedsolve.closedform.dual_stream.chunks", short_parts)
     parts = CHOOSING.fit(shared, data)
     assert parts.refinement_ridge == pytest.approx(whole.refinement_ridge, rel=1e-12)
     assert parts.balance == pytest.approx(whole.balance, abs=1e-9)

@@ -18,7 +18,7 @@ from benchmarks.worker import PLANS, TRANSCRIPTIONS, train
 from click.testing import CliRunner
 
 import fedsolve as fs
-from fedsolve.closedform import statistics
+from fedsolve.closedform import sums
 from fedsolve.closedform.deepafl import DeepAFLRun
 from fedsolve.errors import DataError
 
@@ -107,7 +107,7 @@ class Ledger:
 def _count_everything(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Count np.matmul, symmetric updates, and `@` with anything the server sent."""
     ledger = Ledger()
-    multiply, update, send = np.matmul, statistics.add_gram, DeepAFLRun._send
+    multiply, update, send = np.matmul, sums.add_gram, DeepAFLRun._send
     exchange = fs.LocalFederation.exchange
 
     class Sent(np.ndarray):
@@ -133,7 +133,7 @@ def _count_everything(monkeypatch: pytest.MonkeyPatch) -> Ledger:
             ledger.answering = False
 
     monkeypatch.setattr(np, "matmul", counted_matmul)
-    monkeypatch.setattr(statistics, "add_gram", counted_update)
+    monkeypatch.setattr(sums, "add_gram", counted_update)
     monkeypatch.setattr(DeepAFLRun, "_send", lambda run, array: send(run, array).view(Sent))
     monkeypatch.setattr(fs.LocalFederation, "exchange", counted_exchange)
     return ledger

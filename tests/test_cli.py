@@ -18,9 +18,9 @@ from sklearn.datasets import load_digits
 
 import fedsolve as fs
 from fedsolve import registry
+from fedsolve.cli.confusion import Report
 from fedsolve.cli.main import main
 from fedsolve.cli.parameters import HELP, is_gradient, method_keys, parameter_names
-from fedsolve.cli.report import Report
 from fedsolve.federation.method import exchanges
 from tests.command import document, fedsolve, refused
 

@@ -19,8 +19,8 @@ from fedsolve.cli import output
 from fedsolve.cli.features import _clock, _pace, features
 from fedsolve.data.backbones import pixels
 from fedsolve.data.datasets import datasets as known_datasets
-from fedsolve.data.extraction import Progress
-from fedsolve.data.store import FeatureStore
+from fedsolve.data.extraction import ExtractionProgress
+from fedsolve.data.feature_store import FeatureStore
 from tests.command import document, fedsolve, refused
 
 
@@ -141,8 +141,8 @@ def test_partial_features_can_be_removed_together(images, store):
 
 
 def test_progress_tells_pace_and_time_left(images, store, monkeypatch):
-    assert _pace(Progress("train", 100, 4000, 100, 2.0, 50.0)) == "50 images/s, 1:18 left"
-    assert _pace(Progress("train", 0, 4000, 0, 0.0, 0.0)) == "0 images/s"
+    assert _pace(ExtractionProgress("train", 100, 4000, 100, 2.0, 50.0)) == "50 images/s, 1:18 left"
+    assert _pace(ExtractionProgress("train", 0, 4000, 0, 0.0, 0.0)) == "0 images/s"
     assert _clock(3723.4) == "1:02:03"
 
     class Terminal(io.StringIO):

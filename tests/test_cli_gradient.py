@@ -17,9 +17,9 @@ from sklearn.datasets import load_digits
 
 import fedsolve as fs
 from fedsolve import registry
-from fedsolve.cli.images import for_model, pixel_address
 from fedsolve.cli.output import Output
 from fedsolve.cli.parameters import help_text, is_gradient, method_keys
+from fedsolve.cli.pixel_rows import for_model, pixel_address
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import load_dataset
 from fedsolve.errors import DataError

@@ -25,7 +25,7 @@ from fedsolve.data.datasets import (
     load_dataset,
     tiny_imagenet,
 )
-from fedsolve.data.datasets.address import Address
+from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.data.images import ArrayImages, FileImages
 from fedsolve.errors import DataError
 

@@ -24,9 +24,9 @@ from fedsolve.experiments import runner
 from fedsolve.experiments.cells import deal, run_cell
 from fedsolve.experiments.config import AXES, METRICS, Cell, DatasetSpec
 from fedsolve.experiments.reading import read_experiment
-from fedsolve.experiments.runner import Progress, run_experiment
-from fedsolve.experiments.sources import Rows, StoredRows, Tick, random_rows
-from fedsolve.experiments.store import CELLS, DAMAGED, load_run
+from fedsolve.experiments.run_folder import CELLS, DAMAGED, load_run
+from fedsolve.experiments.runner import CellProgress, run_experiment
+from fedsolve.experiments.sources import ExperimentRows, StoredRows, Tick, random_rows
 from fedsolve.gradient import FedAvg
 from tests.command import document
 from tests.toy import opening, toy_data, toy_rows, written
@@ -57,7 +57,7 @@ depths = [0, 3]
 )
 
 
-def toy(spec: DatasetSpec, seed: int, tick: Tick) -> Rows:
+def toy(spec: DatasetSpec, seed: int, tick: Tick) -> ExperimentRows:
     return ROWS
 
 
@@ -346,7 +346,7 @@ def test_fedavg_uses_the_seed_of_the_cell(tmp_path: Path) -> None:
 
 
 def test_test_rows_of_an_unknown_class_count_as_wrong(tmp_path: Path) -> None:
-    strange = Rows(ROWS.x_train, ROWS.y_train, ROWS.x_test, np.full(120, 9), "strange")
+    strange = ExperimentRows(ROWS.x_train, ROWS.y_train, ROWS.x_test, np.full(120, 9), "strange")
     for name in ("afl", "deepafl", "fedavg", "law", "local"):
         parameters = "parameters = {layers = 1, width = 8}" if name == "deepafl" else ""
         found = run_cell(cell_of(tmp_path, f'name = "M"\nmethod = "{name}"\n{parameters}'), strange, 1)
@@ -367,7 +367,7 @@ def test_random_rows_follow_the_seed_and_have_even_classes() -> None:
 
 def test_only_missing_cells_run(tmp_path: Path) -> None:
     experiment = read_experiment(written(tmp_path, BASE))
-    told: list[Progress] = []
+    told: list[CellProgress] = []
     first = run_experiment(experiment, tmp_path / "runs", toy, workers=1, progress=told.append)
     assert (first.total, first.found, first.ran) == (4, 0, 4)
     assert told[0].seconds_left is None
@@ -416,7 +416,7 @@ def test_labels_follow_the_file_and_old_cells_stay_out(tmp_path: Path) -> None:
 
 
 def test_other_rows_are_other_cells_and_going_back_runs_nothing(tmp_path: Path) -> None:
-    other = Rows(ROWS.x_train[:200], ROWS.y_train[:200], ROWS.x_test, ROWS.y_test, "fewer rows")
+    other = ExperimentRows(ROWS.x_train[:200], ROWS.y_train[:200], ROWS.x_test, ROWS.y_test, "fewer rows")
     experiment = read_experiment(written(tmp_path, BASE))
     run_experiment(experiment, tmp_path, toy)
     first = [cell["accuracy"] for cell in load_run(tmp_path / "toy").cells]
@@ -478,7 +478,7 @@ def test_a_failing_cell_leaves_the_others(tmp_path: Path, monkeypatch: pytest.Mo
 def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
     experiment = read_experiment(written(tmp_path, BASE))
 
-    def nested(spec: DatasetSpec, seed: int, tick: Tick) -> Rows:
+    def nested(spec: DatasetSpec, seed: int, tick: Tick) -> ExperimentRows:
         run_experiment(experiment, tmp_path, toy)
         raise AssertionError("the second run must be refused")
 

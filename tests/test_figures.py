@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_rgb
 
-from fedsolve.cli.report_command import figures, run_folders
+from fedsolve.cli.report import figures, run_folders
 from fedsolve.errors import ModelFileError
 from fedsolve.experiments.figures import plots, slug, write_figures
 from fedsolve.experiments.figures.lines import Axis, Series, compared, cost, lines, panels
@@ -18,7 +18,7 @@ from fedsolve.experiments.figures.maps import SHOWN_CLIENTS, Ownership, heat_map
 from fedsolve.experiments.figures.readings import by_dataset, mean_error, names_of, readings
 from fedsolve.experiments.figures.sensitivity import sensitivity_plots
 from fedsolve.experiments.figures.style import FORMATS, SERIES, render, series_style
-from fedsolve.experiments.store import load_run
+from fedsolve.experiments.run_folder import load_run
 from tests import sample_runs
 
 LINE = Series("one", (1.0, 2.0, 3.0), (80.0, 81.5, 82.0), (0.1, math.nan, 0.3))

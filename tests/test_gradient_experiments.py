@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.experiments import rounds
+from fedsolve.experiments import round_metrics
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import Cell, DatasetSpec
 from fedsolve.experiments.figures import plots
 from fedsolve.experiments.figures.readings import readings
-from fedsolve.experiments.figures.rounds import pairs
+from fedsolve.experiments.figures.round_curves import pairs
 from fedsolve.experiments.observations import chosen_stages, observations
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.report.findings import findings
+from fedsolve.experiments.result_tables import tables_of
+from fedsolve.experiments.run_folder import load_run
 from fedsolve.experiments.runner import run_experiment
-from fedsolve.experiments.sources import Rows, StoredRows
-from fedsolve.experiments.store import load_run
-from fedsolve.experiments.tables import tables_of
+from fedsolve.experiments.sources import ExperimentRows, StoredRows
 from fedsolve.federation.method import Record
 from fedsolve.gradient import FedAvg
 from fedsolve.gradient.alignment import representation
-from fedsolve.gradient.evaluation import Watch
+from fedsolve.gradient.watch import Watch
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -37,7 +37,7 @@ SMALL = Path(__file__).parent.parent / "experiments" / "small"
 RNG = np.random.default_rng(7)
 X = RNG.standard_normal((300, 6))
 Y = np.argmax(np.c_[X[:, 0] * X[:, 1], X[:, 2], np.sin(2 * X[:, 3])], axis=1)
-ROWS = Rows(X[:200], Y[:200], X[200:], Y[200:], "toy")
+ROWS = ExperimentRows(X[:200], Y[:200], X[200:], Y[200:], "toy")
 
 TEXT = """
 title = "aligned"
@@ -178,7 +178,9 @@ def test_what_is_no_number_becomes_null() -> None:
         return Record(number, "train", number, ("a",), {}, (), 0, 0, 0, 0.0, metrics=metrics)
 
     outcome: dict[str, Any] = {"measures": {}, "test_rows": 10}
-    rounds.enter(outcome, [record(0, float("nan"), 0.5), record(1, float("inf"), float("nan"))], "last")
+    round_metrics.enter(
+        outcome, [record(0, float("nan"), 0.5), record(1, float("inf"), float("nan"))], "last"
+    )
     assert outcome["representation_per_round"]["ratio"] == [None, None]
     assert "ratio" not in outcome["measures"]
     assert outcome["measures"]["intra"] == 1.0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.closedform.layers import LayerFeatures
+from fedsolve.closedform.deepafl_layers import LayerFeatures
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.method import exchanges
 from fedsolve.federation.participant import ClientData, Memory, Participant, step

@@ -10,7 +10,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve import container
-from fedsolve.closedform.models import DeepModel
+from fedsolve.closedform.predictors import DeepModel
 
 
 def federation(labels: Any, clients: int = 3, **options: Any) -> fs.LocalFederation:
@@ -84,7 +84,7 @@ def test_prediction_in_passes_equals_one_pass(monkeypatch: pytest.MonkeyPatch) -
     model = fs.DeepAFL(layers=2, width=16).fit(federation(CLASSES["integers"]))
     X = np.random.default_rng(1).standard_normal((1000, 6))
     whole = model.decision_function(X)
-    monkeypatch.setattr("fedsolve.closedform.models._PASS_BYTES", 1)
+    monkeypatch.setattr("fedsolve.closedform.predictors._PASS_BYTES", 1)
     np.testing.assert_allclose(model.decision_function(X), whole, rtol=1e-12, atol=1e-13)
 
 

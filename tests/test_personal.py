@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fedsolve as fs
 from fedsolve.closedform import balance
-from fedsolve.closedform.personal import PersonalModel, Refinement
+from fedsolve.closedform.dual_stream import PersonalModel, Refinement
 from fedsolve.closedform.refinement import RidgeSums
 from fedsolve.errors import DataError
 from tests.conftest import Dataset
@@ -431,7 +431,7 @@ def test_rows_are_read_in_parts(digits: Dataset, shared: Any, monkeypatch: pytes
             longest = max(longest, len(found))
             return found
 
-    monkeypatch.setattr("fedsolve.closedform.personal.chunks", short_parts)
+    monkeypatch.setattr("fedsolve.closedform.dual_stream.chunks", short_parts)
     parts = REFINEMENT.fit(shared, Watched(digits.features, digits.labels, np.arange(900, 1500)))
     assert longest == 50
     assert relative_difference(parts.weight, whole.weight) <= 1e-9

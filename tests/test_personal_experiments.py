@@ -21,23 +21,23 @@ from fedsolve.experiments.algorithms import build
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import Cell, Measure
 from fedsolve.experiments.figures import plots
-from fedsolve.experiments.figures.personal import gain_plots, sorted_gains
+from fedsolve.experiments.figures.gains import gain_plots, sorted_gains
 from fedsolve.experiments.figures.style import render
 from fedsolve.experiments.papers import printed
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.report import report
 from fedsolve.experiments.report.findings import overall
+from fedsolve.experiments.result_tables import tables_of
+from fedsolve.experiments.run_folder import load_run
 from fedsolve.experiments.runner import run_experiment
-from fedsolve.experiments.sources import Rows
-from fedsolve.experiments.store import load_run
-from fedsolve.experiments.tables import tables_of
+from fedsolve.experiments.sources import ExperimentRows
 from fedsolve.federation.local_scores import client_rows
 from tests.command import document, fedsolve, refused
 from tests.toy import opening, toy_data, toy_rows, written
 
 X, Y = toy_data(500, seed=11, noise=0.4)
 ROWS = toy_rows(X, Y, 350)
-UNSPLIT = Rows(X, Y, None, None, "unsplit")
+UNSPLIT = ExperimentRows(X, Y, None, None, "unsplit")
 
 TEXT = (
     opening("own models", alpha=0.3, clients=6)

@@ -13,14 +13,14 @@ from urllib.parse import unquote
 import pytest
 from click.testing import CliRunner
 
-from fedsolve.cli.report_command import report as report_command
+from fedsolve.cli.report import report as report_command
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments.report import report, write_report
 from fedsolve.experiments.report.findings import findings, overall
+from fedsolve.experiments.report.html_tables import as_csv, results_table
 from fedsolve.experiments.report.markup import escaped, join, tag, trusted
-from fedsolve.experiments.report.tables import as_csv, results_table
-from fedsolve.experiments.store import load_run
-from fedsolve.experiments.tables import Entry, Row, Table, tables_of
+from fedsolve.experiments.result_tables import ResultTable, Row, TableCell, tables_of
+from fedsolve.experiments.run_folder import load_run
 from tests import browser, sample_runs
 
 VOID = {"meta", "br", "col", "hr"}
@@ -295,12 +295,12 @@ def test_configuration_is_the_file_that_was_run(text):
 
 def test_the_best_of_a_column_is_bold_and_a_paper_never():
     rows = (
-        Row("AFL", (Entry("test", 90.0, None, 1),)),
-        Row("paper, Table 1", (Entry("test", 99.0, None),), "1"),
-        Row("DeepAFL", (Entry("test", 91.0, 0.5, 2, 0.01),)),
-        Row("FedX (paper, Table 1)", (Entry("test", 98.0, None),), "1"),
+        Row("AFL", (TableCell("test", 90.0, None, 1),)),
+        Row("paper, Table 1", (TableCell("test", 99.0, None),), "1"),
+        Row("DeepAFL", (TableCell("test", 91.0, 0.5, 2, 0.01),)),
+        Row("FedX (paper, Table 1)", (TableCell("test", 98.0, None),), "1"),
     )
-    drawn = results_table(Table("T", "method", ("α = 0.1",), rows, ()), "1", "AFL")
+    drawn = results_table(ResultTable("T", "method", ("α = 0.1",), rows, ()), "1", "AFL")
     assert re.findall(r"<strong>([\d.]+)", drawn) == ["91.00"]
     assert drawn.count("<tr") == 4
     assert "paper 99.00" in drawn
@@ -309,19 +309,19 @@ def test_the_best_of_a_column_is_bold_and_a_paper_never():
 
 def test_a_papers_numbers_keep_the_digits_it_printed():
     rows = (
-        Row("AFL", (Entry("seconds", 100.25, 0.004, 3),)),
-        Row("paper, Table 9", (Entry("seconds", 279.68, 0.14),), "9"),
-        Row("FedX (paper, Table 9)", (Entry("seconds", 1083.25, 0.5),), "9"),
+        Row("AFL", (TableCell("seconds", 100.25, 0.004, 3),)),
+        Row("paper, Table 9", (TableCell("seconds", 279.68, 0.14),), "9"),
+        Row("FedX (paper, Table 9)", (TableCell("seconds", 1083.25, 0.5),), "9"),
     )
-    drawn = results_table(Table("T", "method", ("seconds",), rows, ()), "1", None)
+    drawn = results_table(ResultTable("T", "method", ("seconds",), rows, ()), "1", None)
     assert "paper 279.68 ± 0.14" in drawn
     assert "1083.25" in drawn
     assert re.sub("<.*?>", "", drawn).count("100.250 ± 0.004") == 1
 
 
 def test_a_place_without_a_value_sorts_as_empty():
-    rows = (Row("a", (None, Entry("test", None, None, 3))),)
-    drawn = results_table(Table("T", "method", ("x", "y"), rows, ()), "1", None)
+    rows = (Row("a", (None, TableCell("test", None, None, 3))),)
+    drawn = results_table(ResultTable("T", "method", ("x", "y"), rows, ()), "1", None)
     assert '<td class="number"></td>' in drawn
     assert '<td class="number" data-value="">–</td>' in drawn
 

@@ -21,10 +21,10 @@ import fedsolve as fs
 from fedsolve.data import extraction
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import Dataset, Split, load_dataset
-from fedsolve.data.extraction import Record
+from fedsolve.data.extraction import ExtractionRecord
+from fedsolve.data.feature_store import Features, FeatureStore
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.lock import locked
-from fedsolve.data.store import Features, FeatureStore
 from fedsolve.errors import DataError, ModelFileError
 
 
@@ -235,7 +235,7 @@ def test_a_stop_loses_nothing_that_was_recorded(store, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         store.build(some(), Sums(fail_at=4), batch=5)
     folder = next(path for path in store.folder.iterdir() if path.is_dir())
-    record = Record.load(folder)
+    record = ExtractionRecord.load(folder)
     record.done["train"] = 10  # as if the record of the last two batches had not reached the disk
     record.save(folder)
     with open(folder / "x_train.npy", "r+b") as stream:
@@ -293,7 +293,7 @@ import sys, time
 import numpy as np
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import load_dataset
-from fedsolve.data.store import FeatureStore
+from fedsolve.data.feature_store import FeatureStore
 
 class Slow:
     def __init__(self):

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedsolve.data.tables import Layout, labels_like, parts, read_table
+from fedsolve.data.tables import ColumnLayout, labels_like, parts, read_table
 from fedsolve.errors import DataError, ModelFileError
 
 CSV = "a,b,label\n1,2,cat\n3.5,-4e1,dog\n5,6,cat\n"
@@ -63,7 +63,7 @@ def test_npz_is_decoded_column_by_column(write):
 
 def test_npz_keys_and_owners_can_be_named(write):
     path = write("d.npz", {"emb": np.ones((2, 3)), "cls": ["u", "v"], "site": [7, 8], "x": np.zeros((2, 3))})
-    layout = Layout(features_key="emb", labels_key="cls", client="site")
+    layout = ColumnLayout(features_key="emb", labels_key="cls", client="site")
     table = read_table(path, layout, owned=True)
     assert table.features.sum() == 6
     assert table.labels.tolist() == ["u", "v"]
@@ -73,19 +73,23 @@ def test_npz_keys_and_owners_can_be_named(write):
 @pytest.mark.parametrize(
     ("arrays", "layout", "message"),
     [
-        ({"z": np.ones(2)}, Layout(), "no array 'x' with features; the file has z"),
-        ({"x": np.ones((2, 2))}, Layout(), "no array 'y' with labels; the file has x"),
-        ({"x": np.ones((2, 2)), "y": [0, 1]}, Layout(features_key="e"), "no array 'e' with features"),
-        ({"x": np.ones((2, 2)), "y": [0, 1, 1]}, Layout(), "2 rows of features but labels of shape"),
-        ({"x": np.ones((2, 2, 2)), "y": [0, 1]}, Layout(), "two-dimensional"),
-        ({"x": np.ones((2, 2)), "y": np.eye(2)}, Layout(), "not one-hot rows"),
-        ({"x": [[1.0, np.nan]], "y": [0]}, Layout(), "nan in row 0, column 1"),
-        ({"x": [[1.0], [-np.inf]], "y": [0, 1]}, Layout(), "-inf in row 1, column 0"),
-        ({"x": [["a"]], "y": [0]}, Layout(), "real numbers"),
-        ({"x": np.ones((0, 2)), "y": np.ones(0)}, Layout(), "no rows at all"),
-        ({"x": np.ones((2, 2)), "y": [0, 1], "scale": np.ones(3)}, Layout(), "'scale' must hold one number"),
-        ({"x": np.ones((2, 2)), "y": np.array([1, None])}, Layout(), "'y' holds Python objects"),
-        ({"x": np.ones((50, 2)), "y": np.linspace(0, 1, 50)}, Layout(), "50 different real numbers"),
+        ({"z": np.ones(2)}, ColumnLayout(), "no array 'x' with features; the file has z"),
+        ({"x": np.ones((2, 2))}, ColumnLayout(), "no array 'y' with labels; the file has x"),
+        ({"x": np.ones((2, 2)), "y": [0, 1]}, ColumnLayout(features_key="e"), "no array 'e' with features"),
+        ({"x": np.ones((2, 2)), "y": [0, 1, 1]}, ColumnLayout(), "2 rows of features but labels of shape"),
+        ({"x": np.ones((2, 2, 2)), "y": [0, 1]}, ColumnLayout(), "two-dimensional"),
+        ({"x": np.ones((2, 2)), "y": np.eye(2)}, ColumnLayout(), "not one-hot rows"),
+        ({"x": [[1.0, np.nan]], "y": [0]}, ColumnLayout(), "nan in row 0, column 1"),
+        ({"x": [[1.0], [-np.inf]], "y": [0, 1]}, ColumnLayout(), "-inf in row 1, column 0"),
+        ({"x": [["a"]], "y": [0]}, ColumnLayout(), "real numbers"),
+        ({"x": np.ones((0, 2)), "y": np.ones(0)}, ColumnLayout(), "no rows at all"),
+        (
+            {"x": np.ones((2, 2)), "y": [0, 1], "scale": np.ones(3)},
+            ColumnLayout(),
+            "'scale' must hold one number",
+        ),
+        ({"x": np.ones((2, 2)), "y": np.array([1, None])}, ColumnLayout(), "'y' holds Python objects"),
+        ({"x": np.ones((50, 2)), "y": np.linspace(0, 1, 50)}, ColumnLayout(), "50 different real numbers"),
     ],
 )
 def test_npz_faults_are_named(write, arrays, layout, message):
@@ -98,9 +102,9 @@ def test_npz_faults_are_named(write, arrays, layout, message):
 def test_npz_owners_must_fit(write):
     path = write("d.npz", {"x": np.ones((2, 2)), "y": [0, 1], "site": [1, 2, 3]})
     with pytest.raises(DataError, match="2 rows but owners of shape"):
-        read_table(path, Layout(client="site"), owned=True)
+        read_table(path, ColumnLayout(client="site"), owned=True)
     with pytest.raises(DataError, match="no array 'ward' with owners"):
-        read_table(path, Layout(client="ward"), owned=True)
+        read_table(path, ColumnLayout(client="ward"), owned=True)
 
 
 @pytest.mark.parametrize("keep", [0, 10, 200, -30])
@@ -141,22 +145,22 @@ def test_csv_gives_numbers_and_text_labels(write):
 @pytest.mark.parametrize(
     ("text", "layout", "labels"),
     [
-        ("y,a\n1,2\n0,3\n", Layout(), [1, 0]),
-        ("a,b\n1,2\n0,3\n", Layout(), [2, 3]),
-        ("a,b\n1,2\n0,3\n", Layout(label="a"), [1, 0]),
-        ("a,b\n1,2\n0,3\n", Layout(label="0"), [1, 0]),
-        ("a,b,c\n1,2,9\n0,3,9\n", Layout(label="-2"), [2, 3]),
-        ("a;b\n1;2\n0;3\n", Layout(delimiter=";"), [2, 3]),
-        ("a\tb\n1\t2\n0\t3\n", Layout(delimiter="tab"), [2, 3]),
-        ("a|b\n1|2\n0|3\n", Layout(delimiter="auto"), [2, 3]),
-        ("1,2\n0,3\n", Layout(header=False), [2, 3]),
-        ("0,1\n5,2\n6,3\n", Layout(), [2, 3]),
-        ("\ufeffa,b\r\n1,2\r\n\r\n0,3\r\n", Layout(), [2, 3]),
-        ("id,a,b\n77,1,2\n78,0,3\n", Layout(drop=("id",)), [2, 3]),
-        (",a,b\n77,1,2\n78,0,3\n", Layout(drop=("0",)), [2, 3]),
-        ('a,b\n1,"x, y"\n0,z\n', Layout(), ["x, y", "z"]),
-        ("a,b\n1,1.5\n0,2\n", Layout(), [1.5, 2.0]),
-        ("a,b\n1,007\n0,7\n", Layout(), ["007", "7"]),
+        ("y,a\n1,2\n0,3\n", ColumnLayout(), [1, 0]),
+        ("a,b\n1,2\n0,3\n", ColumnLayout(), [2, 3]),
+        ("a,b\n1,2\n0,3\n", ColumnLayout(label="a"), [1, 0]),
+        ("a,b\n1,2\n0,3\n", ColumnLayout(label="0"), [1, 0]),
+        ("a,b,c\n1,2,9\n0,3,9\n", ColumnLayout(label="-2"), [2, 3]),
+        ("a;b\n1;2\n0;3\n", ColumnLayout(delimiter=";"), [2, 3]),
+        ("a\tb\n1\t2\n0\t3\n", ColumnLayout(delimiter="tab"), [2, 3]),
+        ("a|b\n1|2\n0|3\n", ColumnLayout(delimiter="auto"), [2, 3]),
+        ("1,2\n0,3\n", ColumnLayout(header=False), [2, 3]),
+        ("0,1\n5,2\n6,3\n", ColumnLayout(), [2, 3]),
+        ("\ufeffa,b\r\n1,2\r\n\r\n0,3\r\n", ColumnLayout(), [2, 3]),
+        ("id,a,b\n77,1,2\n78,0,3\n", ColumnLayout(drop=("id",)), [2, 3]),
+        (",a,b\n77,1,2\n78,0,3\n", ColumnLayout(drop=("0",)), [2, 3]),
+        ('a,b\n1,"x, y"\n0,z\n', ColumnLayout(), ["x, y", "z"]),
+        ("a,b\n1,1.5\n0,2\n", ColumnLayout(), [1.5, 2.0]),
+        ("a,b\n1,007\n0,7\n", ColumnLayout(), ["007", "7"]),
     ],
 )
 def test_csv_label_column_and_dialects(write, text, layout, labels):
@@ -168,25 +172,25 @@ def test_csv_label_column_and_dialects(write, text, layout, labels):
 @pytest.mark.parametrize(
     ("text", "layout", "message"),
     [
-        ("", Layout(), "the file is empty"),
-        ("a,label\n", Layout(), "no rows at all"),
-        ("a,label\n1,x\noops,y\n", Layout(), "line 3, column 'a': 'oops' is not a number"),
-        ("a,label\n1,x\n\n,y\n", Layout(), "line 4, column 'a': the cell is empty"),
-        ("a,label\n1,x\nnan,y\n", Layout(), "line 3, column 'a': 'nan' is NaN or infinite"),
-        ("a,label\n1,x\n-inf,y\n", Layout(), "line 3, column 'a': '-inf' is NaN or infinite"),
-        ("a,label\n1,x\n2,\n", Layout(), "line 3, column 'label': the cell is empty"),
-        ("a,label\n1,x\n2\n", Layout(), "line 3 has 1 cells, the first line 2"),
-        (CSV, Layout(label="species"), "no label column 'species'; the columns are a, b, label"),
-        (CSV, Layout(label="3"), "no label column '3'"),
-        (CSV, Layout(label="a", drop=("a",)), "also the client column or dropped"),
-        (CSV, Layout(drop=("zip",)), "no column to drop 'zip'"),
-        (CSV, Layout(label="label", drop=("0", "1")), "0 columns"),
-        ("a,a,b\n1,2,3\n", Layout(label="a"), "'a' is not unique"),
-        ("1,2\n3,4\n", Layout(), "the first line holds numbers (1, 2, ...)"),
-        ("a;b\n1;2\n", Layout(), "try --delimiter ';'"),
-        (CSV, Layout(delimiter=";;"), "one character"),
-        (",a,b\n77,1,2\n", Layout(), "column 0 has no name"),
-        ("a,b\n" + "".join(f"1,{k / 97}\n" for k in range(60)), Layout(), "60 different real numbers"),
+        ("", ColumnLayout(), "the file is empty"),
+        ("a,label\n", ColumnLayout(), "no rows at all"),
+        ("a,label\n1,x\noops,y\n", ColumnLayout(), "line 3, column 'a': 'oops' is not a number"),
+        ("a,label\n1,x\n\n,y\n", ColumnLayout(), "line 4, column 'a': the cell is empty"),
+        ("a,label\n1,x\nnan,y\n", ColumnLayout(), "line 3, column 'a': 'nan' is NaN or infinite"),
+        ("a,label\n1,x\n-inf,y\n", ColumnLayout(), "line 3, column 'a': '-inf' is NaN or infinite"),
+        ("a,label\n1,x\n2,\n", ColumnLayout(), "line 3, column 'label': the cell is empty"),
+        ("a,label\n1,x\n2\n", ColumnLayout(), "line 3 has 1 cells, the first line 2"),
+        (CSV, ColumnLayout(label="species"), "no label column 'species'; the columns are a, b, label"),
+        (CSV, ColumnLayout(label="3"), "no label column '3'"),
+        (CSV, ColumnLayout(label="a", drop=("a",)), "also the client column or dropped"),
+        (CSV, ColumnLayout(drop=("zip",)), "no column to drop 'zip'"),
+        (CSV, ColumnLayout(label="label", drop=("0", "1")), "0 columns"),
+        ("a,a,b\n1,2,3\n", ColumnLayout(label="a"), "'a' is not unique"),
+        ("1,2\n3,4\n", ColumnLayout(), "the first line holds numbers (1, 2, ...)"),
+        ("a;b\n1;2\n", ColumnLayout(), "try --delimiter ';'"),
+        (CSV, ColumnLayout(delimiter=";;"), "one character"),
+        (",a,b\n77,1,2\n", ColumnLayout(), "column 0 has no name"),
+        ("a,b\n" + "".join(f"1,{k / 97}\n" for k in range(60)), ColumnLayout(), "60 different real numbers"),
     ],
 )
 def test_csv_faults_are_named_by_line_and_column(write, text, layout, message):
@@ -215,10 +219,10 @@ def test_binary_junk_and_missing_files_are_file_errors(write, tmp_path):
 
 def test_csv_owners_are_not_features(write):
     path = write("d.csv", "site,a,label\nnorth,1,x\nsouth,2,y\n")
-    table = read_table(path, Layout(client="site"), owned=True)
+    table = read_table(path, ColumnLayout(client="site"), owned=True)
     assert table.owners.tolist() == ["north", "south"]
     assert table.features.shape == (2, 1)
-    assert read_table(path, Layout(client="site")).owners is None
+    assert read_table(path, ColumnLayout(client="site")).owners is None
 
 
 def test_unlabelled_rows_are_told_from_labelled_ones_by_the_models_width(write):
@@ -261,7 +265,7 @@ def test_parquet_takes_dictionaries_and_owners(parquet):
 
     labels = arrow.array(["u", "v", "u"]).dictionary_encode()
     path = parquet(site=[1, 1, 2], a=[True, False, True], label=labels)
-    table = read_table(path, Layout(client="site"), owned=True)
+    table = read_table(path, ColumnLayout(client="site"), owned=True)
     assert table.labels.tolist() == ["u", "v", "u"]
     assert table.owners.tolist() == ["1", "1", "2"]
     assert table.features.tolist() == [[1.0], [0.0], [1.0]]

@@ -17,16 +17,16 @@ from fedsolve.errors import DataError
 from fedsolve.experiments import runner
 from fedsolve.experiments.cells import _outcome
 from fedsolve.experiments.config import METRICS, Cell
-from fedsolve.experiments.labels import METRIC_NAMES, axis_label, number
 from fedsolve.experiments.observations import BACKBONES, observations
 from fedsolve.experiments.papers import papers, printed, same
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.rendering import latex, markdown
+from fedsolve.experiments.result_tables import ResultTable, tables_of
+from fedsolve.experiments.run_folder import RunFolder, load_run
 from fedsolve.experiments.runner import run_experiment
-from fedsolve.experiments.sources import Rows
-from fedsolve.experiments.statistics import compare, independence, mean_and_error
-from fedsolve.experiments.store import Run, load_run
-from fedsolve.experiments.tables import Table, tables_of
+from fedsolve.experiments.significance import compare, independence, mean_and_error
+from fedsolve.experiments.sources import ExperimentRows
+from fedsolve.experiments.wording import METRIC_NAMES, axis_label, number
 from fedsolve.gradient.networks.stages import MOBILENET_STAGES
 
 HEAD = """
@@ -57,17 +57,17 @@ depths = [5, 20]
 
 
 @pytest.fixture
-def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunFolder]:
     """A run whose cells came out as a function says: outcome(cell) gives some of a cell's fields."""
 
-    def make(text: str, outcome: Callable[[Cell], Mapping[str, Any]]) -> Run:
+    def make(text: str, outcome: Callable[[Cell], Mapping[str, Any]]) -> RunFolder:
         def pretend(cell: Cell, *_: Any) -> dict[str, Any]:
             dealt = cell.partition.as_dict() | {"heterogeneity": 0.5, "empty_clients": 0}
             return _outcome(partition=dealt, **outcome(cell))
 
         file = tmp_path / "made.toml"
         file.write_text(text)
-        rows = Rows(np.zeros((4, 2)), np.arange(4) % 2, np.zeros((4, 2)), np.arange(4) % 2, "zeros")
+        rows = ExperimentRows(np.zeros((4, 2)), np.arange(4) % 2, np.zeros((4, 2)), np.arange(4) % 2, "zeros")
         monkeypatch.setattr(runner, "run_cell", pretend)
         run_experiment(read_experiment(file), tmp_path, lambda *_: rows)
         return load_run(tmp_path / "made")
@@ -89,7 +89,7 @@ def scores(cell: Cell) -> dict[str, Any]:
     }
 
 
-def cells_of(table: Table) -> list[list[str]]:
+def cells_of(table: ResultTable) -> list[list[str]]:
     return [
         [row.label, *("" if entry is None else entry.text for entry in row.entries)] for row in table.rows
     ]
@@ -131,7 +131,7 @@ def test_groups_are_compared_by_their_mean_counts() -> None:
     assert compare([(600, 1000)], []) is None
 
 
-def test_a_dataset_without_test_rows_has_tables(run_of: Callable[..., Run]) -> None:
+def test_a_dataset_without_test_rows_has_tables(run_of: Callable[..., RunFolder]) -> None:
     """A staged model then has neither accuracies nor counts, at any depth."""
 
     def untested(cell: Cell) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def test_a_dataset_without_test_rows_has_tables(run_of: Callable[..., Run]) -> N
     assert cells_of(train)[1][1] == "75.00 ± 0.00"
 
 
-def test_a_backbone_keeps_its_name_whatever_its_options(run_of: Callable[..., Run]) -> None:
+def test_a_backbone_keeps_its_name_whatever_its_options(run_of: Callable[..., RunFolder]) -> None:
     address = "torchvision:vgg11?shorter_side=224&normalise=half"
     text = HEAD.replace('address = "cifar100"', f'address = "cifar100"\nbackbone = "{address}"')
     text = text.replace("seeds", 'paper = {key = "afl", table = "4"}\nseeds')
@@ -161,7 +161,7 @@ def test_a_backbone_keeps_its_name_whatever_its_options(run_of: Callable[..., Ru
     assert cells_of(table)[1] == ["paper, Table 4", "60.43", "60.43"]
 
 
-def test_means_errors_and_marks(run_of: Callable[..., Run]) -> None:
+def test_means_errors_and_marks(run_of: Callable[..., RunFolder]) -> None:
     (table,) = tables_of(run_of(HEAD + DEEP + '[table]\nbaseline = "AFL"\n', scores))
     assert table.columns == ("α = 0.1", "s = 10")
     assert [row.label for row in table.rows] == ["AFL", "DeepAFL (T = 5)", "DeepAFL (T = 20)"]
@@ -180,7 +180,7 @@ def test_means_errors_and_marks(run_of: Callable[..., Run]) -> None:
     assert deep.p > 0.05, "one test set of 1000 rows; added up over seeds it would seem certain"
 
 
-def test_a_staged_baseline_is_met_at_its_own_depth(run_of: Callable[..., Run]) -> None:
+def test_a_staged_baseline_is_met_at_its_own_depth(run_of: Callable[..., RunFolder]) -> None:
     text = (
         HEAD + DEEP + DEEP.replace('"DeepAFL"', '"other"').replace("layers = 20", "layers = 20, gain = 2.0")
     )
@@ -194,7 +194,7 @@ def test_a_staged_baseline_is_met_at_its_own_depth(run_of: Callable[..., Run]) -
     assert afl.p is None, "AFL has no depth to be compared at"
 
 
-def test_whatever_varies_finds_a_place(run_of: Callable[..., Run]) -> None:
+def test_whatever_varies_finds_a_place(run_of: Callable[..., RunFolder]) -> None:
     text = HEAD + DEEP + "[grid]\nresidual_ridge = [0.1, 1.0]\n[noise]\nrates = [0.0, 0.5]\n"
     (table,) = tables_of(run_of(text, scores))
     # Columns take the partition; grid and noise, which no axis shows, become rows.
@@ -205,7 +205,7 @@ def test_whatever_varies_finds_a_place(run_of: Callable[..., Run]) -> None:
     assert all(entry is not None and entry.seeds == 3 for row in table.rows for entry in row.entries)
 
 
-def test_columns_are_sorted_axis_by_axis(run_of: Callable[..., Run]) -> None:
+def test_columns_are_sorted_axis_by_axis(run_of: Callable[..., RunFolder]) -> None:
     text = HEAD[: HEAD.index("[[partition]]")] + '[[partition]]\nkind = "iid"\nclients = 9\n' + DEEP
     text += "[grid]\nparticipation = [1.0, 0.5]\nconsistent = [true, false]\n"
     text += '[table]\nrows = "depth"\ncolumns = ["consistent", "participation"]\n'
@@ -218,7 +218,7 @@ def test_columns_are_sorted_axis_by_axis(run_of: Callable[..., Run]) -> None:
     )
 
 
-def test_metrics_are_columns_or_tables(run_of: Callable[..., Run]) -> None:
+def test_metrics_are_columns_or_tables(run_of: Callable[..., RunFolder]) -> None:
     def outcome(cell: Cell) -> dict[str, Any]:
         return {"accuracy": 0.5, "train_accuracy": 0.75, "bytes_up": 2_500_000, "seconds": 1.5 + cell.seed}
 
@@ -236,7 +236,7 @@ def test_metrics_are_columns_or_tables(run_of: Callable[..., Run]) -> None:
     ]
 
 
-def test_an_unfinished_run_says_so(run_of: Callable[..., Run], tmp_path: Path) -> None:
+def test_an_unfinished_run_says_so(run_of: Callable[..., RunFolder], tmp_path: Path) -> None:
     run_of(HEAD, scores)
     cells = tmp_path / "made" / "cells.jsonl"
     cells.write_text("".join(cells.read_text().splitlines(keepends=True)[:4]))
@@ -250,7 +250,7 @@ def test_an_unfinished_run_says_so(run_of: Callable[..., Run], tmp_path: Path) -
 # -- beside the papers -----------------------------------------------------------------------------
 
 
-def test_the_papers_numbers_stand_below_ours(run_of: Callable[..., Run]) -> None:
+def test_the_papers_numbers_stand_below_ours(run_of: Callable[..., RunFolder]) -> None:
     text = HEAD.replace("seeds", 'paper = {key = "deepafl", table = "1"}\nseeds') + DEEP
     (table,) = tables_of(run_of(text + '[table]\nrows = "method"\ncolumns = "partition"\n', scores))
     assert cells_of(table)[1] == ["paper, Table 1", "58.56 ± 0.00", "58.56 ± 0.00"]
@@ -265,7 +265,7 @@ def test_the_papers_numbers_stand_below_ours(run_of: Callable[..., Run]) -> None
     assert "AFL (paper, Table 1)" not in found
 
 
-def test_another_datasets_numbers_are_named(run_of: Callable[..., Run]) -> None:
+def test_another_datasets_numbers_are_named(run_of: Callable[..., RunFolder]) -> None:
     text = HEAD.replace("seeds", 'paper = {key = "deepafl", table = "1", dataset = "CIFAR-100"}\nseeds')
     text = text.replace('name = "CIFAR-100"', 'name = "digits"')
     (table,) = tables_of(run_of(text, scores))
@@ -458,7 +458,7 @@ def test_unknown_tables_are_refused() -> None:
 # -- rendering -------------------------------------------------------------------------------------
 
 
-def test_markdown(run_of: Callable[..., Run]) -> None:
+def test_markdown(run_of: Callable[..., RunFolder]) -> None:
     text = HEAD.replace("seeds", 'paper = {key = "afl", table = "1"}\nseeds')
     (table,) = tables_of(run_of(text, scores))
     assert markdown(table) == (
@@ -474,7 +474,7 @@ def test_markdown(run_of: Callable[..., Run]) -> None:
     )
 
 
-def test_what_the_file_notes_stands_under_its_tables(run_of: Callable[..., Run]) -> None:
+def test_what_the_file_notes_stands_under_its_tables(run_of: Callable[..., RunFolder]) -> None:
     text = HEAD.replace("seeds", 'notes = "FedAvg: last_round."\nseeds')
     (table,) = tables_of(run_of(text, scores))
     assert markdown(table).endswith("standard error.  \nFedAvg: last\\_round.\n")
@@ -482,7 +482,7 @@ def test_what_the_file_notes_stands_under_its_tables(run_of: Callable[..., Run])
     assert table.as_dict()["remark"] == "FedAvg: last_round."
 
 
-def test_latex(run_of: Callable[..., Run]) -> None:
+def test_latex(run_of: Callable[..., RunFolder]) -> None:
     def far(cell: Cell) -> dict[str, Any]:
         correct = 600 if cell.method.name == "AFL" else 900
         return {"accuracy": correct / 1000, "test_correct": correct, "test_rows": 1000}
@@ -510,7 +510,7 @@ def test_latex(run_of: Callable[..., Run]) -> None:
     )
 
 
-def test_a_table_is_json(run_of: Callable[..., Run]) -> None:
+def test_a_table_is_json(run_of: Callable[..., RunFolder]) -> None:
     (table,) = tables_of(run_of(HEAD + DEEP, scores))
     again = json.loads(json.dumps(table.as_dict()))
     assert again["columns"] == ["α = 0.1", "s = 10"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.experiments.sources import Rows
+from fedsolve.experiments.sources import ExperimentRows
 
 RANDOM = "random = {rows = 400, width = 12, classes = 3}"
 """A dataset that is made up."""
@@ -21,9 +21,9 @@ def toy_data(count: int, seed: int, noise: float = 0.0) -> tuple[Any, Any]:
     return x, np.argmax(scores + noise * rng.standard_normal(scores.shape), axis=1)
 
 
-def toy_rows(x: Any, y: Any, train: int) -> Rows:
+def toy_rows(x: Any, y: Any, train: int) -> ExperimentRows:
     """The first rows to train with, the others to test."""
-    return Rows(x[:train], y[:train], x[train:], y[train:], "toy")
+    return ExperimentRows(x[:train], y[:train], x[train:], y[train:], "toy")
 
 
 def opening(

@@ -31,7 +31,7 @@ from fedsolve.model import Model, load_model
 
 if TYPE_CHECKING:
     from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
-    from fedsolve.federation.flower.federation import FlowerFederation
+    from fedsolve.network.flower import FlowerFederation
 
 __version__ = "0.1.0"
 
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(estimators, name)
     if name == "FlowerFederation":
-        from fedsolve.federation.flower.federation import FlowerFederation
+        from fedsolve.network.flower import FlowerFederation
 
         return FlowerFederation
     raise AttributeError(f"module 'fedsolve' has no attribute {name!r}")

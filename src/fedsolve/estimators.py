@@ -19,14 +19,14 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from fedsolve.checks import check_arrays
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import DeepAFL
-from fedsolve.closedform.models import DeepModel, LinearModel
+from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Total
-from fedsolve.federation.participant import check_arrays
 from fedsolve.labels import plain_labels
 from fedsolve.model import Model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -29,3 +30,11 @@ def blas_threads(limit: int | None) -> AbstractContextManager[Any]:
 def several_threads() -> bool:
     """Whether BLAS may use more than one thread here and now."""
     return any(library.num_threads > 1 for library in _controller().select(user_api="blas").lib_controllers)
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every platform
+        return os.cpu_count() or 1

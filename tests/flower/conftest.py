@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsolve.federation.flower.keyfolder import Keys
-from fedsolve.federation.flower.link import RuntimeLink
-from fedsolve.federation.flower.service import serving
-from fedsolve.federation.flower.superlink import free_port
+from fedsolve.network.keyfolder import Keys
+from fedsolve.network.link import RuntimeLink
+from fedsolve.network.service import serving
+from fedsolve.network.superlink import free_port
 from tests.conftest import Dataset
 from tests.flower_security.keyring import keys_for
 from tests.flower_security.processes import running, stop

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedsolve.federation.flower.answering import Answerer
-from fedsolve.federation.flower.link import Node, Reply
-from fedsolve.federation.flower.wire import Note
+from fedsolve.network.answering import Answerer
+from fedsolve.network.link import Node, Reply
+from fedsolve.network.wire import Note
 
 Meddle = Callable[[str, Note, bytes], "tuple[Note, bytes] | None"]
 

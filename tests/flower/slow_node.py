@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 import fedsolve as fs
-from fedsolve.federation.flower.answering import Answerer
-from fedsolve.federation.flower.keyfolder import Keys
-from fedsolve.federation.flower.node import Connection, FleetNode
+from fedsolve.network.answering import Answerer
+from fedsolve.network.keyfolder import Keys
+from fedsolve.network.node import Connection, FleetNode
 
 
 def main() -> None:

@@ -17,14 +17,14 @@ from fedsolve.container import to_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.flower.agreement import Agreement
-from fedsolve.federation.flower.answering import Answerer, Event
-from fedsolve.federation.flower.federation import FlowerFederation
 from fedsolve.federation.messages import Block, Chain, Request
 from fedsolve.federation.states import StateStore
 from fedsolve.gradient.networks import build_network
 from fedsolve.gradient.networks.custom import allowing
 from fedsolve.labels import labels_note
+from fedsolve.network.agreement import Agreement
+from fedsolve.network.answering import Answerer, Event
+from fedsolve.network.flower import FlowerFederation
 from tests.command import fedsolve, refused
 from tests.flower.pretended import PretendedLink
 

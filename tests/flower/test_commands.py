@@ -17,7 +17,7 @@ from fedsolve.cli.client import _Diary
 from fedsolve.cli.output import LONGEST, Output
 from fedsolve.errors import DataError
 from fedsolve.experiments.reading import read_experiment
-from fedsolve.federation.flower.answering import Event
+from fedsolve.network.answering import Event
 from tests.command import fedsolve, refused
 from tests.toy import RANDOM, opening, written
 
@@ -76,7 +76,7 @@ def test_state_folders_and_what_was_sent_are_for_their_owner(data: Path) -> None
 def test_a_client_allows_what_it_was_told_to(
     allowed: tuple[str, ...], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedsolve.federation.flower.node import FleetNode
+    from fedsolve.network.node import FleetNode
 
     seen: list[Any] = []
     monkeypatch.setattr(FleetNode, "serve", lambda node: seen.append(node._answerer._networks))
@@ -98,7 +98,7 @@ def test_a_message_cannot_steer_or_flood_the_terminal(capsys: pytest.CaptureFixt
 def test_a_sender_cannot_fill_the_log_of_the_gate(caplog: pytest.LogCaptureFixture) -> None:
     import httpx
 
-    from fedsolve.federation.flower.gate import _MOST_LINES, Gate
+    from fedsolve.network.gate import _MOST_LINES, Gate
 
     gate = Gate("127.0.0.1:9", None)
 

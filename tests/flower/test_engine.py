@@ -16,11 +16,11 @@ from fedsolve import registry
 from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
-from fedsolve.federation.flower.answering import Answerer
-from fedsolve.federation.flower.federation import FlowerFederation
-from fedsolve.federation.flower.link import Reply
-from fedsolve.federation.flower.running import State, finished, run_method, say_over_late
 from fedsolve.federation.messages import Term
+from fedsolve.network.answering import Answerer
+from fedsolve.network.flower import FlowerFederation
+from fedsolve.network.link import Reply
+from fedsolve.network.running import State, finished, run_method, say_over_late
 
 from .pretended import PretendedLink
 from .sites import CLASSES, NAMES, Sites, relative_difference, same_bits, small
@@ -172,7 +172,7 @@ def test_a_term_that_cannot_be_used_is_refused_by_name(sites, kind, words, site)
 
 
 def test_where_terms_are_unknown_two_that_contradict_each_other_stop_the_run(sites, monkeypatch):
-    monkeypatch.setattr("fedsolve.federation.flower.federation.expected_layout", lambda *_: None)
+    monkeypatch.setattr("fedsolve.network.flower.expected_layout", lambda *_: None)
     link = PretendedLink(answerers(sites), spoiled("shape", "east"))
     with pytest.raises(CohortError, match="'east' and 'north' contradict each other"):
         fs.AFL(ridge=0.1).fit(federate(link, missing="continue"))
@@ -256,7 +256,7 @@ def test_an_answer_that_cannot_be_put_together_is_refused_by_name(sites):
 
 
 def test_a_site_whose_answers_never_come_is_given_up(sites, monkeypatch):
-    monkeypatch.setattr("fedsolve.federation.flower.exchange._LOST", 2)
+    monkeypatch.setattr("fedsolve.network.exchange._LOST", 2)
     link = Describing(answerers(sites))
     link.damaged = Reply({}, failure="it stopped in the middle of its answer", absent=True)
     model = fs.AFL(ridge=0.1).fit(federate(link, missing="continue", min_clients=3, grace=60.0))

@@ -11,8 +11,8 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, DataError
-from fedsolve.federation.flower.answering import Answerer
-from fedsolve.federation.flower.node import Connection, FleetNode
+from fedsolve.network.answering import Answerer
+from fedsolve.network.node import Connection, FleetNode
 
 pytestmark = pytest.mark.flower
 

@@ -11,7 +11,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve import registry
-from fedsolve.federation.flower.federation import FlowerFederation
+from fedsolve.network.flower import FlowerFederation
 
 from .conftest import Nodes, Service
 from .sites import CLASSES, NAMES, TOLERANCE, Sites, relative_difference, same_bits, small

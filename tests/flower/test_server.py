@@ -16,9 +16,9 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, ModelFileError
-from fedsolve.federation.flower.link import RuntimeLink
-from fedsolve.federation.flower.service import SiteLink, _gate, serving
-from fedsolve.federation.flower.superlink import SuperLink, free_port
+from fedsolve.network.link import RuntimeLink
+from fedsolve.network.service import SiteLink, _gate, serving
+from fedsolve.network.superlink import SuperLink, free_port
 from tests.flower_security.processes import QUIET, running
 
 from .conftest import Nodes
@@ -209,8 +209,8 @@ def test_another_server_on_the_same_port_is_not_taken_for_this_one(tmp_path):
 
 def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeypatch):
     told, listed = [], {"north": 1}
-    monkeypatch.setattr("fedsolve.federation.flower.service._REGISTER_EVERY", 0.0)
-    monkeypatch.setattr("fedsolve.federation.flower.security.register_sites", lambda *_: dict(listed))
+    monkeypatch.setattr("fedsolve.network.service._REGISTER_EVERY", 0.0)
+    monkeypatch.setattr("fedsolve.network.security.register_sites", lambda *_: dict(listed))
     superlink = SimpleNamespace(address="127.0.0.1:1", secret=b"")
     link = SiteLink(None, superlink, tmp_path, tell=told.append)
     with pytest.raises(ModelFileError, match="registered sites"):

@@ -8,8 +8,8 @@ import pytest
 import fedsolve as fs
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.reading import read_experiment
-from fedsolve.experiments.sources import Rows
-from fedsolve.federation.flower.simulation import _write, simulate
+from fedsolve.experiments.sources import ExperimentRows
+from fedsolve.network.simulation import _write, simulate
 from tests.toy import RANDOM, opening, written
 
 from .sites import same_bits
@@ -62,7 +62,7 @@ parameters = {layers = 2, width = 16, exchange = "single"}
 def test_an_experiment_by_either_engine_has_the_same_result(tmp_path):
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((400, 12)), rng.integers(0, 3, 400)
-    rows = Rows(features[:300], labels[:300], features[300:], labels[300:], "key")
+    rows = ExperimentRows(features[:300], labels[:300], features[300:], labels[300:], "key")
     outcomes = []
     for engine in (None, "flower-simulation"):
         text = opening("DeepAFL", 0.1, 10, RANDOM, seeds=(0,), engine=engine)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.federation.flower import security
+from fedsolve.network import security
 from tests.flower_security.processes import QUIET, answers, free_ports, program, running
 
 from .sites import CLASSES, NAMES, TOLERANCE, Sites
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
-APP = Path(fs.__file__).parent / "federation/flower/app"
+APP = Path(fs.__file__).parent / "network/app"
 PATIENCE = 300.0
 
 

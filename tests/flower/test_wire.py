@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from fedsolve.errors import TermError
 from fedsolve.federation.encoding import PackedTerm, decode_term, encode_term, read_term
-from fedsolve.federation.flower import require_flower
-from fedsolve.federation.flower.link import RuntimeLink
-from fedsolve.federation.flower.sums import PackedSum
-from fedsolve.federation.flower.wire import assemble, record, unpack
 from fedsolve.federation.messages import Needs, Term
+from fedsolve.network import require_flower
+from fedsolve.network.link import RuntimeLink
+from fedsolve.network.sums import PackedSum
+from fedsolve.network.wire import assemble, record, unpack
 
 pytestmark = pytest.mark.flower
 

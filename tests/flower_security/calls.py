@@ -19,9 +19,9 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedsolve.federation.flower import security
-from fedsolve.federation.flower.keyfolder import Keys
-from fedsolve.federation.flower.superlink import start_request
+from fedsolve.network import security
+from fedsolve.network.keyfolder import Keys
+from fedsolve.network.superlink import start_request
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsolve.federation.flower import gate, security
-from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.network import gate, security
+from fedsolve.network.keyfolder import Keys
 
 from .keyring import keys_for
 from .processes import answers, free_ports, program, running

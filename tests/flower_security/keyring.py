@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedsolve.federation.flower import certificates, security
-from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.network import certificates, security
+from fedsolve.network.keyfolder import Keys
 
 
 def keys_for(folder: Path, sites: Iterable[str], host: str = "localhost") -> Keys:

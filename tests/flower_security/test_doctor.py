@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsolve.federation.flower import certificates, diagnosis, security
-from fedsolve.federation.flower.diagnosis import Server
-from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.network import certificates, diagnosis, security
+from fedsolve.network.diagnosis import ServerAddress
+from fedsolve.network.keyfolder import Keys
 from tests.command import fedsolve
 
 from .conftest import STRANGER, Deployment
@@ -135,7 +135,7 @@ def test_an_open_control_interface_is_told_to_the_site(deployment: Deployment) -
     code, found = examined("--keys", deployment.keys.folder, "--server", deployment.control)
     assert code == 3
     assert "not a fedsolve server" in found["server"]["seen"]
-    finding = diagnosis._closed(Server(host, int(port), deployment.keys))
+    finding = diagnosis._closed(ServerAddress(host, int(port), deployment.keys))
     assert finding.state == "failed"
     assert "Do not take part" in finding.remedy
 

@@ -21,10 +21,10 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 
-from fedsolve.federation.flower import gate, security
-from fedsolve.federation.flower.admission import MOST_BYTES
-from fedsolve.federation.flower.keyfolder import Keys
-from fedsolve.federation.flower.versions import versions
+from fedsolve.network import gate, security
+from fedsolve.network.admission import MOST_BYTES
+from fedsolve.network.keyfolder import Keys
+from fedsolve.network.versions import versions
 
 from .calls import Caller, intruding_run
 from .conftest import SITES, STRANGER, Deployment

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedsolve.errors import CohortError
-from fedsolve.federation.flower import guarded, security
-from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.network import guarded, security
+from fedsolve.network.keyfolder import Keys
 
 from .calls import Caller
 from .conftest import SITES
@@ -27,7 +27,7 @@ def line(folder: Path, keys: Keys, address: str) -> list[str]:
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     host, port = address.split(":")
-    words = [sys.executable, "-m", "fedsolve.federation.flower.guarded", str(os.getpid()), str(secret)]
+    words = [sys.executable, "-m", "fedsolve.network.guarded", str(os.getpid()), str(secret)]
     words += ["--host", host, "--port", port, "--isolation", "process", "--enable-supernode-auth"]
     words += ["--ssl-ca-certfile", str(keys.authority), "--ssl-certfile", str(keys.server_certificate)]
     return [*words, "--ssl-keyfile", str(keys.server_key), "--disable-runtime-dependency-installation"]
@@ -67,7 +67,7 @@ def test_a_short_secret_or_a_strange_flower_starts_nothing(
     words = [
         sys.executable,
         "-m",
-        "fedsolve.federation.flower.guarded",
+        "fedsolve.network.guarded",
         str(os.getpid()),
         str(tmp_path / "secret"),
     ]

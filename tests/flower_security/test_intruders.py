@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsolve.federation.flower import certificates
-from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.network import certificates
+from fedsolve.network.keyfolder import Keys
 
 from .conftest import STRANGER, Deployment
 from .processes import answers, free_ports, gone, program, running
@@ -78,7 +78,7 @@ def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
     inner, outer = (f"127.0.0.1:{port}" for port in free_ports(2))
     parent = (
         "import subprocess, sys, time\n"
-        "from fedsolve.federation.flower import gate\n"
+        "from fedsolve.network import gate\n"
         f"subprocess.Popen(gate.command({outer!r}, {inner!r}, {str(keys.folder)!r}))\n"
         "time.sleep(600)\n"
     )
@@ -92,7 +92,7 @@ def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
 
 
 def test_a_gate_without_its_files_says_which(tmp_path: Path) -> None:
-    from fedsolve.federation.flower import gate
+    from fedsolve.network import gate
 
     line = gate.command("127.0.0.1:9", "127.0.0.1:10", tmp_path / "nothing")
     done = subprocess.run(line, capture_output=True, text=True, check=False)

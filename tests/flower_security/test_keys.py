@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.federation.flower import certificates, security
-from fedsolve.federation.flower.keyfolder import Keys, site_name
+from fedsolve.network import certificates, security
+from fedsolve.network.keyfolder import Keys, site_name
 from tests.command import document, fedsolve, refused
 
 pytestmark = pytest.mark.flower

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsolve import registry
-from fedsolve.federation.flower import admission, certificates, gate
+from fedsolve.network import admission, certificates, gate
 from tests.command import fedsolve
 
 pytestmark = pytest.mark.flower

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedsolve.federation.flower import security
-from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.network import security
+from fedsolve.network.keyfolder import Keys
 
 from .calls import Caller, intruding_run
 from .processes import answers, free_ports, gone, program, running

@@ -10,7 +10,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import DataError
-from fedsolve.gradient.models import GradientModel
+from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.networks import build_network
 from tests.gradient import plain
 from tests.gradient.plain import CLASSES, WIDTH, federation, rows, same_bits, uneven

@@ -17,7 +17,7 @@ from fedsolve.errors import TermError
 from fedsolve.federation.method import exchanges
 from fedsolve.federation.states import State, StateStore
 from fedsolve.gradient.batches import plan_batches
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.networks import build_network
 from fedsolve.gradient.run import GradientRun, cohort_of
 

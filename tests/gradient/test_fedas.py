@@ -14,7 +14,7 @@ from fedsolve import registry
 from fedsolve.errors import DataError
 from fedsolve.gradient import fedas
 from fedsolve.gradient.fedas import FedAS
-from fedsolve.gradient.personal import ALONE
+from fedsolve.gradient.personalised import ALONE
 from tests.gradient import personal_checks, plain
 from tests.gradient.personal_checks import personal, small
 from tests.gradient.plain import far, finished, rows, same_bits

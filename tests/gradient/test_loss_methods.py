@@ -21,7 +21,7 @@ from fedsolve.gradient.fedlc import FedLC
 from fedsolve.gradient.fedntd import FedNTD, not_true
 from fedsolve.gradient.fedrs import FedRS
 from fedsolve.gradient.fedsol import FedSOL
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.moon import MOON
 from fedsolve.gradient.run import cohort_of
 

@@ -14,7 +14,7 @@ from fedsolve.federation.messages import Term
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import MOON, FedAvg, FedDisco, FedDyn, Scaffold
 from fedsolve.gradient import answers as engine
-from fedsolve.gradient.evaluation import Watch
+from fedsolve.gradient.watch import Watch
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

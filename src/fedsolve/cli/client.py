@@ -14,19 +14,19 @@ from rich.console import Console
 
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import BACKBONE, store_option
+from fedsolve.cli.inputs import Reader
 from fedsolve.cli.keys import key_folder
 from fedsolve.cli.options import allow_network_option, data_options, output_options
+from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, facts, megabytes
-from fedsolve.cli.rows import Reader
 from fedsolve.cli.server import class_names
-from fedsolve.cli.settings import config_option
 from fedsolve.data.lock import locked
 from fedsolve.data.tables import Table
-from fedsolve.federation.flower.gate import address
-from fedsolve.federation.flower.keyfolder import private_folder
+from fedsolve.network.gate import address
+from fedsolve.network.keyfolder import private_folder
 
 if TYPE_CHECKING:
-    from fedsolve.federation.flower.answering import Event
+    from fedsolve.network.answering import Event
 
 _NET = "The server"
 _DATA = "This site's data"
@@ -117,7 +117,7 @@ def client(**given: Any) -> None:
 
 
 def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) -> dict[str, Any]:
-    from fedsolve.federation.flower import require_flower
+    from fedsolve.network import require_flower
 
     require_flower()
     connection = _connection(given, name)
@@ -126,9 +126,9 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     table = reader.rows(given["data"], "train" if parts else None)
     _introduce(output, name, table, "test" in parts)
 
-    from fedsolve.federation.flower.answering import Answerer
-    from fedsolve.federation.flower.node import FleetNode
     from fedsolve.federation.participant import ClientData
+    from fedsolve.network.answering import Answerer
+    from fedsolve.network.node import FleetNode
 
     diary = _Diary(output, state / "sent.jsonl")
     answerer = Answerer(
@@ -151,14 +151,14 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
 
 
 def _connection(given: dict[str, Any], name: str) -> Any:
-    from fedsolve.federation.flower.node import Connection
+    from fedsolve.network.node import Connection
 
     if given["insecure"]:
         if given["keys"] is not None:
             raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
         return Connection(given["server"], insecure=True)
-    from fedsolve.federation.flower.keyfolder import Keys
-    from fedsolve.federation.flower.security import verify_client
+    from fedsolve.network.keyfolder import Keys
+    from fedsolve.network.security import verify_client
 
     keys = Keys(key_folder(given["keys"]))
     verify_client(keys, name)

@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, Any] | None] = {
 
 
 @dataclass(frozen=True)
-class Split:
+class Division:
     """How rows are dealt: a partition of `fedsolve.partition`, or by the owners the file names (None)."""
 
     kind: str | None
@@ -78,8 +78,8 @@ def client_options(command: F) -> F:
         number(
             "--classes-per-client", int, "pathological: classes each has.", defaults["classes_per_client"]
         ),
-        number("--min-size", int, "Rows every client has at least.", Split.min_size),
-        number("--partition-seed", int, "Seed of the deal.", Split.seed),
+        number("--min-size", int, "Rows every client has at least.", Division.min_size),
+        number("--partition-seed", int, "Seed of the deal.", Division.seed),
         option(
             "--client-column",
             "--client-key",
@@ -91,7 +91,7 @@ def client_options(command: F) -> F:
     )(command)
 
 
-def split_from(ctx: click.Context, given: dict[str, Any]) -> Split:
+def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
     """The split that `client_options` describe; options that do not go together are refused."""
     parameters = [named[0] for named in KINDS.values() if named is not None]
     used = [
@@ -104,7 +104,7 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Split:
             raise click.UsageError(
                 f"--client-column already says who owns each row; leave out {_flag(used[0])}", ctx
             )
-        return Split(None)
+        return Division(None)
     kind = given["partition"] or "iid"
     named = KINDS[kind]
     for parameter in parameters:
@@ -112,7 +112,7 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Split:
             owner = next(k for k, other in KINDS.items() if other is not None and other[0] == parameter)
             raise click.UsageError(f"{_flag(parameter)} belongs to --partition {owner}, not to {kind}", ctx)
     value = None if named is None else named[1] if given[named[0]] is None else given[named[0]]
-    return Split(
+    return Division(
         kind,
         clients=CLIENTS if given["clients"] is None else given["clients"],
         parameter=value,
@@ -121,7 +121,7 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Split:
     )
 
 
-def federate(data: Table, split: Split, workers: int | None) -> LocalFederation:
+def federate(data: Table, split: Division, workers: int | None) -> LocalFederation:
     """The table's rows as a federation in this process."""
     assert data.labels is not None
     if split.kind is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from fedsolve.baselines import FedAvgHead, SoftmaxHead, local_accuracies
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import DeepAFL
-from fedsolve.closedform.models import DeepModel, LinearModel
+from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.container import Array
 from fedsolve.data import partitions
 from fedsolve.federation.local import LocalFederation

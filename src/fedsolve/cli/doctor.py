@@ -16,10 +16,10 @@ from fedsolve.cli.features import store_option
 from fedsolve.cli.keys import keys_option
 from fedsolve.cli.options import data_options, layout_from, output_options
 from fedsolve.cli.output import Output
-from fedsolve.data.store import FeatureStore
-from fedsolve.federation.flower import diagnosis
-from fedsolve.federation.flower.diagnosis import Finding
-from fedsolve.federation.flower.keyfolder import Keys
+from fedsolve.data.feature_store import FeatureStore
+from fedsolve.network import diagnosis
+from fedsolve.network.diagnosis import Finding
+from fedsolve.network.keyfolder import Keys
 
 _ROLE = "What this machine is"
 _SIGNS = {

@@ -17,10 +17,10 @@ from fedsolve.errors import DataError
 from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.rendering import latex, markdown
-from fedsolve.experiments.runner import Progress, Summary, run_experiment
+from fedsolve.experiments.result_tables import tables_of
+from fedsolve.experiments.run_folder import TEXT, load_run
+from fedsolve.experiments.runner import CellProgress, Summary, run_experiment
 from fedsolve.experiments.sources import StoredRows
-from fedsolve.experiments.store import TEXT, load_run
-from fedsolve.experiments.tables import tables_of
 
 EXAMPLES = (
     (
@@ -225,10 +225,10 @@ def _entry(one: Experiment, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _bar(output: Output, title: str) -> Iterator[Callable[[Progress], None]]:
+def _bar(output: Output, title: str) -> Iterator[Callable[[CellProgress], None]]:
     with output.bar(title, "cell") as advance:
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: CellProgress) -> None:
             left = "" if progress.seconds_left is None else f"{_duration(progress.seconds_left)} left; "
             remark = f", {progress.remark}" if progress.remark else ""
             advance(progress.done, progress.total, f"{left}{progress.cell}{remark}")

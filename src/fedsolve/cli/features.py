@@ -14,7 +14,7 @@ from fedsolve.cli.command import Command, ExamplesGroup, F, option, options
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, facts, megabytes, table
 from fedsolve.data.datasets import Dataset, load_dataset
-from fedsolve.data.store import Entry, Features, FeatureStore, Progress
+from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
 
 BACKBONE = "efficientnet-lite0"
@@ -85,11 +85,11 @@ def built(
     from fedsolve.data.backbones import load_backbone
 
     network = load_backbone(backbone)
-    told: list[Progress] = []
+    told: list[ExtractionProgress] = []
     try:
         with output.bar(backbone, "image") as bar:
 
-            def advance(progress: Progress) -> None:
+            def advance(progress: ExtractionProgress) -> None:
                 told[:] = [progress]
                 bar(progress.done, progress.total, _pace(progress))
 
@@ -278,7 +278,7 @@ def _sets(found: Sequence[object]) -> str:
     return f"{len(found)} set{'' if len(found) == 1 else 's'} of features"
 
 
-def _pace(progress: Progress) -> str:
+def _pace(progress: ExtractionProgress) -> str:
     left = "" if progress.remaining is None else f", {_clock(progress.remaining)} left"
     return f"{progress.rate:,.0f} images/s{left}"
 
@@ -289,7 +289,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _stopped(told: Sequence[Progress]) -> str:
+def _stopped(told: Sequence[ExtractionProgress]) -> str:
     if not told:
         return "interrupted before the first image; run the same command to start again."
     done = f"{told[-1].done:,} of {told[-1].total:,} images are done"
@@ -319,11 +319,11 @@ def _short(text: str, width: int = 18) -> str:
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
-def _share(entry: Entry) -> str:
+def _share(entry: StoredFeatures) -> str:
     return f"{100 * entry.done // entry.total if entry.total else 0} %"
 
 
-def _line(entry: Entry) -> tuple[str, ...]:
+def _line(entry: StoredFeatures) -> tuple[str, ...]:
     return (
         entry.key[:8],
         _short(entry.dataset),

@@ -13,9 +13,9 @@ from rich.table import Table
 from fedsolve.cli.command import Command, ExamplesGroup, F, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts, table
-from fedsolve.federation.flower import certificates, require_flower, security
-from fedsolve.federation.flower.keyfolder import Keys
-from fedsolve.federation.flower.security import Site
+from fedsolve.network import certificates, require_flower, security
+from fedsolve.network.keyfolder import Keys
+from fedsolve.network.security import Site
 
 _FILES = "The files"
 _SERVER = "The server"

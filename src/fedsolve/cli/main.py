@@ -29,7 +29,7 @@ from fedsolve.cli.methods import methods
 from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
 from fedsolve.cli.personalise import personalise
 from fedsolve.cli.predict import evaluate, predict
-from fedsolve.cli.report_command import figures, report
+from fedsolve.cli.report import figures, report
 from fedsolve.cli.server import server
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
@@ -44,7 +44,7 @@ EXAMPLES = (
 )
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that turns every error into one line and an exit code."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> NoReturn:
@@ -121,7 +121,7 @@ def _verdict(problem: BaseException) -> tuple[str, int, str]:
     )
 
 
-@click.group(cls=Group, context_settings=CONTEXT, invoke_without_command=True)
+@click.group(cls=CommandGroup, context_settings=CONTEXT, invoke_without_command=True)
 @click.version_option(__version__, prog_name="fedsolve", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 @click.pass_context

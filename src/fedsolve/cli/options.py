@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedsolve.cli.command import LAST, F, option, options
-from fedsolve.data.tables import Layout
+from fedsolve.data.tables import ColumnLayout
 
 READING = "Reading the data"
 
@@ -52,9 +52,9 @@ def data_options(command: F) -> F:
     )(command)
 
 
-def layout_from(given: dict[str, Any]) -> Layout:
+def layout_from(given: dict[str, Any]) -> ColumnLayout:
     """The layout that `data_options` (and --client-column, where there is one) describe."""
-    return Layout(
+    return ColumnLayout(
         features_key=given["features_key"],
         labels_key=given["labels_key"],
         label=given["label"],

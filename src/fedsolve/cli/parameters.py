@@ -20,7 +20,7 @@ from fedsolve.cli.command import Command, F, Option
 from fedsolve.closedform.activations import ACTIVATIONS
 from fedsolve.closedform.plans import PLANS
 from fedsolve.federation.method import Method
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
 
 HELP = {
     "layers": "T, the number of residual blocks.",

@@ -168,7 +168,7 @@ def _show_change(page: Console, change: dict[str, Any]) -> None:
 
 
 def _figure(scores: dict[str, LocalScores]) -> bytes:
-    from fedsolve.experiments.figures.personal import sorted_gains
+    from fedsolve.experiments.figures.gains import sorted_gains
     from fedsolve.experiments.figures.style import render
 
     gains = {

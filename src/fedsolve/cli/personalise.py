@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from fedsolve.cli import images
+from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Command, option
+from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.options import READING, allow_network_option, output_options
 from fedsolve.cli.output import Output, check_target, facts, percent
 from fedsolve.cli.predict import classifier, device_option, prepare
-from fedsolve.cli.rows import Reader, row_options
-from fedsolve.closedform.personal import PersonalModel
+from fedsolve.closedform.dual_stream import PersonalModel
 from fedsolve.data.tables import Part, Table
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.gradient.models import GradientModel
+from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.networks.custom import allowing
 from fedsolve.model import Model
 
@@ -118,7 +118,7 @@ def _site(ctx: click.Context, given: dict[str, Any]) -> tuple[str, Path | None]:
 
 def _accuracy(model: Model, rows: Table) -> float:
     if isinstance(model, GradientModel):
-        return images.accuracy(model, rows)
+        return pixel_rows.accuracy(model, rows)
     return model.score(rows.features, rows.labels)
 
 

@@ -10,17 +10,17 @@ import click
 import numpy as np
 from rich.console import Console
 
-from fedsolve.cli import images
+from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Command, option
+from fedsolve.cli.confusion import Report
+from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.options import READING, allow_network_option, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
-from fedsolve.cli.report import Report
-from fedsolve.cli.rows import Reader, row_options
-from fedsolve.closedform.models import StagedModel
+from fedsolve.closedform.predictors import StagedModel
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.gradient.devices import find_device
-from fedsolve.gradient.models import GradientModel
+from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.networks.custom import allowing
 from fedsolve.model import Model, load_model
 
@@ -160,10 +160,10 @@ def prepare(ctx: click.Context, model: Model, given: dict[str, Any]) -> None:
         if given["device"] is not None:
             raise click.UsageError(f"--device is for gradient models; this one is {model.family}", ctx)
         return
-    images.check_torch(model.parameters["network"], f"the model {given['model']}")
+    pixel_rows.check_torch(model.parameters["network"], f"the model {given['model']}")
     if given["device"] is not None:
         model.device = str(find_device(given["device"]))
-    given["backbone"] = images.for_model(model, given["data"], given)
+    given["backbone"] = pixel_rows.for_model(model, given["data"], given)
 
 
 def _depth(ctx: click.Context, model: Model, layers: int | None) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _depth(ctx: click.Context, model: Model, layers: int | None) -> dict[str, An
 
 def _scores(model: Model, features: Array, depth: dict[str, Any]) -> Array:
     if isinstance(model, GradientModel):
-        return images.scores(model, features)
+        return pixel_rows.scores(model, features)
     return model.decision_function(features, **depth)
 
 

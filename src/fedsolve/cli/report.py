@@ -1,133 +1,91 @@
-"""How well a classifier does: confusion, precision, recall and F1 per class, as numbers and as a page."""
+"""`fedsolve report` and `fedsolve experiment figures`: runs as a page to read and as figures to print."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-import numpy as np
-from rich.console import Console
+import click
 
-from fedsolve.cli.output import percent, table
-from fedsolve.container import Array
-from fedsolve.labels import encode_labels
-
-SHOWN_CLASSES = 20
-SHOWN_PAIRS = 15
+from fedsolve.cli.command import LAST, Command, option
+from fedsolve.cli.options import output_options
+from fedsolve.cli.output import Output, check_target
+from fedsolve.errors import ModelFileError
 
 
-@dataclass(frozen=True)
-class Report:
-    """confusion: (classes, classes) numbers of rows, true class down, predicted class across."""
+@click.command(
+    cls=Command,
+    examples=(
+        ("all runs on one page", "fedsolve report runs/* --out report.html"),
+        ("one run under a title of its own", 'fedsolve report runs/deepafl-table-03 --title "Ridge, again"'),
+    ),
+)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@option("--out", metavar="FILE", default="report.html", group=LAST, help="The HTML file to write.")
+@option("--title", metavar="TEXT", group=LAST, help="Heading of the page.  [default: by its contents]")
+@output_options
+def report(runs: tuple[str, ...], out: str, title: str | None, as_json: bool, quiet: bool) -> None:
+    """Tell RUNs as one HTML page: findings, sortable tables, figures, configuration, provenance.
 
-    classes: Array
-    confusion: Array
+    The page is a single file that needs no network; it follows the reader's choice of light or dark and
+    prints well. A RUN is a folder that 'fedsolve experiment run' made, or a folder of such folders.
+    """
+    # Drawing is loaded by the commands that draw: it takes a second.
+    from fedsolve.experiments.report import write_report
 
-    @classmethod
-    def of(cls, labels: Array, predicted: Array, classes: Array) -> Report:
-        """The report on these predictions; labels outside `classes` are refused."""
-        true, told = encode_labels(labels, classes), encode_labels(predicted, classes)
-        confusion = np.zeros((len(classes), len(classes)), dtype=np.int64)
-        np.add.at(confusion, (true, told), 1)
-        return cls(classes, confusion)
-
-    @property
-    def rows(self) -> int:
-        return int(self.confusion.sum())
-
-    @property
-    def accuracy(self) -> float:
-        return float(np.trace(self.confusion) / max(1, self.rows))
-
-    @property
-    def support(self) -> Array:
-        return np.asarray(self.confusion.sum(axis=1))
-
-    @property
-    def precision(self) -> Array:
-        """Share of the rows predicted as a class that are of it; NaN where none was predicted."""
-        return _ratio(np.diag(self.confusion), self.confusion.sum(axis=0))
-
-    @property
-    def recall(self) -> Array:
-        """Share of a class's rows that were predicted as it; NaN where it has no rows."""
-        return _ratio(np.diag(self.confusion), self.support)
-
-    @property
-    def f1(self) -> Array:
-        """2 TP / (2 TP + FP + FN); NaN where a class neither occurs nor is predicted."""
-        return _ratio(2 * np.diag(self.confusion), self.confusion.sum(axis=0) + self.support)
-
-    def confused(self, limit: int) -> list[tuple[int, int, int]]:
-        """The most frequent mistakes: (true class, predicted class, rows), positions in `classes`."""
-        wrong = self.confusion - np.diag(np.diag(self.confusion))
-        order = np.argsort(-wrong, axis=None, kind="stable")[:limit]
-        pairs = [(*(int(i) for i in np.unravel_index(flat, wrong.shape)),) for flat in order]
-        return [(true, told, int(wrong[true, told])) for true, told in pairs if wrong[true, told]]
-
-    def as_dict(self) -> dict[str, Any]:
-        columns = zip(self.classes, self.precision, self.recall, self.f1, self.support, strict=True)
-        names = ("class", "precision", "recall", "f1", "support")
-        return {
-            "rows": self.rows,
-            "accuracy": self.accuracy,
-            "macro_f1": float(np.nanmean(self.f1)),
-            "classes": self.classes.tolist(),
-            "confusion": self.confusion.tolist(),
-            "per_class": [dict(zip(names, values, strict=True)) for values in columns],
-        }
-
-    def show(self, page: Console) -> None:
-        """Accuracy, the per-class table and the confusion matrix (or the worst of both)."""
-        wrong = self.rows - int(np.trace(self.confusion))
-        page.print(
-            f"[bold]accuracy {percent(self.accuracy)}[/bold]  ({self.rows:,} rows, {wrong:,} wrong, "
-            f"macro F1 {np.nanmean(self.f1):.4f})"
-        )
-        page.print()
-        self._show_classes(page)
-        self._show_confusion(page)
-
-    def _show_classes(self, page: Console) -> None:
-        order = np.arange(len(self.classes))
-        if len(order) > SHOWN_CLASSES:
-            order = np.argsort(np.nan_to_num(self.f1, nan=2.0), kind="stable")[:SHOWN_CLASSES]
-            page.print(f"The {SHOWN_CLASSES} classes of {len(self.classes)} with the lowest F1:")
-        rows = [
-            (
-                str(self.classes[i]),
-                *(_share(values[i]) for values in (self.precision, self.recall, self.f1)),
-                f"{self.support[i]:,}",
-            )
-            for i in order
-        ]
-        page.print(table(("class", "precision", "recall", "F1", "rows"), rows))
-
-    def _show_confusion(self, page: Console) -> None:
-        names = [str(label) for label in self.classes]
-        if len(names) > SHOWN_CLASSES:
-            page.print("The most frequent mistakes:")
-            rows = [
-                (names[true], names[told], f"{count:,}", percent(count / self.support[true]))
-                for true, told, count in self.confused(SHOWN_PAIRS)
-            ]
-            page.print(table(("true", "predicted", "rows", "of that class"), rows, left=(0, 1)))
-            return
-        page.print("Confusion: true class down, predicted class across; a dot is zero.")
-        heads = names
-        if max(map(len, names)) > 4:
-            # Long names would not fit across the page; their positions do.
-            heads = [str(index) for index in range(len(names))]
-            names = [f"{index} {name}" for index, name in enumerate(names)]
-        cells = [[f"{count}" if count else "." for count in line] for line in self.confusion]
-        drawn = table(("", *heads), [(name, *line) for name, line in zip(names, cells, strict=True)])
-        drawn.padding = (0, 0, 0, 1)
-        page.print(drawn)
+    check_target(out)
+    folders = run_folders(runs)
+    write_report(folders, Path(out), title)
+    size = Path(out).stat().st_size
+    told = f"{len(folders)} run{'s' if len(folders) != 1 else ''} in {out} ({size / 1e6:.1f} MB)"
+    document = {"runs": folders, "out": out, "bytes": size}
+    Output(as_json, quiet).result(document, lambda page: page.print(told, markup=False, soft_wrap=True))
 
 
-def _ratio(part: Array, whole: Array) -> Array:
-    return np.asarray(np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0))
+@click.command(
+    cls=Command,
+    examples=(
+        ("the figures of one run", "fedsolve experiment figures runs/deepafl-table-03"),
+        ("all of them for a paper", "fedsolve experiment figures runs/* --format pdf --out figures"),
+    ),
+)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@option("--out", metavar="DIR", default="figures", group=LAST, help="Folder for the files.")
+@option(
+    "--format",
+    "form",
+    type=click.Choice(["png", "svg", "pdf"]),
+    default="png",
+    group=LAST,
+    help="Kind of files.",
+)
+@output_options
+def figures(runs: tuple[str, ...], out: str, form: str, as_json: bool, quiet: bool) -> None:
+    """Draw the figures that RUNs can give, readable in black and white, one file each.
+
+    Who owns which class; accuracy against depth, skew, clients, noise, parameters and cost; separability
+    and risk per layer. The same cells give the same bytes.
+    """
+    from fedsolve.experiments.figures import write_figures
+    from fedsolve.experiments.figures.style import FORMATS
+
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise ModelFileError(f"cannot write figures to {out}: it is a file. Name a folder.")
+    chosen = next(known for known in FORMATS if known == form)
+    written = write_figures(run_folders(runs), folder, chosen)
+    told = f"{len(written)} figure{'s' if len(written) != 1 else ''} in {folder}"
+    document = {"files": written, "out": out}
+    Output(as_json, quiet).result(document, lambda page: page.print(told, markup=False, soft_wrap=True))
 
 
-def _share(value: float) -> str:
-    return "-" if np.isnan(value) else f"{value:.3f}"
+def run_folders(given: tuple[str, ...]) -> list[Path]:
+    """The folders of runs that are meant, each once; a folder of runs stands for all of them."""
+    from fedsolve.experiments.run_folder import TEXT
+
+    found: dict[Path, Path] = {}
+    for name in given:
+        folder = Path(name)
+        inside = sorted(path.parent for path in folder.glob(f"*/{TEXT}"))
+        for run in [folder] if (folder / TEXT).is_file() or not inside else inside:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())

@@ -14,13 +14,13 @@ from rich.console import Console
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.keys import key_folder
 from fedsolve.cli.options import output_options
+from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
-from fedsolve.cli.settings import config_option
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
-from fedsolve.federation.flower.keyfolder import private_folder
 from fedsolve.federation.method import Method, Record
+from fedsolve.network.keyfolder import private_folder
 
 _NET = "The network"
 _SITES = "The sites"
@@ -147,9 +147,9 @@ def server(ctx: click.Context, /, **given: Any) -> None:
 def _run(
     given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
 ) -> dict[str, Any]:
-    from fedsolve.federation.flower import require_flower
-    from fedsolve.federation.flower.running import State, finished, run_method, say_over, say_over_late
-    from fedsolve.federation.flower.service import serving
+    from fedsolve.network import require_flower
+    from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
+    from fedsolve.network.service import serving
 
     require_flower()
     _verify(keys, output, given)
@@ -192,7 +192,7 @@ def _run(
 def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
     """The federation over a link, as the options want it."""
     from fedsolve.federation.engine import Spec
-    from fedsolve.federation.flower.federation import CohortReport, FlowerFederation
+    from fedsolve.network.flower import CohortReport, FlowerFederation
 
     def federate(spec: Spec | None, report: Callable[[CohortReport], None]) -> FlowerFederation:
         def heard(found: CohortReport) -> None:
@@ -251,8 +251,8 @@ def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> None:
             "Use keys ('fedsolve keys') for anything but a trial."
         )
         return
-    from fedsolve.federation.flower.keyfolder import Keys
-    from fedsolve.federation.flower.security import verify_server
+    from fedsolve.network.keyfolder import Keys
+    from fedsolve.network.security import verify_server
 
     verify_server(Keys(keys))
 

@@ -12,11 +12,20 @@ import click
 import numpy as np
 from rich.console import Console
 
-from fedsolve.cli import images
-from fedsolve.cli.clients import Split, client_options, federate, split_from
+from fedsolve.cli import pixel_rows
+from fedsolve.cli.clients import Division, client_options, federate, split_from
 from fedsolve.cli.command import option
+from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
+from fedsolve.cli.own_models import (
+    personal_files,
+    personal_folder,
+    personal_keys,
+    personal_lines,
+    personalise,
+    warn_of_few_rows,
+)
 from fedsolve.cli.parameters import (
     MethodCommand,
     build_method,
@@ -26,15 +35,6 @@ from fedsolve.cli.parameters import (
     method_options,
     parameter_names,
 )
-from fedsolve.cli.personal import (
-    personal_files,
-    personal_folder,
-    personal_keys,
-    personal_lines,
-    personalise,
-    warn_of_few_rows,
-)
-from fedsolve.cli.rows import Reader, row_options
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
@@ -43,9 +43,9 @@ from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
 from fedsolve.gradient.alignment import CHOICES
 from fedsolve.gradient.devices import find_device
-from fedsolve.gradient.evaluation import Watch, final_accuracy
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.models import GradientModel
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.network_model import GradientModel
+from fedsolve.gradient.watch import Watch, final_accuracy
 from fedsolve.model import Model
 
 _GROUP = "Training"
@@ -153,9 +153,9 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     checkpoint = _checkpoint(ctx, given, output)
     check_target(given["out"])
     if isinstance(method, GradientMethod):
-        images.check_torch(method.network, f"method '{method.key}'")
+        pixel_rows.check_torch(method.network, f"method '{method.key}'")
         find_device(method.device)
-        method, given["backbone"] = images.for_training(method, given)
+        method, given["backbone"] = pixel_rows.for_training(method, given)
     elif given["watch"] is not None:
         raise click.UsageError(f"--watch follows rounds of gradient methods; {method.key} has none", ctx)
     personal = personal_folder(ctx, given["personal"], method)
@@ -182,7 +182,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         raise Interrupted(_stopped(checkpoint)) from stop
     seconds = time.perf_counter() - started
     if isinstance(model, GradientModel) and given["backbone"] is not None:
-        model.parameters[images.NOTED] = given["backbone"]
+        model.parameters[pixel_rows.NOTED] = given["backbone"]
     if given["out"] is not None:
         model.save(given["out"])
     document = {
@@ -241,7 +241,7 @@ def _accuracy(
     assert isinstance(method, GradientMethod)
     model.device = str(find_device(method.device))
     rows = {"train": data, "test": test}
-    return {part: None if held is None else images.accuracy(model, held) for part, held in rows.items()}
+    return {part: None if held is None else pixel_rows.accuracy(model, held) for part, held in rows.items()}
 
 
 def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> str | None:
@@ -278,7 +278,7 @@ def _stopped(checkpoint: str | None) -> str:
     return "interrupted; nothing was saved. With --checkpoint FILE a run can be continued."
 
 
-def _counts(data: Table, federation: LocalFederation, split: Split, spec: Spec) -> dict[str, Any]:
+def _counts(data: Table, federation: LocalFederation, split: Division, spec: Spec) -> dict[str, Any]:
     assert spec.classes is not None
     assert data.labels is not None
     owners = np.empty(len(data), dtype=np.int64)

@@ -16,10 +16,10 @@ import numpy as np
 
 from fedsolve.checks import check_not_negative
 from fedsolve.closedform import moments
-from fedsolve.closedform.models import LinearModel
 from fedsolve.closedform.moments import Preparation, check_scale
+from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import ridge_solve
-from fedsolve.closedform.statistics import Accumulator, cached_rows, check_opening, chunks
+from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation, Spec

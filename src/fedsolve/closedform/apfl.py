@@ -21,8 +21,8 @@ import numpy as np
 from fedsolve import container
 from fedsolve.closedform.activations import check_activation
 from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
-from fedsolve.closedform.models import LinearModel
-from fedsolve.closedform.personal import PersonalModel, Refinement, check_agreement
+from fedsolve.closedform.dual_stream import PersonalModel, Refinement, check_agreement
+from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.container import Array
 from fedsolve.errors import DataError

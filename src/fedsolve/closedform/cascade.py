@@ -24,10 +24,10 @@ import numpy as np
 
 from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.closedform.activations import activate, check_activation
-from fedsolve.closedform.models import StagedModel
+from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import projection, projection_agreement
 from fedsolve.closedform.solvers import ridge_solve
-from fedsolve.closedform.statistics import Accumulator, cached_rows, check_opening, chunks
+from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec

@@ -24,10 +24,10 @@ from fedsolve.checks import check_choice, check_not_negative, check_whole
 from fedsolve.closedform import moments
 from fedsolve.closedform.activations import check_activation
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
-from fedsolve.closedform.layers import Network
-from fedsolve.closedform.models import DeepModel
+from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.moments import Preparation, check_scale
 from fedsolve.closedform.plans import LEVEL, StepSums, advance, choose_plan, step_from_hidden
+from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
 from fedsolve.container import Array

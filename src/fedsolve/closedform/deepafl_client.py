@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsolve.closedform.layers import LayerFeatures, Network
+from fedsolve.closedform.deepafl_layers import LayerFeatures, Network
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.closedform.statistics import Accumulator, cached_rows, check_opening, chunks
+from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsolve.checks import check_choice
 from fedsolve.closedform.solvers import EPS
-from fedsolve.closedform.statistics import Accumulator, Rows, check_opening, chunks
+from fedsolve.closedform.sums import Accumulator, Rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Block, Request, Term, Total

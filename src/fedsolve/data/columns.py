@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.layout import Columns, Layout, Wish, damaged, number
+from fedsolve.data.layout import ColumnLayout, Columns, Wish, damaged, number
 from fedsolve.errors import DataError
 
 LABEL_NAMES = ("label", "target", "class", "y")
@@ -126,7 +126,7 @@ def _delimiter(line: str, wanted: str) -> str:
     return wanted
 
 
-def _csv_names(first: list[str], layout: Layout) -> list[str]:
+def _csv_names(first: list[str], layout: ColumnLayout) -> list[str]:
     """Column names: the first line, or 0, 1, 2, ... for a file without a header."""
     if not first:
         raise DataError("no rows at all: the file is empty.")

@@ -35,7 +35,7 @@ _RECORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class ExtractionProgress:
     """How far an extraction is.
 
     part:    "train" or "test".
@@ -60,7 +60,7 @@ class Progress:
 
 
 @dataclass
-class Record:
+class ExtractionRecord:
     """What is safely on disk: rows done per part, for these batches and this width."""
 
     batch: int
@@ -73,7 +73,7 @@ class Record:
         container.write_atomically(folder / RECORD, text.encode())
 
     @classmethod
-    def load(cls, folder: Path) -> Record | None:
+    def load(cls, folder: Path) -> ExtractionRecord | None:
         """The record of an earlier run; None if there is none that makes sense."""
         try:
             record = cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
@@ -90,14 +90,14 @@ def extract(
     *,
     batch: int,
     about: dict[str, Any],
-    progress: Callable[[Progress], None] | None = None,
-) -> Record:
+    progress: Callable[[ExtractionProgress], None] | None = None,
+) -> ExtractionRecord:
     """Write x_PART.npy for every part, going on where an earlier run stopped; the record of the whole.
 
     about: what the record says of itself, for people who list unfinished work.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    record = Record.load(folder) or Record(batch, None, {})
+    record = ExtractionRecord.load(folder) or ExtractionRecord(batch, None, {})
     record.done = {part: record.done.get(part, 0) for part in parts}
     record.about = about
     clock = _Clock(sum(len(images) for images in parts.values()), progress)
@@ -109,7 +109,7 @@ def extract(
 class _Clock:
     """Counts images and tells how fast they come."""
 
-    def __init__(self, total: int, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, total: int, progress: Callable[[ExtractionProgress], None] | None) -> None:
         self._total = total
         self._progress = progress
         self._started = time.perf_counter()
@@ -122,20 +122,20 @@ class _Clock:
         if self._progress is not None:
             seconds = time.perf_counter() - self._started
             rate = self._fresh / seconds if seconds > 0 else 0.0
-            self._progress(Progress(part, self._done, self._total, self._fresh, seconds, rate))
+            self._progress(ExtractionProgress(part, self._done, self._total, self._fresh, seconds, rate))
 
 
 def _extract_part(
-    path: Path, part: str, images: Images, backbone: Backbone, record: Record, clock: _Clock
+    path: Path, part: str, images: Images, backbone: Backbone, record: ExtractionRecord, clock: _Clock
 ) -> None:
     total = len(images)
     rows = None
     if record.width is not None:
-        if record.done[part] and not _Rows.fit(path, total, record.width):
+        if record.done[part] and not _FeatureRows.fit(path, total, record.width):
             # The file was tampered with. Say so before a new one of the right size takes its place.
             record.done[part] = 0
             record.save(path.parent)
-        rows = _Rows(path, total, record.width)
+        rows = _FeatureRows(path, total, record.width)
     done = 0 if rows is None else record.done[part]
     # Batches begin at multiples of the batch size, so a record in between is not one of ours.
     done = total if done == total else min(done, total) // record.batch * record.batch
@@ -147,7 +147,7 @@ def _extract_part(
                 features = _features(backbone, images, span, pictures, record.width)
                 if rows is None:
                     record.width = features.shape[1]
-                    rows = _Rows(path, total, record.width)
+                    rows = _FeatureRows(path, total, record.width)
                 rows.write(span.start, features)
                 done = span.stop
                 if time.monotonic() - safe > _RECORD_SECONDS:
@@ -161,7 +161,7 @@ def _extract_part(
             rows.close()
 
 
-def _make_safe(rows: _Rows, record: Record, part: str, done: int) -> None:
+def _make_safe(rows: _FeatureRows, record: ExtractionRecord, part: str, done: int) -> None:
     rows.sync()
     record.done[part] = done
     record.save(rows.path.parent)
@@ -205,7 +205,7 @@ def _features(
     return features
 
 
-class _Rows:
+class _FeatureRows:
     """A .npy file of float32 rows, of its final size from the start and written in place."""
 
     def __init__(self, path: Path, rows: int, width: int) -> None:

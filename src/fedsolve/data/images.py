@@ -18,7 +18,7 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.local import usable_cores
+from fedsolve.threads import usable_cores
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 """Names of image files end like this, in any case."""

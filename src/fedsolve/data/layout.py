@@ -17,7 +17,7 @@ Columns = tuple[Array, Array | None, Array | None]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """Where things stand in a file.
 
     features_key, labels_key: arrays of an npz; found by their usual names when None.
@@ -41,7 +41,7 @@ class Layout:
 class Wish:
     """What a reader is asked for; see `tables.read_table`."""
 
-    layout: Layout
+    layout: ColumnLayout
     part: Part | None
     labelled: bool
     owned: bool

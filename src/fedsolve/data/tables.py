@@ -13,15 +13,15 @@ from typing import Literal
 
 import numpy as np
 
+from fedsolve.checks import check_arrays
 from fedsolve.container import Array
 from fedsolve.data.columns import read_csv, read_parquet
-from fedsolve.data.layout import PARTS, Layout, Part, Wish, number
+from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish, number
 from fedsolve.data.npz import open_npz, read_npz
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.federation.participant import check_arrays
 from fedsolve.labels import encode_labels
 
-__all__ = ["Layout", "Part", "Table", "labels_like", "parts", "read_table"]
+__all__ = ["ColumnLayout", "Part", "Table", "labels_like", "parts", "read_table"]
 
 # Leading zeros make a code, such as 007, not a number.
 _WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
@@ -51,7 +51,7 @@ def parts(path: str | Path) -> tuple[Part, ...]:
 
 def read_table(
     path: str | Path,
-    layout: Layout | None = None,
+    layout: ColumnLayout | None = None,
     *,
     part: Part | None = None,
     labelled: bool = True,
@@ -66,7 +66,7 @@ def read_table(
     classes: the labels a model knows; others are refused, and text is read as their type.
     width:   features a model expects; others are refused, and an unlabelled file's label column is left out.
     """
-    layout = layout or Layout()
+    layout = layout or ColumnLayout()
     if owned and layout.client is None:
         raise DataError("owners were asked for but no client column or key is named.")
     kind = _kind(path)

@@ -11,18 +11,18 @@ import numpy as np
 from scipy.linalg import LinAlgError, LinAlgWarning
 
 from fedsolve.closedform import laws
-from fedsolve.closedform.models import DeepModel, StagedModel
+from fedsolve.closedform.predictors import DeepModel, StagedModel
 from fedsolve.closedform.separability import ClassSums, class_sums, separability
 from fedsolve.closedform.solvers import ridge_solve
 from fedsolve.container import Array
 from fedsolve.data import partitions
 from fedsolve.data.noise import flip_labels
 from fedsolve.errors import DataError
-from fedsolve.experiments import rounds
+from fedsolve.experiments import round_metrics
 from fedsolve.experiments.algorithms import AggregationLaw, LocalRidge, build, parameter_names
 from fedsolve.experiments.config import Cell, Measure, PartitionSpec
 from fedsolve.experiments.local_cells import LocalParts, run_locally
-from fedsolve.experiments.sources import Rows, Tick
+from fedsolve.experiments.sources import ExperimentRows, Tick
 from fedsolve.federation.engine import Federation
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
@@ -31,7 +31,9 @@ from fedsolve.model import Model
 _SPAN = 8192
 
 
-def run_cell(cell: Cell, rows: Rows, workers: int | None = None, tick: Tick | None = None) -> dict[str, Any]:
+def run_cell(
+    cell: Cell, rows: ExperimentRows, workers: int | None = None, tick: Tick | None = None
+) -> dict[str, Any]:
     """The outcome of a cell as JSON values: scores, costs, and what the partition turned out to be.
 
     Training accuracy is measured against the labels trained on, flipped ones included. Rows are dealt by
@@ -54,7 +56,7 @@ def run_cell(cell: Cell, rows: Rows, workers: int | None = None, tick: Tick | No
     elif isinstance(method, AggregationLaw):
         outcome = _law(method, rows, labels, owners, cell.partition.clients)
     elif cell.engine == "flower-simulation":
-        from fedsolve.federation.flower.simulation import simulate
+        from fedsolve.network.simulation import simulate
 
         outcome = simulate(
             rows.x_train,
@@ -90,12 +92,12 @@ def deal(partition: PartitionSpec, labels: Array, seed: int) -> Array:
 def _federated(
     method: Method[Any],
     federation: Federation,
-    rows: Rows,
+    rows: ExperimentRows,
     labels: Array,
     measure: Measure,
     tick: Tick,
 ) -> dict[str, Any]:
-    watch = rounds.watch(method, rows, measure)
+    watch = round_metrics.watch(method, rows, measure)
     clock: list[float] = []
     started = time.perf_counter()
 
@@ -108,7 +110,7 @@ def _federated(
     looking = watch.seconds if watch is not None else 0.0
     outcome = _outcome() | _costs(model, clock, time.perf_counter() - started - looking)
     tick("scoring")
-    rounds.score_where_trained(model, method)
+    round_metrics.score_where_trained(model, method)
     parts = {"train": (rows.x_train, labels)} if measure.train or measure.separability else {}
     if rows.x_test is not None and rows.y_test is not None:
         parts["test"] = (rows.x_test, rows.y_test)
@@ -122,7 +124,7 @@ def _federated(
         if sums:
             outcome["separability"] = outcome["separability"] or {}
             outcome["separability"][part] = [vars(separability(layer)) for layer in sums]
-    rounds.enter(outcome, model.history, measure.score)
+    round_metrics.enter(outcome, model.history, measure.score)
     return outcome
 
 
@@ -197,7 +199,9 @@ def _correct(model: Model, features: Array, truth: Array) -> int:
 # -- what they are compared with -------------------------------------------------------------------
 
 
-def _local(method: LocalRidge, rows: Rows, labels: Array, owners: Array, clients: int) -> dict[str, Any]:
+def _local(
+    method: LocalRidge, rows: ExperimentRows, labels: Array, owners: Array, clients: int
+) -> dict[str, Any]:
     if rows.x_test is None or rows.y_test is None:
         raise DataError("'local' is measured on test rows, and this dataset has none.")
     features, codes = _encoded(rows.x_train, labels, labels)
@@ -216,7 +220,9 @@ def _local(method: LocalRidge, rows: Rows, labels: Array, owners: Array, clients
     return outcome
 
 
-def _law(method: AggregationLaw, rows: Rows, labels: Array, owners: Array, clients: int) -> dict[str, Any]:
+def _law(
+    method: AggregationLaw, rows: ExperimentRows, labels: Array, owners: Array, clients: int
+) -> dict[str, Any]:
     """AFL, Eq. 5-16, and how far it is from the joint solution: the sum of absolute differences.
 
     Singular systems give no model, and neither does the removal of a regulariser of 0.

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from fedsolve.closedform import laws
-from fedsolve.closedform.models import StagedModel
+from fedsolve.closedform.predictors import StagedModel
 from fedsolve.container import Array
 from fedsolve.data import partitions
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import LocalRidge
-from fedsolve.experiments.sources import Rows, Tick
+from fedsolve.experiments.sources import ExperimentRows, Tick
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.local_scores import LocalScores, Predictor, client_rows, local_scores
 from fedsolve.federation.method import Method, Record
@@ -40,7 +40,7 @@ class LocalParts:
 
     @classmethod
     def deal(
-        cls, rows: Rows, labels: Array, true: Array, owners: Array, clients: int, seed: int
+        cls, rows: ExperimentRows, labels: Array, true: Array, owners: Array, clients: int, seed: int
     ) -> LocalParts:
         """labels: those trained on. true: those that decide who gets which test rows."""
         x_train = np.asarray(rows.x_train)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsolve.experiments.config import METRICS, PartitionSpec
-from fedsolve.experiments.rounds import REPRESENTATION
-from fedsolve.experiments.statistics import Counts
-from fedsolve.experiments.store import Run
+from fedsolve.experiments.round_metrics import REPRESENTATION
+from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.experiments.significance import Counts
 from fedsolve.gradient.networks.stages import stage_of
 
 BACKBONES = {
@@ -44,7 +44,7 @@ class Observation:
     counts: Counts | None
 
 
-def observations(run: Run) -> list[Observation]:
+def observations(run: RunFolder) -> list[Observation]:
     """All of a run, in the order of its experiment: the depths asked for, or the last layer."""
     table = run.experiment.table
     if table.by_stage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fedsolve.experiments.tables import Row, Table
+from fedsolve.experiments.result_tables import ResultTable, Row
 
 _LATEX_SIGNS = {
     "\\": r"\textbackslash{}",
@@ -32,7 +32,7 @@ _LATEX_SIGNS = {
 }
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ResultTable) -> str:
     """A table under a heading, in Markdown; rows of a paper are in italics."""
     head = [_plain(table.corner), *map(_plain, table.columns)]
     lines = [_line(head), _line([":---", *["---:"] * len(table.columns)])]
@@ -43,7 +43,7 @@ def markdown(table: Table) -> str:
     return "\n".join([f"### {_plain(table.title)}", "", *lines, "", *notes]).rstrip() + "\n"
 
 
-def latex(table: Table) -> str:
+def latex(table: ResultTable) -> str:
     """A table environment for LaTeX, with the rules of the package booktabs."""
     lines = [
         r"\begin{table}[t]",
@@ -61,7 +61,7 @@ def latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _all_notes(table: Table) -> list[str]:
+def _all_notes(table: ResultTable) -> list[str]:
     return [*table.notes, *([table.remark] if table.remark else [])]
 
 

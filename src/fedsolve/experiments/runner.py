@@ -21,16 +21,16 @@ from fedsolve.data.lock import locked
 from fedsolve.data.partitions import class_counts
 from fedsolve.experiments.cells import deal, run_cell
 from fedsolve.experiments.config import Cell, Experiment
-from fedsolve.experiments.sources import Rows, Source
-from fedsolve.experiments.store import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
-from fedsolve.federation.local import usable_cores
+from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
+from fedsolve.experiments.sources import ExperimentRows, Source
+from fedsolve.threads import usable_cores
 
 LARGEST_COUNTS = 1 << 16
 """Entries of a (clients, classes) table that is still kept for drawing."""
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellProgress:
     """Where a run stands: finished cells (those found at the start among them) of all, what is under way.
 
     seconds_left: estimated from finished cells of the same method; None before the first.
@@ -62,7 +62,7 @@ def run_experiment(
     *,
     backbone: str | None = None,
     workers: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CellProgress], None] | None = None,
     summary: Summary | None = None,
 ) -> Summary:
     """Run the cells that runs/NAME lacks.
@@ -92,7 +92,7 @@ def run_experiment(
             def tick(remark: str, cell: Cell = cell) -> None:
                 if progress is not None:
                     done = told.found + told.ran
-                    progress(Progress(done, told.total, str(cell), remark, pace.left()))
+                    progress(CellProgress(done, told.total, str(cell), remark, pace.left()))
 
             rows = source(cell.dataset, cell.seed, tick)
             partitions.enter(cell, rows)
@@ -111,7 +111,7 @@ def run_experiment(
 
 
 def _record(
-    experiment: Experiment, cell: Cell, key: str, rows: Rows, outcome: dict[str, Any]
+    experiment: Experiment, cell: Cell, key: str, rows: ExperimentRows, outcome: dict[str, Any]
 ) -> dict[str, Any]:
     spec = cell.dataset
     return {
@@ -214,7 +214,7 @@ class _Partitions:
         self._tables = {(table["dataset"], table["name"]): table for table in read_partitions(folder)}
         self._seen: set[tuple[str, str]] = set()
 
-    def enter(self, cell: Cell, rows: Rows) -> None:
+    def enter(self, cell: Cell, rows: ExperimentRows) -> None:
         name = (cell.dataset.name, cell.partition.name)
         if name in self._seen:
             return

@@ -19,7 +19,7 @@ Tick = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExperimentRows:
     """Features (rows, width) and labels of the training and the test part; key names their contents."""
 
     x_train: Array
@@ -33,7 +33,7 @@ class Rows:
         return np.unique(self.y_train)
 
 
-Source = Callable[[DatasetSpec, int, Tick], Rows]
+Source = Callable[[DatasetSpec, int, Tick], ExperimentRows]
 """Gives the rows of a dataset for a seed; only random ones depend on the seed."""
 
 
@@ -47,9 +47,9 @@ class StoredRows:
     def __init__(self, data: str | Path | None = None, store: str | Path | None = None) -> None:
         self._data = data
         self._store = store
-        self._held: tuple[DatasetSpec, Rows] | None = None
+        self._held: tuple[DatasetSpec, ExperimentRows] | None = None
 
-    def __call__(self, spec: DatasetSpec, seed: int, tick: Tick) -> Rows:
+    def __call__(self, spec: DatasetSpec, seed: int, tick: Tick) -> ExperimentRows:
         if spec.random is not None:
             return random_rows(spec, seed)
         # One dataset at a time: cells come dataset by dataset, and two may not fit in memory.
@@ -58,12 +58,12 @@ class StoredRows:
             self._held = (spec, self._read(spec, tick))
         return self._held[1]
 
-    def _read(self, spec: DatasetSpec, tick: Tick) -> Rows:
+    def _read(self, spec: DatasetSpec, tick: Tick) -> ExperimentRows:
         from fedsolve.data.backbones import load_backbone
         from fedsolve.data.datasets import load_dataset
-        from fedsolve.data.store import FeatureStore, Progress
+        from fedsolve.data.feature_store import ExtractionProgress, FeatureStore
 
-        def told(progress: Progress) -> None:
+        def told(progress: ExtractionProgress) -> None:
             tick(f"{progress.done:,} of {progress.total:,} images, {progress.rate:.0f} a second")
 
         assert spec.address is not None
@@ -71,14 +71,14 @@ class StoredRows:
         dataset = load_dataset(spec.address, self._data).limited(spec.limit_train, spec.limit_test)
         backbone = None if spec.backbone is None else load_backbone(spec.backbone)
         found = FeatureStore(self._store).build(dataset, backbone, progress=told)
-        return Rows(found.x_train, found.y_train, found.x_test, found.y_test, found.key)
+        return ExperimentRows(found.x_train, found.y_train, found.x_test, found.y_test, found.key)
 
 
-def random_rows(spec: DatasetSpec, seed: int) -> Rows:
+def random_rows(spec: DatasetSpec, seed: int) -> ExperimentRows:
     """Standard normal features and the same number of rows in every class, in random order."""
     assert spec.random is not None
     rows, width, classes = (spec.random[name] for name in ("rows", "width", "classes"))
     rng = named_rng(seed, "random rows")
     labels = rng.permutation(np.arange(rows) % classes)
     key = hashlib.sha256(container.canonical_json(dict(spec.random)).encode()).hexdigest()
-    return Rows(rng.standard_normal((rows, width)), labels, None, None, key)
+    return ExperimentRows(rng.standard_normal((rows, width)), labels, None, None, key)

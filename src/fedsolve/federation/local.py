@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import warnings
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_choice, check_whole
+from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.engine import Spec
@@ -24,12 +23,11 @@ from fedsolve.federation.participant import (
     ClientData,
     Participant,
     answer_together,
-    check_arrays,
     group_size,
 )
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
-from fedsolve.threads import blas_threads
+from fedsolve.threads import blas_threads, usable_cores
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -239,14 +237,6 @@ class LocalFederation:
     def __repr__(self) -> str:
         rows = sum(len(participant) for participant in self.participants)
         return f"LocalFederation({len(self._participants)} clients, {rows} rows, workers={self.workers})"
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every platform
-        return os.cpu_count() or 1
 
 
 @dataclass

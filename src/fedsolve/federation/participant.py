@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsolve.checks import check_arrays
 from fedsolve.container import Array
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import TermError
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.states import StateStore
 from fedsolve.federation.workspace import Workspace
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
-
-_CHECK_ROWS = 65536
 
 
 class ClientData:
@@ -74,47 +73,6 @@ class ClientData:
 
     def _own(self, array: Array, span: slice) -> Array:
         return array[span] if self.rows is None else array[self.rows[span]]
-
-
-def check_arrays(features: Array, labels: Array, weights: Array | None = None) -> None:
-    """Refuse what no method can use: wrong shapes, non-numbers, NaN and infinity, negative weights."""
-    if features.ndim != 2:
-        raise DataError(
-            f"features must be two-dimensional (rows, width); got shape {features.shape}. "
-            "Reshape your data, one row per sample."
-        )
-    if features.shape[1] == 0:
-        raise DataError("features have 0 columns; at least one is needed.")
-    if features.dtype.kind not in "fiub":
-        raise DataError(
-            f"features must be real numbers; got dtype {features.dtype}. Encode text or categories first."
-        )
-    if len(labels) != len(features) or labels.ndim not in (1, 2):
-        raise DataError(
-            f"{len(features)} rows of features but labels of shape {labels.shape}; give one label per row."
-        )
-    if weights is not None:
-        if weights.shape != (len(features),):
-            raise DataError(f"sample weights must have shape ({len(features)},); got {weights.shape}.")
-        wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-        if len(wrong):
-            raise DataError(
-                f"sample weights must be finite and not negative; got {weights[wrong[0]]} in row {wrong[0]}."
-            )
-    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
-        bad = int(np.flatnonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))[0])
-        raise DataError(f"labels contain NaN or infinite values (first in row {bad}). Remove those rows.")
-    if features.dtype.kind == "f":
-        for start in range(0, len(features), _CHECK_ROWS):
-            finite = np.isfinite(features[start : start + _CHECK_ROWS])
-            if not finite.all():
-                row, column = (int(i) for i in np.argwhere(~finite)[0])
-                value = features[start + row, column]
-                raise DataError(
-                    f"features contain NaN or infinite values ({value} in row {start + row}, column "
-                    f"{column}). "
-                    "Remove or impute them before training."
-                )
 
 
 @dataclass

@@ -15,13 +15,13 @@ from fedsolve.federation.participant import ClientData, Memory, group_step
 from fedsolve.gradient import alignment
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.devices import find_device, surroundings
-from fedsolve.gradient.group import Group
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import borrowed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedsolve.gradient.method import GradientMethod
+    from fedsolve.gradient.gradient_method import GradientMethod
 
 KIND = "gradient"
 DRIFT = "gradient-drift"
@@ -57,7 +57,7 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
             raise DataError("gradient methods do not take sample weights; leave them out, or use DeepAFL.")
     device = find_device(method.device)
     with borrowed(method, opening["features"], opening["outputs"], device) as lend, surroundings(device):
-        group = Group(method, clients, request, memories, device, lend)
+        group = ClientGroup(method, clients, request, memories, device, lend)
         group.train()
         terms = group.terms()
         for place, number in enumerate(group.order):
@@ -67,7 +67,7 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
     return terms
 
 
-def _measure(group: Group, place: int, term: Term) -> None:
+def _measure(group: ClientGroup, place: int, term: Term) -> None:
     """What the choice of layers and the measure of drift need, in unweighted sums."""
     import torch
 

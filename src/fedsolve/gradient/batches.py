@@ -10,7 +10,7 @@ from fedsolve.container import Array
 from fedsolve.gradient.streams import stream
 
 if TYPE_CHECKING:
-    from fedsolve.gradient.method import GradientMethod
+    from fedsolve.gradient.gradient_method import GradientMethod
 
 
 def plan_batches(method: GradientMethod, rows: int, round_: int, client: str, least: int) -> list[Array]:

@@ -19,9 +19,9 @@ from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import FedProx
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.models import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personal import (
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import (
     PersonalMethod,
     arrays_of,
     as_method,
@@ -76,7 +76,7 @@ class Ditto(PersonalMethod):
         epochs = self.epochs if self.personal_epochs is None else self.personal_epochs
         return as_method(FedProx, self, proximal=self.personal_pull, rate=rate, epochs=epochs)
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         method = self.part
         known = all(group.own_state(client) for client in range(len(group.clients)))
         held = group.state(OWN, group.start if known else first_weights(group))
@@ -85,8 +85,8 @@ class Ditto(PersonalMethod):
         own.train()
         group.scratch["own"] = own
 
-    def state(self, group: Group, client: int) -> State | None:
-        own: Group = group.scratch["own"]
+    def state(self, group: ClientGroup, client: int) -> State | None:
+        own: ClientGroup = group.scratch["own"]
         weights, buffers = own.weights_of(client), own.buffers_now()
         named = {f"{OWN}.{name}": value for name, value in weights.items()}
         return arrays_of(named | {f"{STATISTICS}.{name}": value for name, value in buffers.items()})

@@ -18,8 +18,8 @@ from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
 from fedsolve.gradient.fedprox import pull
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -60,12 +60,12 @@ class FedACG(GradientMethod):
     def edit(self, step: Step) -> None:
         pull(step, self.proximal)
 
-    def outgoing(self, server: Server) -> Weights:
+    def outgoing(self, server: ServerState) -> Weights:
         if self.lookahead == 0:
             return server.weights
         momentum = server.kept("momentum")
         return {name: array + self.lookahead * momentum[name] for name, array in server.weights.items()}
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         server.keep("momentum", {name: mean[name] - array for name, array in server.weights.items()})
         server.weights = mean

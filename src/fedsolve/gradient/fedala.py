@@ -27,9 +27,9 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.models import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personal import PersonalMethod, alone, arrays_of, own_buffers, weights_of
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, own_buffers, weights_of
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -89,13 +89,13 @@ class FedALA(PersonalMethod):
     def _merges(self) -> bool:
         return self.merge_rate != 0 and self.merge_tensors != 0
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         if self._merges:
             group.scratch["merge"] = merge = Merge(self, group)
             merge.learn()
             merge.put()
 
-    def state(self, group: Group, client: int) -> State | None:
+    def state(self, group: ClientGroup, client: int) -> State | None:
         if not self._merges:
             return None
         merge: Merge = group.scratch["merge"]
@@ -118,7 +118,7 @@ class Merge:
     names: of the tensors that are mixed. mixture: A by name. learnt: which clients' A has settled once.
     """
 
-    def __init__(self, method: FedALA, group: Group) -> None:
+    def __init__(self, method: FedALA, group: ClientGroup) -> None:
         import torch
 
         self._method = method
@@ -162,7 +162,7 @@ class Merge:
         spread = float(np.std(losses[-LOSSES:]))
         return len(losses) >= PASSES or (len(losses) > LOSSES and spread < self._method.merge_threshold)
 
-    def _pass(self, part: Group, active: Array) -> Array:
+    def _pass(self, part: ClientGroup, active: Array) -> Array:
         """One pass; only the active clients' mixtures change. Losses (steps, clients)."""
         import torch
 

@@ -37,10 +37,10 @@ from fedsolve.federation.messages import Term
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient.batches import steps_per_epoch
-from fedsolve.gradient.group import Group
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.models import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personal import (
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import (
     PersonalMethod,
     alone,
     arrays_of,
@@ -102,7 +102,7 @@ class FedAS(PersonalMethod):
 
     # -- the client's side ------------------------------------------------------------------------
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         import torch
 
         heads = head_names(group)
@@ -114,7 +114,7 @@ class FedAS(PersonalMethod):
                 if name in heads:
                     weight.copy_(previous[name])
 
-    def _align(self, group: Group, previous: dict[str, Tensor], heads: list[str]) -> None:
+    def _align(self, group: ClientGroup, previous: dict[str, Tensor], heads: list[str]) -> None:
         """Fit the bases received to the class means of the clients' previous ones."""
         import torch
 
@@ -132,18 +132,18 @@ class FedAS(PersonalMethod):
                         weight = held[number][: step.active] if stacked else held[number]
                         weight.sub_(gradients[number], alpha=self.alignment_rate)
 
-    def weight(self, group: Group, client: int) -> float:
+    def weight(self, group: ClientGroup, client: int) -> float:
         if not self.fisher or len(head_names(group)) == len(group.names):
             return super().weight(group, client)
         if "traces" not in group.scratch:
             group.scratch["traces"] = fisher_traces(group)
         return max(float(group.scratch["traces"][client]), LEAST)
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         for name in head_names(group):
             del term.arrays[f"w.{name}"], term.factors[f"w.{name}"]
 
-    def state(self, group: Group, client: int) -> State:
+    def state(self, group: ClientGroup, client: int) -> State:
         weights = {f"{PREVIOUS}.{name}": value for name, value in group.weights_of(client).items()}
         buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
         return arrays_of(weights | buffers)
@@ -160,7 +160,7 @@ class FedAS(PersonalMethod):
             return PersonalGradientModel.of(model, weights_of(group), buffers_of(group))
 
 
-def fisher_traces(group: Group) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def fisher_traces(group: ClientGroup) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """T_i (clients,): squared gradients of the batches' mean cross-entropy at the weights of the moment."""
     import torch
 
@@ -172,7 +172,7 @@ def fisher_traces(group: Group) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return traces.cpu().numpy()
 
 
-def _prototypes(group: Group, weights: dict[str, Tensor], client: int) -> Tensor:
+def _prototypes(group: ClientGroup, weights: dict[str, Tensor], client: int) -> Tensor:
     """Class means (classes, width) of a client's rows under these weights."""
     own = group.start | group.client_of(weights, client)
     forward = group.reference(own, group.own_buffers(STATISTICS))
@@ -194,7 +194,7 @@ def _distances(step: Step, features: Tensor, prototypes: Tensor) -> Tensor:
     return (share * (features - target).square().mean(dim=-1)).sum(dim=1)
 
 
-def _first_epoch(group: Group) -> Iterator[Step]:
+def _first_epoch(group: ClientGroup) -> Iterator[Step]:
     """The batches of the round's first epoch, with the networks in eval mode while they are used."""
     lengths = np.minimum(steps_per_epoch(group.method, group.sizes, group.least), group.steps)
     with _evaluating(group):
@@ -203,7 +203,7 @@ def _first_epoch(group: Group) -> Iterator[Step]:
 
 
 @contextmanager
-def _evaluating(group: Group) -> Iterator[None]:
+def _evaluating(group: ClientGroup) -> Iterator[None]:
     """A single network in eval mode: no running statistics move, no dropout draws."""
     if not isinstance(group.learners, SingleNetwork):
         yield

@@ -14,8 +14,8 @@ from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import FedProx
-from fedsolve.gradient.models import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personal import PersonalMethod, train_alone
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import PersonalMethod, train_alone
 from fedsolve.registry import Info, register
 
 

@@ -20,8 +20,8 @@ from typing import ClassVar, Literal
 from fedsolve.checks import check_choice, check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.registry import Info, register
 
 
@@ -58,7 +58,7 @@ class FedAvgM(GradientMethod):
             )
         check_choice("server_form", self.server_form, ("classic", "nesterov", "damped"))
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         beta = self.server_momentum
         if beta == 0:
             server.weights = mean

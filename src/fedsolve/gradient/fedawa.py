@@ -25,9 +25,9 @@ from fedsolve.checks import check_choice, check_not_negative, check_whole
 from fedsolve.container import Array, with_prefix
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.registry import Info, register
 
 BETAS = (0.5, 0.999)
@@ -66,11 +66,11 @@ class FedAWA(GradientMethod):
         check_whole(0, server_steps=self.server_steps)
         check_choice("server_start", self.server_start, ("log", "raw"))
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         apart = [name for name in term.arrays if name.startswith(("w.", "b."))]
         set_apart(term, group.clients[client], apart)
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         clients = trained(total)
         parts = gathered(total, "own")
         base, moved = self._logits(server, total, clients)
@@ -84,7 +84,7 @@ class FedAWA(GradientMethod):
         server.weights = mean | server.aggregated
         server.buffers |= with_prefix(found, "b.")
 
-    def _logits(self, server: Server, total: Total, clients: list[str]) -> tuple[Array, Array]:
+    def _logits(self, server: ServerState, total: Total, clients: list[str]) -> tuple[Array, Array]:
         """exp of each T as it began, up to a factor that softmax ignores, and how far T has moved since."""
         sizes = np.array([weight_of(total, client) for client in clients])
         moved = np.array([float(server.memory.get(f"T@{client}", np.zeros(()))) for client in clients])

@@ -36,12 +36,12 @@ from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient import networks
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.learners import Output, SingleNetwork
-from fedsolve.gradient.models import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personal import PersonalMethod, own_buffers
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.learners import NetworkOutput, SingleNetwork
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import PersonalMethod, own_buffers
 from fedsolve.gradient.prototypes import head_width
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -101,7 +101,7 @@ class FedDBE(PersonalMethod):
 
     # -- the client's side ------------------------------------------------------------------------
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         import torch
 
         scratch, shape = group.scratch, (len(group.clients), head_width(group))
@@ -144,14 +144,14 @@ class FedDBE(PersonalMethod):
         step.gradients = slopes
         step.losses = losses.detach()
 
-    def _shifted(self, step: Step, output: Output) -> Output:
+    def _shifted(self, step: Step, output: NetworkOutput) -> NetworkOutput:
         """The output for shifted features: the last layer is linear, so its weight times m is added."""
         import torch
 
         scratch = step.group.scratch
         scratch["moved"] = moved = step.leading(scratch["shift"]).detach().clone().requires_grad_()
         weight = step.weights[-2] if step.group.learners.stacked else scratch["classifier"][None]
-        return Output(output.features, output.logits + torch.matmul(moved.unsqueeze(-2), weight.mT))
+        return NetworkOutput(output.features, output.logits + torch.matmul(moved.unsqueeze(-2), weight.mT))
 
     def _mean(self, step: Step, features: Tensor) -> Tensor:
         """mu of this step, (clients, width)."""
@@ -166,10 +166,10 @@ class FedDBE(PersonalMethod):
         before = step.leading(step.group.scratch["mean"])
         return (1 - self.mean_momentum) * before + self.mean_momentum * newest
 
-    def _rate(self, group: Group) -> float:
+    def _rate(self, group: ClientGroup) -> float:
         return group.rate if self.shift_rate is None else self.shift_rate * self.rate_decay**group.round
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         if not self._pulls or "anchor" in group.received:
             return
         import torch
@@ -180,15 +180,15 @@ class FedDBE(PersonalMethod):
                 total += networks.features_of(network, inputs)[0].double().sum(dim=0).cpu().numpy()
         term.arrays |= {"features": total, "feature_rows": np.array([float(group.sizes[client])])}
 
-    def state(self, group: Group, client: int) -> State | None:
+    def state(self, group: ClientGroup, client: int) -> State | None:
         return {"shift": group.scratch["shift"][client].cpu().numpy().copy()} if self._shifts else None
 
     # -- the server's side ------------------------------------------------------------------------
 
-    def extras(self, server: Server) -> dict[str, Array]:
+    def extras(self, server: ServerState) -> dict[str, Array]:
         return {"anchor": server.memory["anchor"]} if "anchor" in server.memory else {}
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         if self._pulls and "anchor" not in server.memory:
             server.memory["anchor"] = total["features"] / float(total["feature_rows"][0])
         super().update(server, mean, total)
@@ -202,7 +202,7 @@ class FedDBE(PersonalMethod):
         return found
 
 
-def _check_last(group: Group) -> None:
+def _check_last(group: ClientGroup) -> None:
     """Refuse a network that changes what its last layer gives: a shift would not go through that change."""
     import torch
 

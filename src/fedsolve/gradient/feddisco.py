@@ -28,10 +28,10 @@ from fedsolve.gradient import networks
 from fedsolve.gradient.answers import method_of
 from fedsolve.gradient.batches import rows_per_epoch
 from fedsolve.gradient.devices import find_device
-from fedsolve.gradient.group import Group
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import borrowed
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.server import Server
+from fedsolve.gradient.server_state import ServerState
 from fedsolve.labels import encode_labels
 from fedsolve.registry import Info, register
 
@@ -77,7 +77,7 @@ class FedDisco(GradientMethod):
 
     # -- the client's side ------------------------------------------------------------------------
 
-    def weight(self, group: Group, client: int) -> float:
+    def weight(self, group: ClientGroup, client: int) -> float:
         size = super().weight(group, client)
         if self._plain or not bool(group.received["shares"]):
             return size
@@ -87,7 +87,7 @@ class FedDisco(GradientMethod):
 
     # -- the server's side ------------------------------------------------------------------------
 
-    def prelude(self, server: Server) -> tuple[str, dict[str, Any]] | None:
+    def prelude(self, server: ServerState) -> tuple[str, dict[str, Any]] | None:
         if self._plain:
             return None
         if server.note.get("heard") != list(server.cohort):
@@ -96,7 +96,7 @@ class FedDisco(GradientMethod):
             return KIND, {"sums": [float(value) for value in server.memory["sums"]]}
         return None
 
-    def heard(self, server: Server, total: Total) -> None:
+    def heard(self, server: ServerState, total: Total) -> None:
         if server.note.get("heard") == list(server.cohort):
             server.memory["shares"] = np.array(float(total["share"][0] > 0))
             return
@@ -109,12 +109,12 @@ class FedDisco(GradientMethod):
         if sums[1] == 0 or 1 - self.discrepancy + sums[2] * self.offset > 0:
             server.memory["shares"] = np.array(1.0)
 
-    def preludes(self, server: Server) -> int:
+    def preludes(self, server: ServerState) -> int:
         if self._plain:
             return 0
         return int("heard" not in server.note) if self.participation == 1 else self.rounds - server.round
 
-    def extras(self, server: Server) -> dict[str, Array]:
+    def extras(self, server: ServerState) -> dict[str, Array]:
         return {} if self._plain else {name: server.memory[name] for name in ("sums", "shares")}
 
 

@@ -23,9 +23,9 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
 from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import pull
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -67,7 +67,7 @@ class FedDyn(GradientMethod):
             )
         check_uniform("FedDyn", self.weighting)
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         group.scratch["dual"] = group.state("dual", nothing(group))
 
     def edit(self, step: Step) -> None:
@@ -76,7 +76,7 @@ class FedDyn(GradientMethod):
         pull(step, self.dynamic)
         torch._foreach_sub_(step.gradients, step.own(step.group.scratch["dual"]))
 
-    def state(self, group: Group, client: int) -> State:
+    def state(self, group: ClientGroup, client: int) -> State:
         dual = group.client_of(group.scratch["dual"], client)
         weights = group.weights_of(client)
         return {
@@ -84,7 +84,7 @@ class FedDyn(GradientMethod):
             for name in group.names
         }
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         sent, trained = server.sent(), total.count("trained")
         duals = {
             name: dual - self.dynamic * trained * (mean[name] - sent[name])
@@ -101,7 +101,7 @@ def check_uniform(title: str, weighting: str) -> None:
         raise DataError(f"{title} counts all clients alike; weighting must be 'uniform', got {weighting!r}.")
 
 
-def nothing(group: Group) -> dict[str, Tensor]:
+def nothing(group: ClientGroup) -> dict[str, Tensor]:
     """Zeros for every weight: the state of a client that takes part for the first time."""
     import torch
 

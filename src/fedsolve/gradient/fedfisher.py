@@ -26,10 +26,10 @@ import numpy as np
 from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Fisher(GradientMethod):
         check_whole(0, draws=self.draws)
         check_not_negative(floor=self.floor)
 
-    def labels(self, group: Group, client: int) -> kfac.Losses:
+    def labels(self, group: ClientGroup, client: int) -> kfac.Losses:
         return kfac.predicted_labels(self.draws, group.generator(client, "fisher"))
 
 
@@ -80,7 +80,7 @@ class FedFisher(_Fisher):
 
     key: ClassVar[str] = "fedfisher"
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         network = group.whole(client)
         rows, labels = group.own_rows(client, self.batch), self.labels(group, client)
         if group.learners.stacked:
@@ -94,7 +94,7 @@ class FedFisher(_Fisher):
             term.arrays[f"product.{name}"] = found * value.double().cpu().numpy()
             term.factors |= {f"fisher.{name}": weight, f"product.{name}": weight}
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         weight = float(total["weight"][0])
         server.weights = dict(mean)
         for name in mean:
@@ -127,10 +127,10 @@ class FedFisherKFAC(_Fisher):
     key: ClassVar[str] = "fedfisher-kfac"
     gathers: ClassVar[bool] = True
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         contribute_curvature(group, client, term, self.labels(group, client), damping=0.0)
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         server.weights = solve_layers(server, mean, total, self.floor)
 
 

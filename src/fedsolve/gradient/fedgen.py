@@ -33,11 +33,11 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import networks
 from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
-from fedsolve.gradient.group import Group
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.optimisers import Optimiser
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.gradient.streams import stream
 from fedsolve.registry import Info, register
@@ -99,7 +99,7 @@ class FedGen(GradientMethod):
 
     # -- the client's side ------------------------------------------------------------------------
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         if "labels" not in group.received:  # nobody has taught the generator yet
             return
         import torch
@@ -167,7 +167,7 @@ class FedGen(GradientMethod):
         parts = [held[name] if step.group.learners.stacked else held[name][None] for name in names]
         return parts[0], parts[1] if len(parts) > 1 else None
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         if self._plain:
             return
         name = group.clients[client]
@@ -176,7 +176,7 @@ class FedGen(GradientMethod):
 
     # -- the server's side ------------------------------------------------------------------------
 
-    def opening_state(self, server: Server) -> None:
+    def opening_state(self, server: ServerState) -> None:
         if self._plain:
             return
         spec = server.spec
@@ -187,13 +187,13 @@ class FedGen(GradientMethod):
         _fill(generator, self.seed)
         server.memory |= _arrays(generator)
 
-    def extras(self, server: Server) -> dict[str, Array]:
+    def extras(self, server: ServerState) -> dict[str, Array]:
         if "labels" not in server.memory:
             return {}
         generator = {name: array for name, array in server.memory.items() if name.startswith("generator.")}
         return generator | {"labels": server.memory["labels"]}
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         if self._plain:
             server.weights = mean
             return
@@ -205,7 +205,7 @@ class FedGen(GradientMethod):
         server.memory["labels"] = np.sum(list(counts.values()), axis=0)
         self._teach(server, [heads[client] for client in counts], np.stack(list(counts.values())))
 
-    def _teach(self, server: Server, heads: list[Weights], counts: Array) -> None:
+    def _teach(self, server: ServerState, heads: list[Weights], counts: Array) -> None:
         """Train the generator against the classifiers of a round; counts (clients, classes)."""
         import torch
         import torch.nn.functional as F
@@ -238,7 +238,7 @@ class FedGen(GradientMethod):
         server.memory |= _arrays(generator)
         server.memory |= {f"adam.{name}": array for name, array in optimiser.state().items()}
 
-    def _restored(self, server: Server, width: int) -> tuple[nn.Module, Optimiser]:
+    def _restored(self, server: ServerState, width: int) -> tuple[nn.Module, Optimiser]:
         """The generator of the server's memory, and its Adam where that was left."""
         import torch
 
@@ -302,7 +302,7 @@ def _decayed(start: float, round_: int) -> float:
     return max(LEAST, start * DECAY**round_)
 
 
-def _classifier_names(group: Group) -> list[str]:
+def _classifier_names(group: ClientGroup) -> list[str]:
     """Names of the last layer's weight and bias among the trained weights."""
     if not isinstance(group.learners, SingleNetwork):
         return group.names[-2:]

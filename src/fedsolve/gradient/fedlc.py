@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedsolve.checks import check_choice, check_not_negative
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -56,7 +56,7 @@ class FedLC(GradientMethod):
         check_not_negative(calibration=self.calibration)
         check_choice("calibration_form", self.calibration_form, ("softmax", "paper"))
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         import torch
 
         counts = group.class_counts

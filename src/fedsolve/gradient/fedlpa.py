@@ -19,10 +19,10 @@ from typing import ClassVar
 from fedsolve.checks import check_not_negative
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.registry import Info, register
 
 
@@ -57,8 +57,8 @@ class FedLPA(GradientMethod):
         check_single_round(self)
         check_not_negative(damping=self.damping)
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         contribute_curvature(group, client, term, kfac.true_labels, self.damping)
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         server.weights = solve_layers(server, mean, total)

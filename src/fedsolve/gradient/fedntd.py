@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -52,7 +52,7 @@ class FedNTD(GradientMethod):
         if self.temperature == 0:
             raise DataError("temperature divides the logits and must be above 0; got 0.")
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         if self.distillation != 0:
             group.scratch["reference"] = group.reference(group.start)
 

@@ -35,12 +35,12 @@ from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient import networks
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.learners import Output, SingleNetwork, load
-from fedsolve.gradient.models import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personal import PersonalMethod, alone, arrays_of, buffers_of, weights_of
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.learners import NetworkOutput, SingleNetwork, load
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, buffers_of, weights_of
 from fedsolve.gradient.prototypes import check_stays, class_means, head_names
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -93,7 +93,7 @@ class FedPCL(PersonalMethod):
 
     # -- the client's side ------------------------------------------------------------------------
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         import torch
 
         heads = head_names(group)
@@ -108,7 +108,7 @@ class FedPCL(PersonalMethod):
             load(group.learners.network, {}, group.own_buffers(STATISTICS))
         group.scratch |= self._prototypes(group)
 
-    def _prototypes(self, group: Group) -> dict[str, Tensor]:
+    def _prototypes(self, group: ClientGroup) -> dict[str, Tensor]:
         """What clients compare with: `common` (clients, classes, width), `sets` (sets, classes, width).
 
         known (clients, classes) and owned (sets, classes): which of their rows there are.
@@ -139,7 +139,7 @@ class FedPCL(PersonalMethod):
         known = step.leading(scratch["known"]).unsqueeze(1)
         common = torch.matmul(directions, step.leading(scratch["common"]).mT) / self.temperature
         logits = common.masked_fill(~known, -torch.inf)
-        step.output = Output(features, logits)
+        step.output = NetworkOutput(features, logits)
         losses = step.cross_entropy(logits)
         if "sets" not in scratch:
             return losses
@@ -150,14 +150,14 @@ class FedPCL(PersonalMethod):
         targets = step.targets[..., None, None].expand(*logs.shape[:3], 1)
         return losses + step.mean(-logs.gather(-1, targets).mean(dim=(2, 3)))
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         for name in [name for name in term.arrays if name.startswith(("w.", "b."))]:
             del term.arrays[name], term.factors[name]
         name, counts = group.clients[client], group.class_counts[client]
         term.arrays[f"prototypes@{name}"] = local_prototypes(group, client).double().cpu().numpy()
         term.arrays[f"owned@{name}"] = (counts > 0).double().cpu().numpy()
 
-    def state(self, group: Group, client: int) -> State:
+    def state(self, group: ClientGroup, client: int) -> State:
         heads = head_names(group)
         weights = {f"{OWN}.{n}": w for n, w in group.weights_of(client).items() if n not in heads}
         buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
@@ -165,7 +165,7 @@ class FedPCL(PersonalMethod):
 
     # -- the server's side ------------------------------------------------------------------------
 
-    def extras(self, server: Server) -> dict[str, Array]:
+    def extras(self, server: ServerState) -> dict[str, Array]:
         clients = sorted(n.removeprefix("owned@") for n in server.memory if n.startswith("owned@"))
         if not clients:
             return {}
@@ -173,7 +173,7 @@ class FedPCL(PersonalMethod):
         owned = np.stack([server.memory[f"owned@{client}"] for client in clients])
         return {"sets": sets, "owned": owned, **common_prototypes(sets, owned)}
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         server.memory |= {name: array for name, array in total.term.arrays.items() if "@" in name}
 
     # -- a client's own model ---------------------------------------------------------------------
@@ -195,7 +195,7 @@ def common_prototypes(sets: Array, owned: Array) -> dict[str, Array]:
     return {"common": sums / np.maximum(counts, 1.0)[:, None], "known": (counts > 0).astype(np.float64)}
 
 
-def local_prototypes(group: Group, client: int) -> Tensor:
+def local_prototypes(group: ClientGroup, client: int) -> Tensor:
     """p_i (classes, width) of a client under its weights of the moment, zero for classes it lacks."""
     import torch.nn.functional as F
 

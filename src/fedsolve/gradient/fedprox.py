@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedsolve.checks import check_not_negative
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedsolve.checks import check_choice, check_not_negative
 from fedsolve.errors import DataError
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -55,7 +55,7 @@ class FedRS(GradientMethod):
             raise DataError(f"restraint must lie between 0 and 1; got {self.restraint!r}.")
         check_choice("restraint_mode", self.restraint_mode, ("binary", "soft"))
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         if self.restraint == 1:
             return
         counts = group.class_counts

@@ -33,10 +33,10 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.models import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personal import PersonalMethod, arrays_of, train_alone
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
+from fedsolve.gradient.personalised import PersonalMethod, arrays_of, train_alone
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -107,7 +107,7 @@ class FedSelect(PersonalMethod):
 
     # -- the client's side ------------------------------------------------------------------------
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         import torch
 
         if not self._masked(group.round):
@@ -134,7 +134,7 @@ class FedSelect(PersonalMethod):
             kind = shared.reshape(-1, *[1] * (mask.dim() - 1)) if group.learners.stacked else shared[0]
             gradient.mul_((mask - kind).abs_())
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         if "mask" not in group.scratch:
             return
         for name, mask in group.client_of(group.scratch["mask"], client).items():
@@ -144,7 +144,7 @@ class FedSelect(PersonalMethod):
                 term.arrays[f"shared.{name}"] = shared.astype(np.uint8)
                 term.factors[f"shared.{name}"] = term.factors[f"w.{name}"]
 
-    def state(self, group: Group, client: int) -> State | None:
+    def state(self, group: ClientGroup, client: int) -> State | None:
         if self.select_share == 0:
             return None
         before = group.own_state(client) or {}
@@ -172,7 +172,7 @@ class FedSelect(PersonalMethod):
 
     # -- the server's side ------------------------------------------------------------------------
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         sent = server.sent()
         for name in mean:
             if f"shared.{name}" in total.term.arrays:

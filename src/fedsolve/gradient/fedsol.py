@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedsolve.checks import check_not_negative
-from fedsolve.gradient.group import Group
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.method import GradientMethod
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -63,7 +63,7 @@ class FedSOL(GradientMethod):
         super().__post_init__()
         check_not_negative(radius=self.radius)
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         if self.radius != 0:
             group.scratch["reference"] = group.reference(group.start)
 

@@ -57,7 +57,7 @@ def _is_eligible(module: nn.Module) -> bool:
     return False
 
 
-class Agreement(NamedTuple):
+class Alignment(NamedTuple):
     """How far a layer has moved from its feedback: ||w|| / ||W^r|| and cos(B, w)."""
 
     ratio: float
@@ -174,7 +174,7 @@ class Feedback:
                 else:
                     layer.matrix = torch.mul(layer.source, ratio)
 
-    def agreement(self) -> dict[str, Agreement]:
+    def agreement(self) -> dict[str, Alignment]:
         """||w|| / ||W^r|| and cos(B, w) of every layer, for the log of a round; waits for the device."""
         import torch
 
@@ -186,7 +186,7 @@ class Feedback:
                 weight, matrix = layer.module.weight.double(), layer.matrix.double()
                 start = float(torch.linalg.vector_norm(layer.start))
                 size, length = float(weight.norm()), float(matrix.norm()) * float(weight.norm())
-                found[layer.name] = Agreement(
+                found[layer.name] = Alignment(
                     size / start if start else float("nan"),
                     float(torch.sum(weight * matrix)) / length if length else float("nan"),
                 )

@@ -21,22 +21,22 @@ from fedsolve.gradient.graphs import Recorder
 from fedsolve.gradient.learners import Forward, Learners, SingleNetwork, Stack, laid_out, load
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
-from fedsolve.gradient.rows import Rows
 from fedsolve.gradient.steps import Batch, Step
 from fedsolve.gradient.streams import GENERATOR, stream
+from fedsolve.gradient.tensors import TensorRows
 from fedsolve.labels import encode_labels
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from fedsolve.gradient.feedback import Agreement, Feedback
-    from fedsolve.gradient.method import GradientMethod
+    from fedsolve.gradient.feedback import Alignment, Feedback
+    from fedsolve.gradient.gradient_method import GradientMethod
 
 PAD_LIMIT = 1024
 
 
-class Group:
+class ClientGroup:
     """Clients that train together: one whole network, or many small heads in step.
 
     round, rate: of this exchange. least: the smallest batch the network can train on.
@@ -87,7 +87,7 @@ class Group:
         self.memories = [memories[k] for k in order]
         self.sizes = np.array([len(clients[k]) for k in order])
         self.steps = np.array([len(plans[k]) for k in order])
-        self._rows = Rows([clients[k] for k in order], device)
+        self._rows = TensorRows([clients[k] for k in order], device)
         # Padding is a row of the client's own: what is wrong with a row is then nobody else's trouble.
         self._padding = np.array([rows[0] if len(rows) else 0 for rows in self._rows.numbers])
         self._numbers, self._targets, self._share = self._lay_out(
@@ -115,7 +115,7 @@ class Group:
             for memory in self.memories
         ]
         self.scratch: dict[str, Any] = {}
-        self.agreement: dict[str, Agreement] = {}
+        self.agreement: dict[str, Alignment] = {}
         self.learners = self._learners()
         self.losses = torch.zeros(
             (len(clients), max(1, int(self.steps.max()))), dtype=self.dtype, device=device
@@ -202,7 +202,7 @@ class Group:
         *,
         rate: float | None = None,
         plans: list[list[Array]] | None = None,
-    ) -> Group:
+    ) -> ClientGroup:
         """The same clients once more in this round, with weights and an objective of their own.
 
         Nothing of it is sent, and `start` is still what was received. Its random streams are its own, so the

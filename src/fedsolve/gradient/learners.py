@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from fedsolve.gradient.method import GradientMethod
+    from fedsolve.gradient.gradient_method import GradientMethod
 
 _POOL: dict[tuple[Any, ...], list[tuple[nn.Module, dict[str, Tensor]]]] = {}
 _LOCK = threading.Lock()
 
 
 @dataclass
-class Output:
+class NetworkOutput:
     """What a network gives for a batch: logits (clients, rows, classes) and the input of its last layer."""
 
     features: Tensor
     logits: Tensor
 
 
-Forward = Callable[["Tensor"], Output]
+Forward = Callable[["Tensor"], NetworkOutput]
 
 
 class Learners(ABC):
@@ -45,7 +45,7 @@ class Learners(ABC):
     weights: list[Tensor]
 
     @abstractmethod
-    def forward(self, inputs: Tensor, weights: list[Tensor]) -> Output:
+    def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
         """The output for a batch, with gradients; `weights` are those of the clients still training."""
 
     @abstractmethod
@@ -73,9 +73,9 @@ class SingleNetwork(Learners):
         self.weights = list(trainable.values())
         self._spare = spare
 
-    def forward(self, inputs: Tensor, weights: list[Tensor]) -> Output:
+    def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
         features, logits = networks.features_of(self.network, inputs[0])
-        return Output(features[None], logits[None])
+        return NetworkOutput(features[None], logits[None])
 
     def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
         import torch
@@ -84,10 +84,10 @@ class SingleNetwork(Learners):
         load(network, weights, buffers)
         network.eval()
 
-        def forward(inputs: Tensor) -> Output:
+        def forward(inputs: Tensor) -> NetworkOutput:
             with torch.no_grad():
                 features, logits = networks.features_of(network, inputs[0])
-            return Output(features[None], logits[None])
+            return NetworkOutput(features[None], logits[None])
 
         return forward
 
@@ -101,7 +101,7 @@ class Stack(Learners):
         self.names = names
         self.weights = weights
 
-    def forward(self, inputs: Tensor, weights: list[Tensor]) -> Output:
+    def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
         import torch
 
         features = inputs
@@ -109,12 +109,12 @@ class Stack(Learners):
             features = torch.relu(
                 torch.matmul(features, weights[layer].mT) + weights[layer + 1].unsqueeze(-2)
             )
-        return Output(features, torch.matmul(features, weights[-2].mT) + weights[-1].unsqueeze(-2))
+        return NetworkOutput(features, torch.matmul(features, weights[-2].mT) + weights[-1].unsqueeze(-2))
 
     def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
         import torch
 
-        def forward(inputs: Tensor) -> Output:
+        def forward(inputs: Tensor) -> NetworkOutput:
             with torch.no_grad():
                 held = [
                     value if value.dim() == place.dim() - 1 else value[: len(inputs)]

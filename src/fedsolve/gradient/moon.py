@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.states import State
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -69,7 +69,7 @@ class MOON(GradientMethod):
         """Whether a previous model is needed: with one linear layer the features are the inputs."""
         return self.contrast != 0 and self.network != "linear"
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         if not self._contrasts or not any(map(group.own_state, range(len(group.clients)))):
             return
         import torch
@@ -103,7 +103,7 @@ class MOON(GradientMethod):
         known = step.leading(step.group.scratch["known"])
         return losses + self.contrast * step.mean(contrastive.where(known, math.log(2)))
 
-    def state(self, group: Group, client: int) -> State | None:
+    def state(self, group: ClientGroup, client: int) -> State | None:
         if not self._contrasts:
             return None
         weights = {f"{PREVIOUS}.{name}": value for name, value in group.weights_of(client).items()}

@@ -13,11 +13,11 @@ from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac, kronecker, networks
 from fedsolve.gradient.alignment import CHOICES
 from fedsolve.gradient.gathered import trained, weight_of
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.server_state import ServerState, Weights
 
 if TYPE_CHECKING:
-    from fedsolve.gradient.group import Group
+    from fedsolve.gradient.group import ClientGroup
 
 TOLERANCE = {"float32": 1e-7, "float64": 1e-12}
 """Relative residual at which a layer counts as solved: about what its weights can hold."""
@@ -38,7 +38,9 @@ def check_single_round(method: GradientMethod) -> None:
         )
 
 
-def contribute_curvature(group: Group, client: int, term: Term, losses: kfac.Losses, damping: float) -> None:
+def contribute_curvature(
+    group: ClientGroup, client: int, term: Term, losses: kfac.Losses, damping: float
+) -> None:
     """Add to a client's term B_k and A_k of every layer under its name, and p_k B_k M_k A_k as an addend."""
     name = group.clients[client]
     network = group.whole(client)
@@ -59,7 +61,7 @@ def contribute_curvature(group: Group, client: int, term: Term, losses: kfac.Los
                 term.symmetric |= {f"{part}.{layer}@{name}"}
 
 
-def solve_layers(server: Server, mean: Weights, total: Total, floor: float = 0.0) -> Weights:
+def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float = 0.0) -> Weights:
     """The weights with every factored layer solved for, starting from the mean; the others as in the mean."""
     clients = trained(total)
     weights = np.array([weight_of(total, client) for client in clients])

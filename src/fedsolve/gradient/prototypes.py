@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from fedsolve.errors import DataError
 from fedsolve.gradient import networks
 from fedsolve.gradient.alignment import CHOICES
+from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.learners import SingleNetwork
-from fedsolve.gradient.method import GradientMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedsolve.gradient.group import Group
+    from fedsolve.gradient.group import ClientGroup
 
 _ROWS = 2048
 
 
-def class_means(group: Group, client: int, features: Callable[[Tensor], Tensor]) -> Tensor:
+def class_means(group: ClientGroup, client: int, features: Callable[[Tensor], Tensor]) -> Tensor:
     """Mean of `features(inputs)` over a client's rows of each class, (classes, width).
 
     Rows of classes that the client does not have are zero; `group.class_counts` tells which.
@@ -36,7 +36,7 @@ def class_means(group: Group, client: int, features: Callable[[Tensor], Tensor])
     return sums / counts.clamp(min=1).unsqueeze(-1)
 
 
-def head_names(group: Group) -> list[str]:
+def head_names(group: ClientGroup) -> list[str]:
     """Names of the classifier's weight and bias among the trained weights."""
     if not isinstance(group.learners, SingleNetwork):
         return group.names[-2:]
@@ -45,7 +45,7 @@ def head_names(group: Group) -> list[str]:
     return [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
 
 
-def head_width(group: Group) -> int:
+def head_width(group: ClientGroup) -> int:
     """Features that enter the classifier."""
     if isinstance(group.learners, SingleNetwork):
         return networks.head_of(group.learners.network)[1].in_features

@@ -17,12 +17,12 @@ from fedsolve.gradient import alignment, networks
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.answers import DRIFT, KIND
 from fedsolve.gradient.feedback import Feedback, eligible_layers
-from fedsolve.gradient.models import GradientModel
-from fedsolve.gradient.server import Server, Weights, doubles
+from fedsolve.gradient.network_model import GradientModel
+from fedsolve.gradient.server_state import ServerState, Weights, doubles
 from fedsolve.gradient.streams import stream
 
 if TYPE_CHECKING:
-    from fedsolve.gradient.method import GradientMethod
+    from fedsolve.gradient.gradient_method import GradientMethod
 
 
 class GradientRun(Run[GradientModel]):
@@ -44,7 +44,7 @@ class GradientRun(Run[GradientModel]):
         )
         weights = {n: p.detach().numpy() for n, p in networks.float_parameters(network).items()}
         buffers = {n: b.numpy() for n, b in networks.float_buffers(network).items()}
-        self.server = Server(method, spec, doubles(weights), doubles(buffers))
+        self.server = ServerState(method, spec, doubles(weights), doubles(buffers))
         self.layers = self._feedback_layers(network)
         self._phase = "start"
         self._since: dict[str, int] = {}

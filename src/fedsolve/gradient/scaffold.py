@@ -27,9 +27,9 @@ from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.states import State
 from fedsolve.gradient.feddyn import check_uniform, nothing
-from fedsolve.gradient.group import Group
-from fedsolve.gradient.method import GradientMethod
-from fedsolve.gradient.server import Server, Weights
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.registry import Info, register
 
@@ -72,10 +72,10 @@ class Scaffold(GradientMethod):
                 f"{self.optimiser!r}."
             )
 
-    def extras(self, server: Server) -> dict[str, Array]:
+    def extras(self, server: ServerState) -> dict[str, Array]:
         return {f"control.{name}": total / server.clients for name, total in server.kept("controls").items()}
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: ClientGroup) -> None:
         group.scratch["own"] = group.state("control", nothing(group))
         common = {name: group.received[f"control.{name}"] for name in group.names}
         group.scratch["correction"] = {
@@ -87,18 +87,18 @@ class Scaffold(GradientMethod):
 
         torch._foreach_add_(step.gradients, step.own(step.group.scratch["correction"]))
 
-    def contribute(self, group: Group, client: int, term: Term) -> None:
+    def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         changes = self._changes(group, client)
         term.arrays |= {f"control.{name}": change.cpu().numpy() for name, change in changes.items()}
 
-    def state(self, group: Group, client: int) -> State:
+    def state(self, group: ClientGroup, client: int) -> State:
         own = group.client_of(group.scratch["own"], client)
         return {
             f"control.{name}": (own[name] + change).cpu().numpy()
             for name, change in self._changes(group, client).items()
         }
 
-    def _changes(self, group: Group, client: int) -> dict[str, Tensor]:
+    def _changes(self, group: ClientGroup, client: int) -> dict[str, Tensor]:
         """c_i+ - c_i = (W - w_i) / (rate K_i) - c; none where a rate of 0 shows no gradient."""
         if group.rate == 0:
             return nothing(group)
@@ -108,7 +108,7 @@ class Scaffold(GradientMethod):
             for name, weight in group.weights_of(client).items()
         }
 
-    def update(self, server: Server, mean: Weights, total: Total) -> None:
+    def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         sent, extra = server.sent(), self.server_rate - 1
         controls = server.kept("controls")
         changed = {name: controls[name] + total[f"control.{name}"] for name in _trained(total)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedsolve.gradient.learners import Output
+from fedsolve.gradient.learners import NetworkOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedsolve.gradient.group import Group
+    from fedsolve.gradient.group import ClientGroup
 
 Batch = tuple["Tensor", "Tensor", "Tensor | None"]
 """Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean."""
@@ -23,7 +23,7 @@ class Step:
     `group.names`, views of the clients taking part.
     """
 
-    def __init__(self, group: Group, number: int, active: int, batch: Batch | None = None) -> None:
+    def __init__(self, group: ClientGroup, number: int, active: int, batch: Batch | None = None) -> None:
         self.group = group
         self.number = number
         self.active = active
@@ -34,13 +34,13 @@ class Step:
         )
         self.gradients: list[Tensor] = []
         self.losses: Tensor | None = None
-        self.output: Output | None = None
+        self.output: NetworkOutput | None = None
 
     def copied(self, inputs: Tensor, targets: Tensor) -> Step:
         """The same step on other tensors of the same shape."""
         return Step(self.group, self.number, self.active, (inputs, targets, self._share))
 
-    def forward(self) -> Output:
+    def forward(self) -> NetworkOutput:
         """The networks' output for this batch."""
         self.output = self.group.learners.forward(self.inputs, self.weights)
         return self.output

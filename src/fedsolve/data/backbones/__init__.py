@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedsolve.container import Array
-from fedsolve.data.backbones.address import split_address
+from fedsolve.data.backbones.backbone_address import split_address
 from fedsolve.data.backbones.common import cache_folder
 from fedsolve.data.backbones.preprocessing import Preprocessing
 from fedsolve.errors import DataError

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import read
-from fedsolve.data.backbones.address import Options
+from fedsolve.data.backbones.backbone_address import Options
 from fedsolve.data.backbones.common import cache_folder, require
 from fedsolve.data.backbones.onnx import OnnxBackbone, open_session
 from fedsolve.data.backbones.preprocessing import Preprocessing

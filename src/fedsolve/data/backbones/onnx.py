@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedsolve.container import Array, read
-from fedsolve.data.backbones.address import Options
+from fedsolve.data.backbones.backbone_address import Options
 from fedsolve.data.backbones.common import PIECE, checked_features, digest_of, first_line, require
 from fedsolve.data.backbones.preprocessing import CHANNELS, Layout, Preprocessing, prepare
 from fedsolve.errors import DataError, ModelFileError

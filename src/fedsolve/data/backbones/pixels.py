@@ -13,7 +13,7 @@ import numpy as np
 import PIL
 
 from fedsolve.container import Array
-from fedsolve.data.backbones.address import Options
+from fedsolve.data.backbones.backbone_address import Options
 from fedsolve.data.backbones.common import PIECE
 from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, parse_size, prepare
 from fedsolve.errors import DataError

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from fedsolve.container import Array
-from fedsolve.data.backbones.address import Options, parse_pixels
+from fedsolve.data.backbones.backbone_address import Options, parse_pixels
 from fedsolve.errors import DataError
-from fedsolve.federation.local import usable_cores
+from fedsolve.threads import usable_cores
 
 Layout = Literal["nchw", "nhwc"]
 

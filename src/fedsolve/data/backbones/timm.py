@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsolve.data.backbones.address import Options
+from fedsolve.data.backbones.backbone_address import Options
 from fedsolve.data.backbones.common import first_line, require_installed
 from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing
 from fedsolve.data.backbones.torch_callable import TorchBackbone, load_weights

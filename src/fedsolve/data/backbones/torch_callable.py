@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array, read
-from fedsolve.data.backbones.address import Options
+from fedsolve.data.backbones.backbone_address import Options
 from fedsolve.data.backbones.common import PIECE, checked_features, digest_of, first_line, require
 from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, prepare
 from fedsolve.errors import DataError, FedsolveError, ModelFileError

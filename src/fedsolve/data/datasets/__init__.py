@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from fedsolve.data.datasets import cifar, embedded, folder, huggingface, idx, medmnist, tabular, tiny_imagenet
-from fedsolve.data.datasets.address import Address, Known, data_root, unknown
 from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.datasets.dataset_address import Address, Known, data_root, unknown
 from fedsolve.data.datasets.tabular import SUFFIXES
 from fedsolve.errors import DataError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.datasets.address import Address, Known
 from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
 
 _PEAK = 16

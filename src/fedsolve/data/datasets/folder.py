@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.datasets.address import Address, Known
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out, named_classes
+from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import SUFFIXES, FileImages, list_images
 from fedsolve.errors import DataError
 

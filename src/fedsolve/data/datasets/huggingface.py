@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.datasets.address import Address, Known, unknown
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
+from fedsolve.data.datasets.dataset_address import Address, Known, unknown
 from fedsolve.data.images import to_array
 from fedsolve.errors import DataError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.datasets.address import Address, Known, check_digest, find, read_file
 from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.datasets.dataset_address import Address, Known, check_digest, find, read_file
 from fedsolve.data.images import ArrayImages
 from fedsolve.errors import DataError
 

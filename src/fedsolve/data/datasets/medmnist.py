@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.datasets.address import Address, Known, find, unknown
 from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.datasets.dataset_address import Address, Known, find, unknown
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.npz import open_npz
 from fedsolve.errors import DataError

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.datasets.address import Address, Known
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out, named_classes
+from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.npz import open_npz
-from fedsolve.data.tables import Layout, Part, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import plain_labels
 
@@ -57,7 +57,9 @@ def load(address: Address, root: Path | None) -> Dataset:
     return Dataset(address.text, whole, _split(test, classes, apart or path), names)
 
 
-def _rows(path: Path, layout: Layout, part: Part | None, classes: Array | None = None) -> tuple[Array, Array]:
+def _rows(
+    path: Path, layout: ColumnLayout, part: Part | None, classes: Array | None = None
+) -> tuple[Array, Array]:
     """Inputs and labels, all of them in `classes`; inputs of three or four dimensions are images."""
     images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
     if images is not None:
@@ -67,7 +69,7 @@ def _rows(path: Path, layout: Layout, part: Part | None, classes: Array | None =
     return table.features, table.labels
 
 
-def _images(path: Path, layout: Layout, part: Part | None) -> tuple[Array, Array] | None:
+def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
     """The images of an npz file, or None where it holds features; a look at the header tells."""
     with open_npz(path) as arrays:
         x_key, y_key = _keys(arrays.files, layout, part)
@@ -81,7 +83,7 @@ def _images(path: Path, layout: Layout, part: Part | None) -> tuple[Array, Array
             raise DataError(f"{path}: truncated or damaged ({problem}). Write it again.") from problem
 
 
-def _keys(keys: list[str], layout: Layout, part: Part | None) -> tuple[str | None, str | None]:
+def _keys(keys: list[str], layout: ColumnLayout, part: Part | None) -> tuple[str | None, str | None]:
     ends = [f"_{part}", ""] if part is not None else ["_test", "_train", ""]
     x_names = [layout.features_key] if layout.features_key else [f"{x}{end}" for end in ends for x in "xX"]
     x_key = next((name for name in x_names if name in keys), None)
@@ -139,7 +141,7 @@ def _existing(address: Address, root: Path | None) -> Path:
     return path
 
 
-def _layout(address: Address) -> Layout:
+def _layout(address: Address) -> ColumnLayout:
     given: dict[str, Any] = {
         name: value for name, value in address.options.items() if name not in ("test", "seed")
     }
@@ -147,7 +149,7 @@ def _layout(address: Address) -> Layout:
         given["drop"] = tuple(given["drop"].split(","))
     if "header" in given:
         given["header"] = given["header"].lower() not in ("0", "no", "false")
-    return Layout(**given)
+    return ColumnLayout(**given)
 
 
 def _is_number(text: str) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve.data.datasets import folder
-from fedsolve.data.datasets.address import Address, Known, find, read_file
 from fedsolve.data.datasets.dataset import Dataset, Split
+from fedsolve.data.datasets.dataset_address import Address, Known, find, read_file
 from fedsolve.data.images import FileImages
 from fedsolve.errors import DataError
 

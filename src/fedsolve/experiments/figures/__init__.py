@@ -18,12 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve import container
-from fedsolve.experiments.figures.layers import cost_plots, depth_plots, risk_plots, separability_plots
+from fedsolve.experiments.figures.conditions import clients_plots, method_plots, noise_plots, skew_plots
+from fedsolve.experiments.figures.depth import cost_plots, depth_plots, risk_plots, separability_plots
+from fedsolve.experiments.figures.gains import gain_plots
 from fedsolve.experiments.figures.maps import Ownership, partition
-from fedsolve.experiments.figures.personal import gain_plots
 from fedsolve.experiments.figures.plots import Plot
 from fedsolve.experiments.figures.readings import by_dataset, readings
-from fedsolve.experiments.figures.rounds import (
+from fedsolve.experiments.figures.round_curves import (
     alignment_plots,
     gained_plots,
     representation_plots,
@@ -31,9 +32,8 @@ from fedsolve.experiments.figures.rounds import (
     selection_plots,
 )
 from fedsolve.experiments.figures.sensitivity import sensitivity_plots
-from fedsolve.experiments.figures.settings import clients_plots, method_plots, noise_plots, skew_plots
 from fedsolve.experiments.figures.style import Format, render
-from fedsolve.experiments.store import Run, load_run
+from fedsolve.experiments.run_folder import RunFolder, load_run
 
 MOST_PARTITIONS = 6
 
@@ -64,7 +64,7 @@ def write_figures(runs: Sequence[Path], folder: Path, form: Format = "png") -> l
     return written
 
 
-def plots(run: Run) -> dict[str, list[Plot]]:
+def plots(run: RunFolder) -> dict[str, list[Plot]]:
     """The figures that each dataset of a run can have."""
     found = {}
     for dataset, cells in by_dataset(run).items():
@@ -85,7 +85,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "run"
 
 
-def _partition_plots(run: Run, dataset: str) -> list[Plot]:
+def _partition_plots(run: RunFolder, dataset: str) -> list[Plot]:
     """Who owns which class, unless all shares are even."""
     owners = [
         Ownership(table["name"], np.asarray(table["class_counts"]), tuple(map(str, table["classes"])))

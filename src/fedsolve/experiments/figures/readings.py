@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fedsolve.experiments.figures.lines import Series
-from fedsolve.experiments.labels import axis_label
 from fedsolve.experiments.observations import counts_at
-from fedsolve.experiments.statistics import Counts, mean_and_error
-from fedsolve.experiments.store import Run
+from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.experiments.significance import Counts, mean_and_error
+from fedsolve.experiments.wording import axis_label
 
 T = TypeVar("T", bound=Hashable)
 
@@ -66,7 +66,7 @@ def readings(cells: Sequence[Mapping[str, Any]]) -> list[Reading]:
     return found
 
 
-def by_dataset(run: Run) -> dict[str, list[Mapping[str, Any]]]:
+def by_dataset(run: RunFolder) -> dict[str, list[Mapping[str, Any]]]:
     """The finished cells under the names of their datasets, in the experiment's order.
 
     A dataset that is seen through several backbones is named with each.

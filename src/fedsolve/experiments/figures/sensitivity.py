@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.experiments.figures.conditions import lines_over, listed
 from fedsolve.experiments.figures.lines import Axis, Series, compared
 from fedsolve.experiments.figures.maps import heat_map
 from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, reference, seeds_told, sentence
@@ -22,8 +23,7 @@ from fedsolve.experiments.figures.readings import (
     tell,
     varied,
 )
-from fedsolve.experiments.figures.settings import lines_over, listed
-from fedsolve.experiments.labels import axis_label
+from fedsolve.experiments.wording import axis_label
 
 MOST_MAPS = 4
 WIDE = 15

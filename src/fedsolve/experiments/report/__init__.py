@@ -20,7 +20,7 @@ from fedsolve.experiments.figures.readings import distinct
 from fedsolve.experiments.report.findings import overall
 from fedsolve.experiments.report.markup import Markup, join, tag, trusted
 from fedsolve.experiments.report.sections import Section
-from fedsolve.experiments.store import Run, load_run
+from fedsolve.experiments.run_folder import RunFolder, load_run
 
 
 def write_report(runs: Sequence[Path], path: Path, title: str | None = None) -> None:
@@ -28,7 +28,7 @@ def write_report(runs: Sequence[Path], path: Path, title: str | None = None) -> 
     container.write_atomically(path, report([load_run(run) for run in runs], title).encode())
 
 
-def report(runs: Sequence[Run], title: str | None = None) -> str:
+def report(runs: Sequence[RunFolder], title: str | None = None) -> str:
     """The report as the text of an HTML file."""
     if not runs:
         raise DataError("a report needs at least one run. Name folders that 'fedsolve experiment run' made.")
@@ -88,7 +88,7 @@ def _contents(sections: Sequence[Section]) -> Markup:
     )
 
 
-def _extent(runs: Sequence[Run]) -> str:
+def _extent(runs: Sequence[RunFolder]) -> str:
     cells = [cell for run in runs for cell in run.cells]
     datasets = distinct(cell["dataset"]["name"] for cell in cells)
     models = len({cell["key"] for cell in cells})
@@ -102,7 +102,7 @@ def _extent(runs: Sequence[Run]) -> str:
     return f"{told[0]}, {told[1]}, {told[2]}.{left}"
 
 
-def _period(runs: Sequence[Run]) -> str:
+def _period(runs: Sequence[RunFolder]) -> str:
     """The days on which cells were finished; the page has no date of its own, so that pages compare."""
     days = sorted(cell["time"][:10] for run in runs for cell in run.cells)
     if not days:

@@ -17,17 +17,17 @@ from fedsolve.experiments.figures.readings import (
     readings,
     varied,
 )
-from fedsolve.experiments.figures.rounds import pairs
-from fedsolve.experiments.labels import axis_label
+from fedsolve.experiments.figures.round_curves import pairs
 from fedsolve.experiments.report.markup import unbroken
-from fedsolve.experiments.statistics import LEVEL, compare
-from fedsolve.experiments.store import Run
+from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.experiments.significance import LEVEL, compare
+from fedsolve.experiments.wording import axis_label
 
 MOST_TOLD = 4
 """Methods that one sentence goes through; more would not be read."""
 
 
-def findings(run: Run) -> dict[str, list[str]]:
+def findings(run: RunFolder) -> dict[str, list[str]]:
     """The sentences on each dataset of a run, the one its experiment is about first.
 
     What is said of all of them stands under "", and so does everything where there is but one.
@@ -55,7 +55,7 @@ def findings(run: Run) -> dict[str, list[str]]:
     return {dataset: [*map(unbroken, sentences)] for dataset, sentences in found.items() if sentences}
 
 
-def overall(runs: Sequence[Run]) -> list[str]:
+def overall(runs: Sequence[RunFolder]) -> list[str]:
     """What holds over all runs together: who is indifferent to the partition, and what depth gives."""
     same = moved = 0
     gains = []
@@ -86,7 +86,7 @@ def overall(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def _backbones(run: Run) -> list[str]:
+def _backbones(run: RunFolder) -> list[str]:
     """What each method reaches through each backbone, where one dataset has several."""
     scores: dict[tuple[str, str], dict[str, str]] = {}
     for cells in by_dataset(run).values():

@@ -13,17 +13,17 @@ from fedsolve.experiments.figures.plots import Plot
 from fedsolve.experiments.figures.readings import by_dataset, distinct
 from fedsolve.experiments.papers import papers
 from fedsolve.experiments.report.findings import findings
+from fedsolve.experiments.report.html_tables import everything_table, results_table
 from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.report.svg import inline_svg
-from fedsolve.experiments.report.tables import everything_table, results_table
-from fedsolve.experiments.store import Run
-from fedsolve.experiments.tables import tables_of
+from fedsolve.experiments.result_tables import tables_of
+from fedsolve.experiments.run_folder import RunFolder
 
 
 class Section:
     """An experiment on the page. `number` counts them, `shown` keeps figures that the page has already."""
 
-    def __init__(self, run: Run, number: int, shown: set[str]) -> None:
+    def __init__(self, run: RunFolder, number: int, shown: set[str]) -> None:
         self.run = run
         self.number = number
         self.id = f"experiment-{number}-{slug(run.name)}"

@@ -1,0 +1,98 @@
+"""Rows for train, predict and evaluate: from a table file, or from a dataset through a backbone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fedsolve.cli.command import F, option, options
+from fedsolve.cli.features import BACKBONE, built, data_option, store_option
+from fedsolve.cli.options import data_options, layout_from
+from fedsolve.cli.output import Output
+from fedsolve.container import Array
+from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.feature_store import Features
+from fedsolve.data.tables import ColumnLayout, Part, Table, labels_like, parts, read_table
+from fedsolve.errors import DataError
+
+_GROUP = "Images and named datasets"
+
+
+def row_options(command: F) -> F:
+    """Decorator: how to read a table, and which backbone turns a dataset's images into features."""
+    backbone = option(
+        "--backbone",
+        metavar="B",
+        group=_GROUP,
+        help=f"What turns images into features, such as {BACKBONE} or pixels.  [default: {BACKBONE}]",
+    )
+    return options(data_options, backbone, data_option, store_option)(command)
+
+
+class Reader:
+    """Reads the rows that a command's options name; features of images are extracted once and kept."""
+
+    def __init__(self, given: dict[str, Any], output: Output) -> None:
+        self._given = given
+        self._output = output
+        self._layout = layout_from(given)
+        self._found: dict[str, Features] = {}
+
+    def parts(self, data: str) -> tuple[Part, ...]:
+        """Which of a training and a test part there is; nothing where a file holds one set of rows."""
+        if not is_address(data):
+            return parts(data)
+        return ("train",) if self._features(data).x_test is None else ("train", "test")
+
+    def rows(
+        self,
+        data: str,
+        part: Part | None = None,
+        *,
+        labelled: bool = True,
+        owned: bool = False,
+        classes: Array | None = None,
+        width: int | None = None,
+    ) -> Table:
+        """The rows of a file or of a dataset's part, checked against classes and width where known."""
+        if not is_address(data):
+            return read_table(
+                data, self._layout, part=part, labelled=labelled, owned=owned, classes=classes, width=width
+            )
+        if owned:
+            raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
+        features = self._features(data)
+        if part is None:
+            part = "train" if features.x_test is None else "test"
+        rows = features.x_train if part == "train" else features.x_test
+        codes = features.y_train if part == "train" else features.y_test
+        if rows is None or codes is None:
+            raise DataError(f"{data} has no test part.")
+        if width is not None and rows.shape[1] != width:
+            raise DataError(
+                f"{data} gives {rows.shape[1]} features per row, the model takes {width}. "
+                "Use the backbone that the model was trained with."
+            )
+        labels = features.names(codes)
+        if labelled and classes is not None:
+            # Names of classes are text, also where a model was trained on the numbers that they spell.
+            labels = labels_like(labels, classes)
+        return Table(rows, labels if labelled else None, None, data)
+
+    def _features(self, data: str) -> Features:
+        if dataclasses.replace(self._layout, client=None) != ColumnLayout():
+            raise DataError(
+                f"{data}: --label, --drop, --delimiter, --no-header and --*-key do not apply to an address; "
+                "write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
+            )
+        if data not in self._found:
+            dataset = load_dataset(data, self._given["root"])
+            backbone = self._given["backbone"]
+            if not dataset.is_images and backbone is not None:
+                raise DataError(f"{data} holds features already; leave out --backbone.")
+            if not dataset.is_images or (backbone is None and dataset.train.features is not None):
+                found = Features.from_dataset(dataset)
+            else:
+                found = built(self._output, dataset, backbone or BACKBONE, self._given["store"]).features
+            self._found[data] = found
+        return self._found[data]

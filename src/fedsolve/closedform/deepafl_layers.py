@@ -1,0 +1,163 @@
+"""The layers of a DeepAFL network: how features are made, and a client's cache of them.
+
+Phi lives in memory while it fits the participant's budget and in a mapped temporary file
+otherwise; the hidden features F are kept between exchanges only if they fit as well. The cache
+can always be rebuilt from the blocks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from fedsolve.closedform.activations import activate
+from fedsolve.closedform.projections import projection
+from fedsolve.closedform.solvers import Sandwich
+from fedsolve.closedform.sums import Rows
+from fedsolve.container import Array
+from fedsolve.federation.messages import Chain
+from fedsolve.federation.participant import Memory
+from fedsolve.federation.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Network:
+    """The fixed part of a DeepAFL network: everything but the solved blocks and classifiers."""
+
+    features: int
+    width: int
+    hidden_width: int
+    activation: str
+    zero_activation: str
+    gain: float
+    block_input: str
+    skip: bool
+    projection: str
+    transformation: str
+    reconstruction: float
+    precision: str
+    seed: int
+
+    @classmethod
+    def from_parameters(cls, features: int, parameters: dict[str, Any]) -> Network:
+        known = {field.name for field in fields(cls)}
+        chosen = {name: value for name, value in parameters.items() if name in known}
+        if chosen["hidden_width"] is None:
+            chosen["hidden_width"] = chosen["width"]
+        return cls(features=features, **chosen)
+
+    @property
+    def keeps_initial(self) -> bool:
+        """Whether Phi_0 is needed beyond the first layer."""
+        return self.block_input == "initial" or self.reconstruction > 0
+
+    def zero(self, inputs: Array, out: Array | None = None) -> Array:
+        """Phi_0 = zero_activation(X A + a) (Eq. 10)."""
+        first = projection(self.seed, "zero", 0, self.features, self.width, 1.0, self.precision)
+        return activate(self.zero_activation, first.apply(inputs, out))
+
+    def hidden(self, layer: int, phi: Array, initial: Array | None, out: Array) -> Array:
+        """F_t = activation(Phi B_t + b_t) (Eq. 14) of Phi_t, or of Phi_0 (Eq. 89); no B_t when "identity"."""
+        source = initial if self.block_input == "initial" and initial is not None else phi
+        if self.projection == "identity":
+            out[...] = source
+        else:
+            shape = self.width, self.hidden_width
+            projection(self.seed, "hidden", layer, *shape, self.gain, self.precision).apply(source, out)
+        return activate(self.activation, out)
+
+    def output(self, hidden: Array, block: Sandwich | None) -> Array:
+        """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""
+        return hidden if block is None else np.matmul(hidden, block.left)
+
+    def add(self, phi: Array, output: Array, block: Sandwich | None, scratch: Array) -> None:
+        """Phi_{t+1} = Phi_t + P Uᵀ in place (Eq. 19), without Phi_t when there is no skip."""
+        update = output if block is None else np.matmul(output, block.right.T, out=scratch)
+        if self.skip:
+            phi += update
+        else:
+            phi[...] = update
+
+
+class LayerFeatures:
+    """Phi (rows, width) of one client, at one layer, with F beside it where it fits."""
+
+    def __init__(self, rows: Rows, network: Network, memory: Memory) -> None:
+        count = len(rows)
+        size = np.dtype(network.precision).itemsize * count
+        self.rows = rows
+        self.network = network
+        needed = size * network.width * (2 if network.keeps_initial else 1)
+        in_memory = needed <= memory.budget
+        shape = (count, network.width)
+        self.phi = _allocate(shape, network.precision, in_memory, memory)
+        self._initial: Array | None = None
+        if network.keeps_initial:
+            self._initial = _allocate(shape, network.precision, in_memory, memory)
+        self._hidden: Array | None = None
+        if in_memory and needed + size * network.hidden_width <= memory.budget:
+            self._hidden = np.empty((count, network.hidden_width), dtype=network.precision)
+        self._digest: str | None = None
+        self._layer = -1
+        self._hidden_layer = -1
+
+    @property
+    def mapped(self) -> bool:
+        """Whether Phi did not fit the budget and lives in a file."""
+        return isinstance(self.phi, np.memmap)
+
+    def begin(self, chain: Chain, latest: int) -> tuple[int, int]:
+        """Start a pass over the rows: the layers at which Phi and F stand now, -1 for nowhere.
+
+        Features of another model, or beyond the layer `latest`, start afresh. Until `commit` they
+        count as unusable, so that a pass that fails half way is simply done again.
+        """
+        usable = self._digest in chain.digests and self._layer <= latest
+        start, kept = (self._layer, self._hidden_layer) if usable else (-1, -1)
+        self._layer = self._hidden_layer = -1
+        return start, kept
+
+    def commit(self, chain: Chain, layer: int, hidden_layer: int) -> None:
+        """End a pass: Phi now stands at `layer` of this chain's model, F at `hidden_layer`."""
+        self._digest = chain.digest
+        self._layer = layer
+        self._hidden_layer = hidden_layer if self._hidden is not None else -1
+
+    def start(self, span: slice) -> None:
+        """Phi_0 of these rows."""
+        self.network.zero(self.rows.features(span), out=self.phi[span])
+        if self._initial is not None:
+            self._initial[span] = self.phi[span]
+
+    def initial(self, span: slice) -> Array:
+        """Phi_0 of these rows, whatever the layer."""
+        assert self._initial is not None
+        return self._initial[span]
+
+    def hidden(self, span: slice, layer: int, kept: int, workspace: Workspace) -> Array:
+        """F_layer of these rows: the kept one if it is of that layer, else computed."""
+        if self._hidden is not None:
+            out = self._hidden[span]
+            if kept == layer:
+                return out
+        else:
+            shape = span.stop - span.start, self.network.hidden_width
+            out = workspace.array("hidden", shape, self.phi.dtype)
+        initial = None if self._initial is None else self._initial[span]
+        return self.network.hidden(layer, self.phi[span], initial, out)
+
+    def step(self, span: slice, output: Array, block: Sandwich | None, workspace: Workspace) -> None:
+        """Take these rows past a block whose output is P."""
+        phi = self.phi[span]
+        self.network.add(phi, output, block, workspace.array("update", phi.shape, phi.dtype))
+
+
+def _allocate(shape: tuple[int, int], dtype: str, in_memory: bool, memory: Memory) -> Array:
+    if in_memory:
+        return np.empty(shape, dtype=dtype)
+    # The file has no name, so nothing is left behind however the process ends.
+    with tempfile.TemporaryFile(dir=memory.scratch_folder(), prefix="fedsolve-") as file:
+        return np.memmap(file, dtype=dtype, mode="w+", shape=shape)

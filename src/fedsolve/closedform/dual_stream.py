@@ -1,0 +1,332 @@
+"""A client's own predictor: a shared stream, corrected by a refinement stream that never leaves its client.
+
+APFL (Fan et al.), second stage. Symbols as in the paper: Φ G the shared (primary) stream, Ψ refinement
+features, β = `refinement_ridge`, λ = `balance`.
+
+    Ψ = activation(X R + r)                                        (Eq. 11; here with a bias, as everywhere)
+    P = (ΨᵀΨ + β I)^-1 Ψᵀ (Y - Φ G)                                (Eq. 13)
+    scores = Φ G + λ Ψ P                                           (Eq. 14)
+
+λ stands outside the objective that P minimises, so for λ != 1 the sum is not the minimiser of Eq. 1; it
+is what `balance` chooses for rows that were not trained on, and β with it where that is asked for. Over
+another shared model, Φ G stands for its `estimates`: of a network, probabilities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsolve import container
+from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.closedform.activations import activate, check_activation
+from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
+from fedsolve.closedform.moments import Preparation
+from fedsolve.closedform.projections import projection, projection_agreement
+from fedsolve.closedform.refinement import RidgeSolution, RidgeSums
+from fedsolve.closedform.sums import chunks
+from fedsolve.container import Array
+from fedsolve.errors import DataError, ModelFileError
+from fedsolve.federation.participant import ClientData
+from fedsolve.labels import encode_labels, regression_targets
+from fedsolve.model import Model, model_from_contents
+
+ROLE = "refinement"
+"""Name of the random projection R, apart from those of the shared stream."""
+
+Balance = float | Literal["auto"]
+Ridge = float | Literal["auto"]
+
+_NO_SCALE = 1.0
+"""β where there is nothing to measure it by: no rows, or features that are all zero."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """How refinements are made, the same for every client: features Ψ, β and λ, each a number or "auto"."""
+
+    width: int
+    ridge: Ridge
+    activation: str
+    balance: Balance
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_whole(1, refinement_width=self.width)
+        check_whole(0, seed=self.seed)
+        if self.ridge != "auto":
+            if isinstance(self.ridge, str):
+                raise DataError(f"refinement_ridge must be a number >= 0 or 'auto'; got {self.ridge!r}.")
+            check_not_negative(refinement_ridge=self.ridge)
+        check_activation(self.activation, "refinement_activation")
+        if self.balance != "auto":
+            if isinstance(self.balance, str):
+                raise DataError(f"balance must be a number >= 0 or 'auto'; got {self.balance!r}.")
+            check_not_negative(balance=self.balance)
+        elif self.ridge == 0:
+            raise DataError(
+                "balance 'auto' needs refinement_ridge > 0: without a ridge, rows determine their own fit "
+                "and leaving one out says nothing. Give a ridge, or a balance."
+            )
+
+    def features(self, inputs: Array) -> Array:
+        """Ψ (rows, width) of inputs prepared like the shared stream's."""
+        random = projection(self.seed, ROLE, 0, inputs.shape[1], self.width)
+        return activate(self.activation, random.apply(np.ascontiguousarray(inputs, dtype=np.float64)))
+
+    def fit(self, shared: Model, data: ClientData) -> PersonalModel:
+        """The predictor of the client that owns `data`, from passes over its rows in small parts.
+
+        Rows are read once, and once more for each of ridge and balance that is chosen ("auto"). No rows: the
+        shared stream.
+        """
+        rows = _RefinementRows(self, shared, data)
+        sums = RidgeSums(self.width, shared.outputs)
+        kept = rows.absorb(sums)
+        ridge = rows.ridge(sums, kept, self.balance) if self.ridge == "auto" else self.ridge
+        solution = sums.solve(ridge)
+        balance = rows.balance(solution, kept) if self.balance == "auto" else float(self.balance)
+        return PersonalModel(shared, self, solution.weight, balance, sums, ridge)
+
+
+class PersonalModel(Model):
+    """One client's predictor: estimates of the shared stream plus balance times its own refinement.
+
+    shared:             the stream that everybody has. weight: P (refinement width, outputs). balance: λ.
+    sums:               what further rows are added to; None where a file was saved without.
+    refinement_ridge:   β that P was solved with: the refinement's, or the one that this client chose.
+    """
+
+    family: ClassVar[str] = "personal"
+    private: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        shared: Model,
+        refinement: Refinement,
+        weight: Array,
+        balance: float,
+        sums: RidgeSums | None = None,
+        refinement_ridge: float | None = None,
+    ) -> None:
+        super().__init__(shared.features, shared.classes, shared.outputs)
+        self.shared = shared
+        self.refinement = refinement
+        self.weight = weight
+        self.balance = balance
+        self.sums = sums
+        given = refinement.ridge if refinement_ridge is None else refinement_ridge
+        if given == "auto":
+            raise DataError(
+                "refinement_ridge 'auto' is chosen by a fit: give the number that P was solved with."
+            )
+        self.refinement_ridge = float(given)
+
+    def with_balance(self, balance: float) -> PersonalModel:
+        """The same streams, balanced differently; 0 is the shared stream's estimates to the bit."""
+        check_not_negative(balance=balance)
+        return PersonalModel(
+            self.shared, self.refinement, self.weight, float(balance), self.sums, self.refinement_ridge
+        )
+
+    def updated(self, data: ClientData) -> PersonalModel:
+        """The predictor after more rows, of which `data` holds only the new ones.
+
+        P is that of a fit on all rows, old and new, to rounding, at the cost of the new ones. The balance and
+        a ridge that was chosen stay: leave-one-out needs every row, see `rebalanced`.
+        """
+        if self.sums is None:
+            raise DataError(
+                "this personal model was saved without its sums, so it cannot take more rows. Save it with "
+                "growing=True, or personalise again on all rows."
+            )
+        sums = self.sums.copy()
+        _RefinementRows(self.refinement, self.shared, data).absorb(sums)
+        weight = sums.solve(self.refinement_ridge).weight
+        return PersonalModel(self.shared, self.refinement, weight, self.balance, sums, self.refinement_ridge)
+
+    def rebalanced(self, data: ClientData) -> PersonalModel:
+        """The same streams with the balance that `balance="auto"` chooses; `data` holds all rows of P.
+
+        Of `refinement_ridge="auto"`, the ridge is chosen again as well, and P solved with it.
+        """
+        if self.sums is None or self.refinement.ridge == 0:
+            raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
+        rows = _RefinementRows(self.refinement, self.shared, data)
+        estimates = rows.estimates()
+        if self.refinement.ridge != "auto":
+            return self.with_balance(rows.balance(self.sums.solve(self.refinement_ridge), estimates))
+        ridge = rows.ridge(self.sums, estimates, "auto")
+        solution = self.sums.solve(ridge)
+        balance = rows.balance(solution, estimates)
+        return PersonalModel(self.shared, self.refinement, solution.weight, balance, self.sums, ridge)
+
+    def _scores(self, features: Array) -> Array:
+        scores = self.shared.estimates(features)
+        if self.balance == 0:
+            return scores
+        for span in chunks(len(features), self.refinement.width):
+            psi = self.refinement.features(prepared(self.shared, features[span]))
+            scores[span] += self.balance * (psi @ self.weight)
+        return scores
+
+    def save(self, path: str | os.PathLike[str], growing: bool = False) -> None:
+        """Write the model file, for this client only: readable by its owner alone (mode 0600).
+
+        It is as confidential as the rows. P lies in the span of their refinement features, whose projection
+        is known, so that a file of few rows gives them away: of one row, whole.
+
+        growing: also keep the sums, so that `updated` works after loading. They hold the client's own
+            refinement features or their Gram matrix.
+        """
+        arrays, note = self.contents()
+        if growing and self.sums is not None:
+            arrays |= {f"sums.{name}": array for name, array in self.sums.arrays().items()}
+        container.write_atomically(path, container.to_bytes(arrays, note), private=True)
+
+    def _arrays(self) -> dict[str, Array]:
+        arrays, _ = self.shared.contents()
+        return {"refinement": self.weight} | {f"shared.{name}": array for name, array in arrays.items()}
+
+    def _note(self) -> dict[str, Any]:
+        # A ridge that was given stands among the parameters.
+        chosen = {"refinement_ridge": self.refinement_ridge} if self.refinement.ridge == "auto" else {}
+        return {
+            "shared": self.shared.contents()[1],
+            "balance": self.balance,
+            **chosen,
+            "parameters": dataclasses.asdict(self.refinement),
+            **projection_agreement(self.refinement.seed),
+        }
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PersonalModel:
+        check_agreement(note, note["parameters"]["seed"])
+        shared = model_from_contents(container.with_prefix(arrays, "shared."), note["shared"])
+        sums = container.with_prefix(arrays, "sums.")
+        return cls(
+            shared,
+            Refinement(**note["parameters"]),
+            arrays["refinement"],
+            note["balance"],
+            RidgeSums.from_arrays(sums) if sums else None,
+            note.get("refinement_ridge", note["parameters"]["ridge"]),
+        )
+
+
+class _RefinementRows:
+    """A client's rows as a refinement sees them, part by part: never all features at once."""
+
+    def __init__(self, refinement: Refinement, shared: Model, data: ClientData) -> None:
+        if data.width != shared.features:
+            raise DataError(
+                f"this client has {data.width} features per row, the model uses {shared.features}. "
+                "All must use the same backbone."
+            )
+        weights = data.own_weights()
+        if weights is not None and not np.all(weights):
+            # A row without weight is no row: it must not decide which form the ridge takes.
+            rows = np.arange(len(data)) if data.rows is None else data.rows
+            data = ClientData(data.source, data.labels, rows[weights > 0], data.weights, checked=True)
+        self._refinement = refinement
+        self._shared = shared
+        self._data = data
+        labels = data.own_labels()
+        self.codes = None if shared.classes is None else encode_labels(labels, shared.classes)
+        self._values = regression_targets(labels, shared.outputs) if shared.classes is None else None
+        self.weights = data.own_weights()
+        self._roots = None if self.weights is None else np.sqrt(self.weights)
+
+    def spans(self) -> Iterator[slice]:
+        return chunks(len(self._data), self._refinement.width)
+
+    def absorb(self, sums: RidgeSums) -> Array:
+        """Add every row to the sums; gives the shared stream's estimates, which are small enough to keep."""
+        estimates = np.empty((len(self._data), self._shared.outputs))
+        for span in self.spans():
+            inputs = self._inputs(span)
+            estimates[span] = self._shared.estimates(inputs)
+            # Both factors of a sum carry the root of the weight.
+            root = 1.0 if self._roots is None else self._roots[span, None]
+            sums.add(self._features(inputs) * root, (self._targets(span) - estimates[span]) * root)
+        return estimates
+
+    def estimates(self) -> Array:
+        """The shared stream's estimates of every row."""
+        estimates = np.empty((len(self._data), self._shared.outputs))
+        for span in self.spans():
+            estimates[span] = self._shared.estimates(self._inputs(span))
+        return estimates
+
+    def ridge(self, sums: RidgeSums, estimates: Array, balance: Balance) -> float:
+        """The ridge for these rows, all of which the sums have seen, and this balance; see `balance`."""
+        size = sums.size()
+        if size == 0:
+            return _NO_SCALE
+        total = float(len(self._data)) if self.weights is None else float(np.sum(self.weights))
+        ridges = size / total * np.array(RIDGES)
+        path = sums.path()
+        residuals = self._targets(slice(None)) - estimates
+        counted = np.ones((len(residuals), 1)) if self.weights is None else self.weights[:, None]
+        inner, power = np.zeros(len(ridges)), np.zeros(len(ridges))
+        for span, features, roots in self._read(whole=path.short):
+            rows = path.at(features, residuals[span], roots)
+            for position, ridge in enumerate(ridges):
+                answers = rows.left_out(ridge)
+                inner[position] += np.sum(counted[span] * residuals[span] * answers)
+                power[position] += np.sum(counted[span] * answers**2)
+        chosen = choose_ridge(inner, power, float(np.sum(counted * residuals**2)), balance)
+        return size / total * UNINFORMED if chosen is None else float(ridges[chosen])
+
+    def balance(self, solution: RidgeSolution, estimates: Array) -> float:
+        """The balance for these rows, all of which the solution has seen; see `balance`."""
+        residuals = self._targets(slice(None)) - estimates
+        answers = np.empty_like(residuals)
+        for span, features, roots in self._read(whole=solution.short):
+            answers[span] = solution.left_out(features, residuals[span], roots)
+        return choose_balance(estimates, residuals, answers, self.codes, self.weights)
+
+    def _read(self, whole: bool) -> Iterator[tuple[slice, Array, Array | None]]:
+        """Spans of rows, their Ψ and the roots of their weights: in parts, or all at once (short form)."""
+        psi = (self._features(self._inputs(span)) for span in self.spans())
+        if whole and len(self._data):
+            yield slice(None), np.concatenate(list(psi)), self._roots
+            return
+        for span, features in zip(self.spans(), psi, strict=True):
+            yield span, features, None if self._roots is None else self._roots[span]
+
+    def _inputs(self, span: slice) -> Array:
+        # As they are stored: a network reads bytes on another scale than numbers.
+        return self._data.features(span, self._data.source.dtype)
+
+    def _features(self, inputs: Array) -> Array:
+        return self._refinement.features(prepared(self._shared, inputs))
+
+    def _targets(self, span: slice) -> Array:
+        if self.codes is None:
+            assert self._values is not None
+            return self._values[span].astype(np.float64)
+        targets: Array = np.eye(self._shared.outputs)[self.codes[span]]
+        return targets
+
+
+def prepared(shared: Model, features: Array) -> Array:
+    """Features centred and scaled as the shared stream's are."""
+    preparation: Preparation | None = getattr(shared, "preparation", None)
+    return features if preparation is None else preparation.apply(features)
+
+
+def check_agreement(note: dict[str, Any], seed: int) -> None:
+    """Refuse a model whose projections this machine would not make with the same bits."""
+    mine = projection_agreement(seed)
+    stored = {name: note[name] for name in mine}
+    if mine != stored:
+        raise ModelFileError(
+            f"the model's random projections are {stored}, this fedsolve makes {mine}. "
+            "Use the fedsolve version that wrote it."
+        )

@@ -1,0 +1,277 @@
+"""The predictors that closed-form methods give: a linear one (AFL) and a deep one (DeepAFL)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsolve.closedform.deepafl_layers import Network
+from fedsolve.closedform.moments import Preparation
+from fedsolve.closedform.projections import projection_agreement
+from fedsolve.closedform.solvers import Sandwich
+from fedsolve.container import Array
+from fedsolve.errors import DataError, ModelFileError
+from fedsolve.labels import labels_from_note
+from fedsolve.model import Model
+
+_PASS_BYTES = 128 << 20
+
+
+class LinearModel(Model):
+    """Scores x W + b, with weight (features, outputs) and intercept (outputs,)."""
+
+    family: ClassVar[str] = "linear"
+
+    def __init__(
+        self,
+        weight: Array,
+        intercept: Array,
+        classes: Array | None,
+        preparation: Preparation | None = None,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(weight.shape[0], classes, weight.shape[1])
+        self.weight = weight
+        self.intercept = intercept
+        self.preparation = preparation
+        self.parameters = parameters or {}
+
+    def _scores(self, features: Array) -> Array:
+        if self.preparation is not None:
+            features = self.preparation.apply(features)
+        return np.asarray(features, dtype=np.float64) @ self.weight + self.intercept
+
+    def _arrays(self) -> dict[str, Array]:
+        return {"weight": self.weight, "intercept": self.intercept} | preparation_arrays(self.preparation)
+
+    def _note(self) -> dict[str, Any]:
+        return {"parameters": self.parameters}
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> LinearModel:
+        return cls(
+            arrays["weight"],
+            arrays["intercept"],
+            labels_from_note(note["classes"]),
+            preparation_from(arrays),
+            note["parameters"],
+        )
+
+
+class StagedModel(Model):
+    """A model that has a classifier W_t after every layer t = 0, ..., T and can stop at any of them.
+
+    Subclasses give the features after each layer (`_stages`); every prediction may stop early:
+    `layers=t` uses the first t layers and W_t.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        classes: Array | None,
+        outputs: int,
+        width: int,
+        precision: str,
+        classifiers: Sequence[Array],
+        preparation: Preparation | None,
+        parameters: dict[str, Any] | None,
+    ) -> None:
+        super().__init__(features, classes, outputs)
+        self.width = width
+        self.precision = precision
+        self.classifiers = tuple(classifiers)
+        self.preparation = preparation
+        self.parameters = parameters or {}
+
+    def agreement(self) -> dict[str, Any]:
+        """Scheme and fingerprint of the random projections that the weights belong to."""
+        return projection_agreement(self.parameters["seed"])
+
+    @staticmethod
+    def check_agreement(note: dict[str, Any]) -> None:
+        """Refuse a model whose projections this machine would not make with the same bits."""
+        mine = projection_agreement(note["parameters"]["seed"])
+        stored = {name: note[name] for name in mine}
+        if mine != stored:
+            raise ModelFileError(
+                f"the model's random projections are {stored}, this fedsolve makes {mine}. "
+                "Use the fedsolve version that wrote it."
+            )
+
+    @abstractmethod
+    def _stages(self, features: Array, last: int) -> Iterator[Array]:
+        """Features (rows, width) after 0, 1, ..., last layers; each may be overwritten by the next."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.classifiers) - 1
+
+    def decision_function(self, features: Any, layers: int | None = None) -> Array:
+        """Scores (rows, outputs) after `layers` layers, all of them when None."""
+        last = self._depth(layers)
+        checked = self._checked(features)
+        scores = np.empty((len(checked), self.outputs))
+        for span, stages in self._passes(checked, last):
+            for layer, phi in enumerate(stages):
+                if layer == last:
+                    scores[span] = self._classify(phi, layer)
+        return scores
+
+    def predict(self, features: Any, layers: int | None = None) -> Array:
+        """The class with the largest score (or the targets) after `layers` layers."""
+        return self._decide(self.decision_function(features, layers))
+
+    def score(self, features: Any, labels: Any, layers: int | None = None) -> float:
+        """Accuracy (or mean R²) after `layers` layers."""
+        return self._rate(self.predict(features, layers), labels)
+
+    def staged_decision_function(self, features: Any) -> Array:
+        """Scores after 0, 1, ..., T layers: (T + 1, rows, outputs), in one pass."""
+        checked = self._checked(features)
+        scores = np.empty((self.layers + 1, len(checked), self.outputs))
+        for span, stages in self._passes(checked, self.layers):
+            for layer, phi in enumerate(stages):
+                scores[layer, span] = self._classify(phi, layer)
+        return scores
+
+    def staged_predict(self, features: Any) -> Array:
+        """Predictions after 0, 1, ..., T layers, stacked."""
+        return np.stack([self._decide(scores) for scores in self.staged_decision_function(features)])
+
+    def staged_score(self, features: Any, labels: Any) -> Array:
+        """Accuracy (or mean R²) after 0, 1, ..., T layers: T + 1 numbers."""
+        return np.array([self._rate(predicted, labels) for predicted in self.staged_predict(features)])
+
+    def transform(self, features: Any, layers: int | None = None) -> Array:
+        """The learned representation Phi (rows, width) after `layers` layers."""
+        last = self._depth(layers)
+        checked = self._checked(features)
+        out = np.empty((len(checked), self.width), dtype=self.precision)
+        for span, stages in self._passes(checked, last):
+            for layer, phi in enumerate(stages):
+                if layer == last:
+                    out[span] = phi
+        return out
+
+    def stages(self, features: Any) -> Iterator[tuple[Array, Array]]:
+        """Features (rows, width) and scores (rows, outputs) after 0, 1, ..., T layers, all rows at once.
+
+        The features of a stage may be overwritten by the next; copy what is to be kept.
+        """
+        for layer, phi in enumerate(self._stages(self._checked(features), self.layers)):
+            yield phi, self._classify(phi, layer)
+
+    def _scores(self, features: Array) -> Array:
+        return self.decision_function(features)
+
+    def _classify(self, phi: Array, layer: int) -> Array:
+        scores = phi @ self.classifiers[layer]
+        return scores if self.preparation is None else scores + self.preparation.target_mean
+
+    def _depth(self, layers: int | None) -> int:
+        if layers is None:
+            return self.layers
+        if not 0 <= layers <= self.layers:
+            raise DataError(f"layers must lie between 0 and {self.layers}; got {layers}.")
+        return layers
+
+    def _passes(self, features: Array, last: int) -> Iterator[tuple[slice, Iterator[Array]]]:
+        """Spans of rows with their features after 0, 1, ..., last layers."""
+        length = max(256, _PASS_BYTES // (8 * self.width))
+        for index in range(math.ceil(len(features) / length)):
+            span = slice(index * length, (index + 1) * length)
+            yield span, self._stages(features[span], last)
+
+
+class DeepModel(StagedModel):
+    """A residual network in thin form: T blocks Omega_t = left rightᵀ and T + 1 classifiers W_t."""
+
+    family: ClassVar[str] = "deep"
+
+    def __init__(
+        self,
+        network: Network,
+        classes: Array | None,
+        outputs: int,
+        classifiers: Sequence[Array],
+        blocks: Sequence[Sandwich | None],
+        preparation: Preparation | None = None,
+        parameters: dict[str, Any] | None = None,
+        risk: Array | None = None,
+    ) -> None:
+        super().__init__(
+            network.features,
+            classes,
+            outputs,
+            network.width,
+            network.precision,
+            classifiers,
+            preparation,
+            parameters,
+        )
+        self.network = network
+        self.blocks = tuple(blocks)
+        self.risk = risk if risk is not None else np.full(len(classifiers), np.nan)
+
+    def _stages(self, features: Array, last: int) -> Iterator[Array]:
+        network = self.network
+        if self.preparation is not None:
+            features = self.preparation.apply(features)
+        phi = network.zero(np.ascontiguousarray(features, dtype=network.precision))
+        initial = phi.copy() if network.keeps_initial else None
+        hidden = np.empty((len(phi), network.hidden_width), dtype=phi.dtype)
+        scratch = np.empty_like(phi)
+        yield phi
+        for layer, block in enumerate(self.blocks[:last]):
+            network.hidden(layer, phi, initial, hidden)
+            if block is not None:
+                block = block.astype(phi.dtype)
+            network.add(phi, network.output(hidden, block), block, scratch)
+            yield phi
+
+    def _arrays(self) -> dict[str, Array]:
+        arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
+        for t, block in enumerate(self.blocks):
+            if block is None:
+                continue
+            arrays |= {f"left.{t}": block.left, f"right.{t}": block.right}
+        return arrays | {"risk": self.risk} | preparation_arrays(self.preparation)
+
+    def _note(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
+
+    @classmethod
+    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:
+        cls.check_agreement(note)
+        layers, identity = note["layers"], note["parameters"]["transformation"] == "identity"
+        return cls(
+            Network.from_parameters(note["features"], note["parameters"]),
+            labels_from_note(note["classes"]),
+            note["outputs"],
+            [arrays[f"classifier.{t}"] for t in range(layers + 1)],
+            [
+                None if identity else Sandwich(arrays[f"left.{t}"], arrays[f"right.{t}"])
+                for t in range(layers)
+            ],
+            preparation_from(arrays),
+            note["parameters"],
+            arrays["risk"],
+        )
+
+
+def preparation_arrays(preparation: Preparation | None) -> dict[str, Array]:
+    if preparation is None:
+        return {}
+    return {f"preparation.{name}": array for name, array in preparation.arrays().items()}
+
+
+def preparation_from(arrays: dict[str, Array]) -> Preparation | None:
+    if "preparation.mean" not in arrays:
+        return None
+    prefix = "preparation."
+    found = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    return Preparation.from_arrays(found)

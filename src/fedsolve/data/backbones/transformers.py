@@ -1,0 +1,216 @@
+"""`hf:NAME_OR_FOLDER`: an image model of transformers, from a folder, the hub or its cache.
+
+Features are the model's pooled output where its weights have one, otherwise the mean of the last hidden
+state over tokens or pixels. Preprocessing is read from the image processor that comes with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import canonical_json
+from fedsolve.data.backbones.backbone_address import Options
+from fedsolve.data.backbones.common import digest_of, first_line, require
+from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing, prepare
+from fedsolve.data.backbones.torch_callable import TorchBackbone
+from fedsolve.errors import DataError, ModelFileError
+
+OUTPUTS = ("pooled", "mean", "cls")
+# What a configuration says of files and versions is no part of the function it describes.
+_INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
+
+
+def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
+    """`hf:microsoft/resnet-18` or `hf:./folder`.
+
+    Options: output=pooled (the model's own), mean (of the last hidden state) or cls (its first token);
+    device; and those of the preprocessing, which replace what the image processor says.
+    """
+    if not target:
+        raise DataError(f"{options.address}: name a model or a folder, such as hf:./my-model.")
+    require("torch", "hf", options.address)
+    transformers = require("transformers", "hf", options.address)
+    folder = Path(target).expanduser()
+    if target.startswith((".", "/", "~")) and not folder.is_dir():
+        raise ModelFileError(f"{options.address}: there is no folder {folder}.")
+    place = str(folder) if folder.is_dir() else target
+    with _quiet(transformers):
+        preprocessing = _preprocessing(transformers, place, options)
+        model, pooler_missing = _model(transformers, place, options.address)
+    wanted = options.text("output", OUTPUTS)
+    device = options.text("device") or "cpu"
+    options.finish()
+    if wanted == "pooled" and pooler_missing:
+        raise DataError(f"{options.address}: the weights have no pooled output. Use output=mean.")
+    output = wanted or ("mean" if pooler_missing else _offered(model, preprocessing, options.address))
+    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _INCIDENTAL}
+    identity = {
+        "name": f"hf:{model.config.model_type}",
+        "output": output,
+        "config": digest_of([canonical_json(config).encode()]),
+    }
+    call = _features(model, output, options.address)
+    return TorchBackbone(f"hf:{target}", model, preprocessing, identity, call=call, device=device)
+
+
+def _model(transformers: Any, place: str, address: str) -> tuple[Any, bool]:
+    """The model, and whether the layer behind its pooled output is missing from the weights."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(place)
+        if config.model_type == "vit_mae":
+            config.mask_ratio = 0.0  # masking is for pre-training; features come from the whole image
+        model, report = transformers.AutoModel.from_pretrained(place, config=config, output_loading_info=True)
+    except Exception as problem:  # transformers, hub, safetensors and pickle raise errors of their own
+        raise ModelFileError(
+            f"{address}: the model cannot be loaded: {type(problem).__name__}: {first_line(problem)} "
+            "Give a folder with config.json and model.safetensors, or the name of an image model on the hub."
+        ) from problem
+    missing = sorted(report["missing_keys"])
+    others = [name for name in missing if "pooler" not in name.split(".")]
+    if others:
+        raise ModelFileError(
+            f"{address}: the file of weights lacks {len(others)} tensors, {others[0]} among them; they would "
+            "be random. Save the whole model again."
+        )
+    state = model.state_dict()
+    for name in missing:
+        # Drawn anew at every load; they are not used, and must not change the digest of the weights.
+        state[name].zero_()
+    return model, bool(missing)
+
+
+def _features(model: Any, output: str, address: str) -> Callable[[Any], Any]:
+    def features(images: Any) -> Any:
+        result = _ask(model, images)
+        if output == "pooled":
+            pooled = getattr(result, "pooler_output", None)
+            if pooled is None:
+                raise DataError(f"{address}: the model has no pooled output. Use output=mean.")
+            return pooled.flatten(1)
+        hidden = result.last_hidden_state
+        if output == "cls" and hidden.ndim != 3:
+            raise DataError(f"{address}: the model has no tokens, so no first one. Use output=mean.")
+        return (
+            hidden[:, 0]
+            if output == "cls"
+            else hidden.flatten(2).mean(2)
+            if hidden.ndim == 4
+            else hidden.mean(1)
+        )
+
+    return features
+
+
+def _ask(model: Any, images: Any) -> Any:
+    if model.config.model_type == "vit_mae":
+        # The model sorts its tokens by noise; rising noise keeps them in place.
+        tokens = model.embeddings.patch_embeddings.num_patches
+        noise = images.new_ones(len(images), tokens).cumsum(1)
+        return model(pixel_values=images, noise=noise)
+    # Models of text and images, such as CLIP, answer for images alone here.
+    answer = getattr(model, "get_image_features", model)
+    return answer(pixel_values=images)
+
+
+def _offered(model: Any, preprocessing: Preprocessing, address: str) -> str:
+    """Which output the model offers: "pooled", or "mean" of its last hidden state."""
+    torch = require("torch", "hf", address)
+    height, width = preprocessing.size or (224, 224)
+    black = torch.from_numpy(prepare([np.zeros((height, width, 3), dtype=np.uint8)], preprocessing))
+    try:
+        with torch.inference_mode():
+            result = _ask(model.float().eval(), black)
+    except Exception as problem:  # models raise errors of their own
+        raise DataError(
+            f"{address}: the model cannot process images of shape {tuple(black.shape[1:])} (channels, "
+            f"height, width): {type(problem).__name__}: {first_line(problem)}"
+        ) from problem
+    if getattr(result, "pooler_output", None) is not None:
+        return "pooled"
+    if getattr(result, "last_hidden_state", None) is None:
+        raise DataError(
+            f"{address}: {type(model).__name__} gives neither a pooled output nor a last hidden state. "
+            "Wrap it in a function of your own and use torch:MODULE:CALLABLE."
+        )
+    return "mean"
+
+
+def _preprocessing(transformers: Any, place: str, options: Options) -> Preprocessing:
+    """What the model's image processor does, with the changes of the options."""
+    described = options.has("size") and (options.has("normalise") or options.has("mean"))
+    if described:
+        return Preprocessing().adjusted(options)
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(place)
+    except Exception as problem:  # transformers and hub raise errors of their own
+        raise ModelFileError(
+            f"{options.address}: no image processor can be loaded: {first_line(problem)} If there is none, "
+            "describe the preprocessing: ?size=224&normalise=imagenet"
+        ) from problem
+    found = _translated(processor.to_dict())
+    if found is None or not _agree(processor, found):
+        raise DataError(
+            f"{options.address}: {type(processor).__name__} prepares images in a way that fedsolve does not "
+            "know. Describe the preprocessing yourself: ?size=224&normalise=imagenet"
+        )
+    return found.adjusted(options)
+
+
+def _translated(says: dict[str, Any]) -> Preprocessing | None:
+    """An image processor's settings as ours; None where they have no counterpart."""
+    size, crop = dict(says.get("size") or {}), dict(says.get("crop_size") or {})
+    shorter = size.get("shortest_edge")
+    final: tuple[int, int] | None = None
+    if shorter is None:
+        final = (size["height"], size["width"]) if {"height", "width"} <= set(size) else None
+    elif says.get("crop_pct") is not None:
+        # ConvNeXt's rule: below 384 pixels a share is cut out, from there on the image is squeezed.
+        final = (shorter, shorter)
+        shorter = int(shorter / says["crop_pct"]) if shorter < 384 else None
+    elif says.get("do_center_crop") and {"height", "width"} <= set(crop):
+        final = (crop["height"], crop["width"])
+    filters = {int(value): name for name, value in FILTERS.items()}
+    resample = says.get("resample")
+    if final is None or not says.get("do_resize") or resample not in filters:
+        return None
+    try:
+        return Preprocessing(
+            size=final,
+            shorter_side=shorter,
+            interpolation=filters[resample],
+            scale=1.0 / says.get("rescale_factor", 1 / 255) if says.get("do_rescale") else 1.0,
+            mean=tuple(says["image_mean"]) if says.get("do_normalize") else (0.0,),
+            std=tuple(says["image_std"]) if says.get("do_normalize") else (1.0,),
+            channels="bgr" if says.get("do_flip_channel_order") else "rgb",
+        )
+    except (DataError, KeyError, TypeError):
+        return None
+
+
+def _agree(processor: Any, preprocessing: Preprocessing) -> bool:
+    """Whether both prepare a picture alike, but for rounding of resized pixels to bytes."""
+    image = np.random.default_rng(0).integers(0, 256, (64, 80, 3), dtype=np.uint8)
+    theirs = np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
+    ours = prepare([image], preprocessing)[0]
+    levels = 3.0 / preprocessing.scale / min(preprocessing.std)
+    return theirs.shape == ours.shape and bool(np.abs(theirs - ours).max() <= levels)
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' own lines and bars, which would mix with ours; put back afterwards."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

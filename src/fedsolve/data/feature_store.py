@@ -1,0 +1,358 @@
+"""The feature store: a folder of features, each set named by the data and the backbone it came from.
+
+    STORE/KEY/manifest.json                 what it is; written last, so that a set with it is complete
+    STORE/KEY/x_train.npy, x_test.npy       float32 (rows, width), opened by mmap
+    STORE/KEY/y_train.npy, y_test.npy       int64 (rows,), positions in the manifest's class names
+    STORE/KEY/progress.json                 instead of the manifest while extraction is under way
+
+KEY is the SHA-256 of canonical JSON that holds the identity of the data (digests of images, labels and
+class names) and that of the backbone (weights and preprocessing).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+import fedsolve
+from fedsolve import container
+from fedsolve.container import Array
+from fedsolve.data.datasets.dataset import Dataset
+from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecord, extract
+from fedsolve.data.lock import locked
+from fedsolve.errors import DataError, ModelFileError
+
+if TYPE_CHECKING:
+    from fedsolve.data.backbones import Backbone
+
+__all__ = ["ExtractionProgress", "FeatureStore", "Features", "StoredFeatures"]
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_KEY = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+
+Limit = int | tuple[int | None, int | None] | None
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features and labels of a dataset, ready for a federation.
+
+    x_train, x_test: (rows, width); those of a store are memory-mapped float32, read as they are used.
+    y_train, y_test: (rows,) positions in `class_names`.
+    """
+
+    key: str
+    x_train: Array
+    y_train: Array
+    x_test: Array | None
+    y_test: Array | None
+    class_names: tuple[str, ...]
+    manifest: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset) -> Features:
+        """The features a dataset has of its own, without a backbone."""
+        arrays: list[Array | None] = []
+        for split in (dataset.train, dataset.test):
+            if split is None:
+                arrays += [None, None]
+                continue
+            own = split.inputs if isinstance(split.inputs, np.ndarray) else split.features
+            if own is None:
+                raise DataError(
+                    f"{dataset.name} holds images, which need a backbone to become features. Name one: "
+                    "--backbone efficientnet-lite0, or pixels (see 'fedsolve features build --help')."
+                )
+            arrays += [own, split.labels]
+        x_train, y_train, x_test, y_test = arrays
+        assert x_train is not None
+        assert y_train is not None
+        identity = {"format": FORMAT, "data": dataset.identity, "backbone": None}
+        manifest = _about(dataset, None) | {"identity": identity, "width": int(x_train.shape[1])}
+        return cls(_key(identity), x_train, y_train, x_test, y_test, dataset.class_names, _told(manifest))
+
+    def names(self, labels: Array) -> Array:
+        """Names of the classes that labels stand for."""
+        return np.array(self.class_names)[labels]
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """A line of the store's list.
+
+    state: "complete"; "partial", where extraction stopped after `done` images; "damaged".
+    """
+
+    key: str
+    state: Literal["complete", "partial", "damaged"]
+    dataset: str = "?"
+    backbone: str = "?"
+    rows: dict[str, int] = field(default_factory=dict)
+    done: int = 0
+    width: int | None = None
+    nbytes: int = 0
+    created: str | None = None
+
+    @property
+    def total(self) -> int:
+        return sum(self.rows.values())
+
+
+class FeatureStore:
+    """A folder of features: FEDSOLVE_STORE or ~/.cache/fedsolve/features unless one is named."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        chosen = folder or os.environ.get("FEDSOLVE_STORE") or Path.home() / ".cache/fedsolve/features"
+        self.folder = Path(chosen).expanduser()
+
+    def build(
+        self,
+        dataset: Dataset,
+        backbone: Backbone | None,
+        *,
+        batch: int = 64,
+        progress: Callable[[ExtractionProgress], None] | None = None,
+        limit: Limit = None,
+    ) -> Features:
+        """The features of a dataset: from the store, or extracted now and stored.
+
+        A build that was stopped goes on where it stopped. Without a backbone the features are those the
+        dataset has of its own, and nothing is stored.
+
+        batch:    images that go through the backbone together; a build that goes on keeps its own.
+        progress: called after every batch.
+        limit:    at most so many rows of each part (a pair: of the training and of the test part),
+                  every class in its proportion.
+        """
+        if limit is not None:
+            dataset = dataset.limited(*((limit, limit) if isinstance(limit, int) else limit))
+        if backbone is None:
+            return Features.from_dataset(dataset)
+        if batch < 1:
+            raise DataError(f"batch must be at least 1; got {batch}.")
+        inputs = {part: split.inputs for part, split in dataset.parts().items()}
+        images = {part: found for part, found in inputs.items() if not isinstance(found, np.ndarray)}
+        if not images:
+            raise DataError(
+                f"{dataset.name} holds features already; leave out the backbone ({backbone.name})."
+            )
+        identity = {"format": FORMAT, "data": dataset.identity, "backbone": backbone.identity}
+        key = _key(identity)
+        if (self.folder / key / MANIFEST).exists():
+            return self.get(key)
+        with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
+            folder = self.folder / key
+            if (folder / MANIFEST).exists():
+                return self.get(key)
+            about = _about(dataset, backbone)
+            started = time.perf_counter()
+            record = extract(folder, images, backbone, batch=batch, about=about, progress=progress)
+            for part, split in dataset.parts().items():
+                np.save(folder / f"y_{part}.npy", split.labels.astype("<i8"))
+            manifest = about | {
+                "format": FORMAT,
+                "key": key,
+                "identity": identity,
+                "width": record.width,
+                "batch": record.batch,
+                "arrays": {
+                    name: _array_facts(folder / f"{name}.npy") for name in _ARRAYS if name[2:] in images
+                },
+                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "seconds": round(time.perf_counter() - started, 3),
+                "runtime": _runtime(backbone),
+            }
+            text = json.dumps(_told(manifest), indent=2, sort_keys=True) + "\n"
+            container.write_atomically(folder / MANIFEST, text.encode())
+            (folder / RECORD).unlink(missing_ok=True)
+        return self.get(key)
+
+    def get(self, key: str) -> Features:
+        """The features of this key, or of the only key that begins like this; arrays are mapped, not read."""
+        key = self.resolve(key)
+        folder = self.folder / key
+        manifest = _manifest(folder)
+        arrays = {name: _open(folder / f"{name}.npy", facts) for name, facts in manifest["arrays"].items()}
+        return Features(
+            key,
+            arrays["x_train"],
+            np.array(arrays["y_train"]),
+            arrays.get("x_test"),
+            np.array(arrays["y_test"]) if "y_test" in arrays else None,
+            tuple(manifest["class_names"]),
+            manifest,
+        )
+
+    def entries(self) -> list[StoredFeatures]:
+        """Everything in the store, complete or not, in the order of names."""
+        if not self.folder.is_dir():
+            return []
+        found = [self._entry(path) for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
+        return sorted(found, key=lambda entry: (entry.dataset, entry.backbone, entry.key))
+
+    def resolve(self, key: str) -> str:
+        """The full key that begins with `key`."""
+        if not re.fullmatch(r"[0-9a-f]+", key):
+            raise DataError(f"'{key}' is not a key of features; see 'fedsolve features list'.")
+        found = [entry.key for entry in self.entries() if entry.key.startswith(key)]
+        if len(found) != 1:
+            seen = f"{len(found)} keys begin with" if found else "no features have a key that begins with"
+            raise DataError(f"{seen} '{key}' in {self.folder}; see 'fedsolve features list'.")
+        return found[0]
+
+    def verify(self, key: str) -> StoredFeatures:
+        """Read every byte and compare with the manifest; a `ModelFileError` names the file that differs."""
+        key = self.resolve(key)
+        folder = self.folder / key
+        for name, facts in _manifest(folder)["arrays"].items():
+            path = folder / f"{name}.npy"
+            _open(path, facts)
+            found = _digest(path)
+            if found != facts["sha256"]:
+                raise ModelFileError(
+                    f"{path}: contents changed since they were written (SHA-256 {found[:12]}..., expected "
+                    f"{facts['sha256'][:12]}...). {_rebuild(folder)}"
+                )
+        return self._entry(folder)
+
+    def remove(self, key: str) -> StoredFeatures:
+        """Delete features, complete or not."""
+        key = self.resolve(key)
+        folder = self.folder / key
+        entry = self._entry(folder)
+        with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
+            try:
+                # The manifest first: what is half deleted must not look complete.
+                for name in (MANIFEST, RECORD, *(f"{array}.npy" for array in _ARRAYS)):
+                    (folder / name).unlink(missing_ok=True)
+                for left in folder.glob(".*"):
+                    left.unlink()
+                folder.rmdir()
+            except OSError as problem:
+                raise ModelFileError(f"cannot remove {folder}: {problem.strerror or problem}.") from problem
+        return entry
+
+    def _entry(self, folder: Path) -> StoredFeatures:
+        size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+        try:
+            if (folder / MANIFEST).exists():
+                told = _manifest(folder)
+                done, state = sum(told["rows"].values()), "complete"
+            else:
+                record = ExtractionRecord.load(folder)
+                if record is None:
+                    return StoredFeatures(folder.name, "partial", nbytes=size)
+                told = record.about | {"width": record.width, "created": None}
+                done, state = sum(record.done.values()), "partial"
+            return StoredFeatures(
+                key=folder.name,
+                state=state,  # type: ignore[arg-type]
+                dataset=told["dataset"],
+                backbone=told["backbone"],
+                rows=told["rows"],
+                done=done,
+                width=told["width"],
+                nbytes=size,
+                created=told["created"],
+            )
+        except (ModelFileError, KeyError, TypeError):
+            return StoredFeatures(folder.name, "damaged", nbytes=size)
+
+
+def _key(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(container.canonical_json(identity).encode()).hexdigest()
+
+
+def _about(dataset: Dataset, backbone: Backbone | None) -> dict[str, Any]:
+    return {
+        "dataset": dataset.name,
+        "backbone": None if backbone is None else backbone.name,
+        "rows": {part: len(split) for part, split in dataset.parts().items()},
+        "class_names": list(dataset.class_names),
+    }
+
+
+def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest as it comes back from its file."""
+    told: dict[str, Any] = json.loads(json.dumps(manifest))
+    return told
+
+
+def _runtime(backbone: Backbone) -> dict[str, str]:
+    return {
+        "fedsolve": fedsolve.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "backbone": getattr(backbone, "runtime", ""),
+    }
+
+
+def _array_facts(path: Path) -> dict[str, Any]:
+    array = np.load(path, mmap_mode="r")
+    return {
+        "shape": list(array.shape),
+        "dtype": array.dtype.str,
+        "bytes": path.stat().st_size,
+        "sha256": _digest(path),
+    }
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.exists():
+        raise ModelFileError(
+            f"{folder}: extraction has not finished. Run the same 'fedsolve features build' again to go on."
+        )
+    try:
+        manifest: dict[str, Any] = json.loads(container.read(path))
+        if manifest["format"] != FORMAT:
+            raise ModelFileError(
+                f"{path}: written in format {manifest['format']}, this fedsolve reads {FORMAT}. "
+                f"{_rebuild(folder)}"
+            )
+        for name in ("arrays", "class_names", "rows", "dataset", "backbone", "width"):
+            manifest[name]
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ModelFileError(
+            f"{path}: damaged or not a manifest ({problem}). {_rebuild(folder)}"
+        ) from problem
+    return manifest
+
+
+def _open(path: Path, facts: dict[str, Any]) -> Array:
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as problem:
+        raise ModelFileError(f"{path}: cannot be read ({problem}). {_rebuild(path.parent)}") from problem
+    if list(array.shape) != facts["shape"] or array.dtype.str != facts["dtype"]:
+        raise ModelFileError(
+            f"{path}: holds {array.dtype} of shape {array.shape}, the manifest says {facts['dtype']} of "
+            f"shape {tuple(facts['shape'])}. {_rebuild(path.parent)}"
+        )
+    return array
+
+
+def _rebuild(folder: Path) -> str:
+    return f"Remove it ('fedsolve features remove {folder.name[:12]}') and build it again."

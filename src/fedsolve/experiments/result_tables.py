@@ -1,0 +1,356 @@
+"""Tables of a run: means over seeds, tests against a baseline, the papers' own numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsolve.experiments.config import Experiment, TableSpec
+from fedsolve.experiments.observations import Observation, observations
+from fedsolve.experiments.papers import Printed, papers, printed, same
+from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.experiments.significance import LEVEL, compare, mean_and_error
+from fedsolve.experiments.wording import METRIC_NAMES, axis_label, axis_name, number
+
+Place = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """One number of a table.
+
+    mean:  None where the models have no such value: a singular system, or a part without rows.
+    error: standard error, None for one seed. seeds: how many, None in a paper. p: against the baseline.
+    """
+
+    metric: str
+    mean: float | None
+    error: float | None
+    seeds: int | None = None
+    p: float | None = None
+
+    @property
+    def marked(self) -> bool:
+        return self.p is not None and self.p < LEVEL
+
+    @property
+    def plain(self) -> str:
+        """The number as people read it; a paper's keeps the digits it was printed with."""
+        return number(self.metric, self.mean, self.error, printed=self.seeds is None)
+
+    @property
+    def text(self) -> str:
+        return self.plain + ("*" if self.marked else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table; `paper` names the table it was printed in, None for our own."""
+
+    label: str
+    entries: tuple[TableCell | None, ...]
+    paper: str | None = None
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table for people: `corner` names the rows' axes, notes say how to read it.
+
+    remark: what the experiment's file says of all its tables.
+    """
+
+    title: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    remark: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table as JSON values."""
+        return {
+            "title": self.title,
+            "corner": self.corner,
+            "columns": list(self.columns),
+            "rows": [
+                {
+                    "label": row.label,
+                    "paper": row.paper,
+                    "entries": [None if entry is None else vars(entry) for entry in row.entries],
+                }
+                for row in self.rows
+            ],
+            "notes": list(self.notes),
+            "remark": self.remark,
+        }
+
+
+def tables_of(run: RunFolder) -> list[ResultTable]:
+    """The tables of a run: one for each metric its experiment asks for, or one over all of them."""
+    found = observations(run)
+    if not found:
+        return []
+    spec = run.experiment.table
+    layout = _layout(spec, found)
+    if "metric" in layout.rows + layout.columns:
+        groups: list[tuple[str, ...]] = [spec.values]
+    else:
+        groups = [(value,) for value in spec.values]
+    tables = []
+    for metrics in groups:
+        named = f", {METRIC_NAMES[metrics[0]]}" if len(groups) > 1 else ""
+        tables.append(_Builder(run, found, layout, metrics).table(f"{run.experiment.title}{named}"))
+    return [table for table in tables if table.rows]
+
+
+# -- layout ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layout:
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.rows + self.columns
+
+    def place(self, axes: Sequence[str], found: Observation, metric: str) -> Place:
+        """Where an observation stands; a method goes with its depth unless depth is an axis of its own."""
+        values: list[Any] = []
+        for axis in axes:
+            if axis == "metric":
+                values.append(metric)
+            elif axis == "method" and "depth" not in self.axes:
+                values.append((found.coordinates["method"], found.coordinates["depth"]))
+            else:
+                values.append(found.coordinates.get(axis))
+        return tuple(values)
+
+
+def _layout(spec: TableSpec, found: Sequence[Observation]) -> _Layout:
+    """The experiment's axes; what else varies is added to the rows, so that no two models share a place."""
+    varied = dict.fromkeys(name for one in found for name in one.varied)
+    candidates = ("dataset", "backbone", "partition", "method", *varied, "noise", "depth")
+
+    def varies(axis: str) -> bool:
+        return len({_key(one.coordinates.get(axis)) for one in found}) > 1
+
+    rows, columns = spec.rows, spec.columns
+    if not columns and "metric" not in rows and len(spec.values) > 1 and rows:
+        columns = ("metric",)
+    elif not columns:
+        free = [axis for axis in ("partition", *varied, "noise", "dataset") if axis not in rows]
+        columns = tuple([axis for axis in free if varies(axis)][:1]) or ("metric",)
+    if not rows:
+        rows = ("method",)
+    layout = _Layout(rows, columns)
+    for axis in candidates:
+        places: dict[Place, set[Any]] = {}
+        for one in found:
+            places.setdefault(_key(layout.place(layout.axes, one, "")), set()).add(
+                _key(one.coordinates.get(axis))
+            )
+        if axis not in layout.axes and any(len(values) > 1 for values in places.values()):
+            layout = _Layout((*layout.rows, axis), layout.columns)
+    return layout
+
+
+def _key(value: Any) -> Any:
+    """A coordinate as something to group by: True and 1 are not the same."""
+    return tuple(map(_key, value)) if isinstance(value, tuple) else (type(value).__name__, value)
+
+
+def _ordered(places: dict[Place, Place]) -> dict[Place, Place]:
+    """Places sorted axis by axis, values of each axis in the order in which they first came up."""
+    ranks: list[dict[Any, int]] = [{} for _ in next(iter(places), ())]
+    for key in places:
+        for rank, value in zip(ranks, key, strict=True):
+            rank.setdefault(value, len(rank))
+
+    def order(key: Place) -> tuple[int, ...]:
+        return tuple(rank[value] for rank, value in zip(ranks, key, strict=True))
+
+    return {key: places[key] for key in sorted(places, key=order)}
+
+
+# -- filling ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Builder:
+    run: RunFolder
+    found: Sequence[Observation]
+    layout: _Layout
+    metrics: tuple[str, ...]
+    _used: set[int] = field(default_factory=set)
+
+    def table(self, title: str) -> ResultTable:
+        cells: dict[tuple[Place, Place], list[tuple[Observation, str]]] = {}
+        rows: dict[Place, Place] = {}
+        columns: dict[Place, Place] = {}
+        for metric in self.metrics:
+            for one in self.found:
+                row, column = (self.layout.place(axes, one, metric) for axes in self._sides)
+                columns.setdefault(_key(column), column)
+                rows.setdefault(_key(row), row)
+                cells.setdefault((_key(row), _key(column)), []).append((one, metric))
+        rows, columns = _ordered(rows), _ordered(columns)
+        numbers = self._printed()
+        lines: list[Row] = []
+        for row_key, row in rows.items():
+            groups = [cells.get((row_key, column_key)) for column_key in columns]
+            label = self._label(self.layout.rows, row)
+            lines.append(Row(label, tuple(None if group is None else self._entry(group) for group in groups)))
+            lines += self._paper_rows(groups, numbers)
+        lines += self._other_rows(columns, numbers)
+        return ResultTable(
+            title,
+            ", ".join(axis_name(axis) for axis in self.layout.rows),
+            tuple(self._label(self.layout.columns, column) for column in columns.values()),
+            tuple(lines),
+            tuple(self._notes(lines)),
+            self._experiment.notes,
+        )
+
+    @property
+    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.layout.rows, self.layout.columns
+
+    @property
+    def _experiment(self) -> Experiment:
+        return self.run.experiment
+
+    def _label(self, axes: Sequence[str], place: Place) -> str:
+        labels = [axis_label(axis, value) for axis, value in zip(axes, place, strict=True)]
+        return ", ".join(label for label in labels if label) or "–"
+
+    def _entry(self, group: list[tuple[Observation, str]]) -> TableCell:
+        metric = group[0][1]
+        values = [one.values[metric] for one, _ in group if metric in one.values]
+        if not values:
+            return TableCell(metric, None, None)
+        mean, error = mean_and_error(values)
+        p = self._p([one for one, _ in group]) if metric == "test" else None
+        return TableCell(metric, mean, error, len(values), p)
+
+    def _p(self, group: list[Observation]) -> float | None:
+        """Against the baseline under the same conditions."""
+        baseline = self._experiment.table.baseline
+        first = group[0]
+        if baseline is None or first.coordinates["method"] == baseline:
+            return None
+        rivals = [one for one in self.found if one.coordinates["method"] == baseline and _alike(one, first)]
+        return compare([one.counts for one in group], [one.counts for one in rivals])
+
+    def _printed(self) -> list[Printed]:
+        ref = self._experiment.paper
+        return [] if ref is None else printed(ref.key, ref.tables)
+
+    def _paper_rows(
+        self, groups: Sequence[list[tuple[Observation, str]] | None], numbers: Sequence[Printed]
+    ) -> Iterator[Row]:
+        """What the paper printed for the models of a row, table by table."""
+        by_table: dict[str, list[TableCell | None]] = {}
+        for column, group in enumerate(groups):
+            if group is None:
+                continue
+            one, metric = group[0]
+            coordinates = self._compared(one) | {"metric": metric}
+            for index, value in enumerate(numbers):
+                if value.about(coordinates):
+                    self._used.add(index)
+                    entries = by_table.setdefault(value.table, [None] * len(groups))
+                    entries[column] = TableCell(metric, value.mean, value.spread)
+        for table, entries in by_table.items():
+            yield Row(self._paper_label(table), tuple(entries), table)
+
+    def _other_rows(self, columns: Mapping[Place, Place], numbers: Sequence[Printed]) -> Iterator[Row]:
+        """Rows that only the paper has, where the experiment wants them and their columns are ours."""
+        if not self._experiment.table.others or not set(self.layout.rows) <= {"dataset", "method", "depth"}:
+            return
+        where = [self._common(key) for key in columns]
+        rows: dict[tuple[Any, str], tuple[Place, list[TableCell | None]]] = {}
+        for index, value in enumerate(numbers):
+            if index in self._used:
+                continue
+            about = dict(value.coordinates)
+            metric = about.pop("metric")
+            method, depth = about.pop("method", None), about.pop("depth", None)
+            if method is None or metric not in self.metrics:
+                continue
+            for column, common in enumerate(where):
+                if all(name in common and same(common[name], given) for name, given in about.items()):
+                    named = {**common, **about, "method": method, "depth": depth}
+                    merged = "depth" not in self.layout.axes
+                    place = tuple(
+                        (method, depth) if axis == "method" and merged else named.get(axis)
+                        for axis in self.layout.rows
+                    )
+                    fresh: list[TableCell | None] = [None] * len(where)
+                    _, entries = rows.setdefault((_key(place), value.table), (place, fresh))
+                    entries[column] = TableCell(metric, value.mean, value.spread)
+        for (_, table), (place, entries) in rows.items():
+            label = f"{self._label(self.layout.rows, place)} ({self._paper_label(table)})"
+            yield Row(label, tuple(entries), table)
+
+    def _common(self, column: Place) -> dict[str, Any]:
+        """The coordinates that all models of a column share, as the paper would spell them."""
+        shared: dict[str, Any] | None = None
+        for metric in self.metrics:
+            for one in self.found:
+                if _key(self.layout.place(self.layout.columns, one, metric)) == column:
+                    named = self._compared(one)
+                    if shared is None:
+                        shared = named
+                    shared = {n: v for n, v in shared.items() if n in named and same(v, named[n])}
+        return shared or {}
+
+    def _compared(self, one: Observation) -> dict[str, Any]:
+        """Coordinates as the paper would spell them."""
+        ref = self._experiment.paper
+        named = {**one.coordinates, "partition": one.setting}
+        if ref is not None and ref.dataset is not None:
+            named["dataset"] = ref.dataset
+        return named
+
+    def _paper_label(self, table: str) -> str:
+        ref = self._experiment.paper
+        assert ref is not None
+        name = table if table.startswith("figure") else f"Table {table}"
+        return f"paper, {name}" + ("" if ref.dataset is None else f", {ref.dataset}")
+
+    def _notes(self, lines: Sequence[Row]) -> Iterator[str]:
+        experiment = self._experiment
+        seeds = sorted({e.seeds for row in lines for e in row.entries if e is not None and e.seeds})
+        if seeds:
+            told = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+            spread = "; ± is the standard error" if seeds[-1] > 1 else ""
+            yield f"Mean over {told} seed{'s' if told != '1' else ''}{spread}."
+        if any(entry is not None and entry.marked for row in lines for entry in row.entries):
+            test = f"chi-squared test of independence, p < {LEVEL}"
+            yield f"* differs from {experiment.table.baseline} ({test})."
+        if any(row.paper is not None for row in lines) and experiment.paper is not None:
+            paper = papers()[experiment.paper.key]
+            other = "" if experiment.paper.dataset is None else f" for {experiment.paper.dataset}"
+            spreads = any(e is not None and e.error is not None for r in lines if r.paper for e in r.entries)
+            sign = f"; ± there is the {paper['spread']}" if spreads else ""
+            yield f"paper: {paper['paper']}, printed numbers{other}{sign}."
+        scored = {"best": "in its best round on the test rows", "tail": "over the last tenth of its rounds"}
+        rounds = any(cell.get("accuracy_per_round") for cell in self.run.cells)
+        if rounds and "test" in self.metrics and experiment.measure.score in scored:
+            yield f"Accuracy of a gradient method: {scored[experiment.measure.score]}."
+        if any(entry is not None and entry.mean is None for row in lines for entry in row.entries):
+            yield "–: not measured, or no model came out of a singular system."
+        if self.run.missing:
+            yield f"{self.run.missing} cells of this experiment have not been run yet."
+
+
+def _alike(baseline: Observation, one: Observation) -> bool:
+    """Whether the baseline's model was trained under the same conditions, as far as it knows them."""
+    names = ["dataset", "backbone", "partition", "noise", *baseline.varied]
+    if baseline.coordinates["depth"] is not None:
+        names.append("depth")
+    here = [name for name in names if name in one.coordinates]
+    return all(same(baseline.coordinates[name], one.coordinates[name]) for name in here)

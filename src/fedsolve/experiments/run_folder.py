@@ -1,0 +1,158 @@
+"""The folder of a run: the experiment's text and one JSON line per finished cell.
+
+RUN/experiment.toml   the experiment as it was last run
+RUN/cells.jsonl       one object per finished cell, appended in one step
+RUN/cells.damaged     lines that a crash left unreadable, kept aside
+RUN/partitions.json   who owned which class, for the first seed of every partition
+RUN/options.json      what the command line said besides the file: another backbone
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsolve import container
+from fedsolve.errors import ModelFileError
+from fedsolve.experiments.config import Experiment
+from fedsolve.experiments.reading import read_experiment
+
+CELLS, DAMAGED, TEXT = "cells.jsonl", "cells.damaged", "experiment.toml"
+PARTITIONS, OPTIONS = "partitions.json", "options.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder: the experiment, its finished cells in the experiment's order, how many it lacks.
+
+    partitions: {dataset, name, seed, clients, classes, class_counts} of each partition's first seed.
+    backbone:   what it was last run with instead of the file's own; None where that was not replaced.
+    """
+
+    folder: Path
+    experiment: Experiment
+    cells: list[dict[str, Any]]
+    missing: int
+    partitions: list[dict[str, Any]]
+    backbone: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.experiment.name
+
+
+def load_run(folder: str | Path) -> RunFolder:
+    """The run kept in `folder`; labels are those of its experiment file as it was last run.
+
+    Cells of an earlier version of the file stay in cells.jsonl and are not given.
+    """
+    folder = Path(folder)
+    if not (folder / TEXT).is_file():
+        raise ModelFileError(
+            f"{folder} is not a run: it has no {TEXT}. Name a folder that 'fedsolve experiment run' made."
+        )
+    experiment = read_experiment(folder / TEXT, name=folder.name)
+    backbone = _read_json(folder / OPTIONS, {}).get("backbone")
+    if backbone is not None:
+        experiment = experiment.with_backbone(backbone)
+    held = {record["cell"]: record for record in read_lines(folder / CELLS)[0]}
+    planned = experiment.cells()
+    found = []
+    for cell in planned:
+        record = held.get(cell.id)
+        if record is not None:
+            labels = {"experiment": experiment.name, "title": experiment.title, **cell.labels()}
+            labels["dataset"] = record["dataset"] | {"name": cell.dataset.name}
+            labels["partition"] = record["partition"] | {"name": cell.partition.name}
+            found.append(record | labels)
+    named = {(cell.dataset.name, cell.partition.name) for cell in planned}
+    tables = [t for t in read_partitions(folder) if (t["dataset"], t["name"]) in named]
+    return RunFolder(folder, experiment, found, len(planned) - len(found), tables, backbone)
+
+
+def read_partitions(folder: Path) -> list[dict[str, Any]]:
+    """Who owned which class, as far as it was noted."""
+    tables: list[dict[str, Any]] = _read_json(folder / PARTITIONS, [])
+    return tables
+
+
+def _read_json(path: Path, default: Any) -> Any:
+    if not path.is_file():
+        return default
+    try:
+        return json.loads(container.read(path))
+    except ValueError as problem:
+        raise ModelFileError(
+            f"{path} is damaged ({problem}). Remove it and run the experiment again."
+        ) from problem
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """The readable records of a JSON-lines file, and the lines that are not."""
+    records, damaged = [], []
+    if not path.exists():
+        return [], []
+    for line in container.read(path).splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+            # A line without its end was cut off, even where what is left happens to be JSON.
+            whole = line.endswith(b"\n") and isinstance(record, dict) and {"key", "cell"} <= set(record)
+        except ValueError:
+            whole = False
+        if whole:
+            records.append(record)
+        else:
+            damaged.append(line)
+    return records, damaged
+
+
+class Journal:
+    """The finished cells of a run, open for more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / CELLS
+        records, damaged = read_lines(self._path)
+        self.damaged = len(damaged)
+        if damaged:
+            with open(folder / DAMAGED, "ab") as aside:
+                aside.writelines(line.rstrip(b"\n") + b"\n" for line in damaged)
+                aside.flush()
+                os.fsync(aside.fileno())
+            lines = (container.canonical_json(record).encode() + b"\n" for record in records)
+            container.write_atomically(self._path, b"".join(lines))
+        self._by_key: dict[str, dict[str, Any]] = {}
+        self._latest: dict[str, str] = {}
+        for record in records:
+            self._note(record)
+
+    def has(self, cell: str, key: str) -> bool:
+        """Whether the cell is finished for the rows that `key` names.
+
+        What was computed under another address, or before the rows changed and changed back, is entered
+        anew: readers take the last line of a cell.
+        """
+        if self._latest.get(cell) != key and key in self._by_key:
+            self.append(self._by_key[key] | {"cell": cell})
+        return self._latest.get(cell) == key
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a finished cell in a single write, on disk when this returns."""
+        line = container.canonical_json(record).encode() + b"\n"
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                if os.write(descriptor, line) < len(line):
+                    raise OSError("only a part could be written; the disk may be full")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as problem:
+            raise ModelFileError(f"cannot write {self._path}: {problem.strerror or problem}.") from problem
+        self._note(record)
+
+    def _note(self, record: dict[str, Any]) -> None:
+        self._by_key[record["key"]] = record
+        self._latest[record["cell"]] = record["key"]

@@ -1,0 +1,93 @@
+"""Clients' rows as tensors: gathered batch by batch from where they lie, copied to a device once."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.federation.participant import ClientData
+from fedsolve.gradient import networks
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_DEVICE_BYTES = 8 << 30
+_COPIES: dict[tuple[int, str], tuple[Any, Tensor]] = {}
+_LOCK = threading.Lock()
+
+
+class TensorRows:
+    """The features of several clients under one numbering: client k's rows are spans[k].
+
+    On a GPU the source is copied there once and kept as long as the array lives, in the type it is stored
+    in (bytes stay bytes); on the CPU batches are gathered from the array itself.
+    """
+
+    def __init__(self, clients: Sequence[ClientData], device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        sources = {id(client.source): client.source for client in clients}
+        starts, place = {}, 0
+        for number, source in sources.items():
+            starts[number] = place
+            place += len(source)
+        self.numbers = [
+            starts[id(client.source)]
+            + (np.arange(len(client)) if client.rows is None else np.asarray(client.rows, dtype=np.int64))
+            for client in clients
+        ]
+        arrays = list(sources.values())
+        if len({array.dtype for array in arrays}) > 1:
+            # Joined, bytes would become numbers that nobody scales any more.
+            arrays = [networks.scaled(array) for array in arrays]
+        self._array: Array | None = None
+        self._tensor: Tensor | None = None
+        if device.type == "cpu" or sum(array.nbytes for array in arrays) > _DEVICE_BYTES:
+            self._array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        else:
+            parts = [_device_copy(array, device) for array in arrays]
+            self._tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def take(self, numbers: Array | Tensor) -> Tensor:
+        """The rows with these numbers, (len, width), as they are stored."""
+        import torch
+
+        if self._tensor is not None:
+            return self._tensor[torch.as_tensor(numbers, device=self._device)]
+        assert self._array is not None
+        found = torch.from_numpy(np.ascontiguousarray(_plain(self._array[np.asarray(numbers)])))
+        return found.to(self._device)
+
+
+def _device_copy(array: Array, device: torch.device) -> Tensor:
+    import torch
+
+    key = (id(array), str(device))
+    with _LOCK:
+        found = _COPIES.get(key)
+        if found is None:
+            # A copy first: stored features are mapped read-only, and torch wants to write.
+            tensor = torch.from_numpy(np.array(_plain(array))).to(device)
+            # The copy goes when the array goes; its address may then be another array's.
+            found = (weakref.ref(array, lambda _: _COPIES.pop(key, None)), tensor)
+            _COPIES[key] = found
+        return found[1]
+
+
+def _plain(array: Array) -> Array:
+    """Types that torch lacks, as ones that it has."""
+    if array.dtype in (
+        np.dtype(np.uint16),
+        np.dtype(np.uint32),
+        np.dtype(np.uint64),
+        np.dtype(np.longdouble),
+    ):
+        return array.astype(np.float64)
+    return array.astype(np.float32) if array.dtype == np.dtype(bool) else array

@@ -1,0 +1,290 @@
+"""The node's side of a conversation: what it is asked, what it answers, what it refuses. No network.
+
+A conversation is a note (a table of JSON values) and bytes, both ways:
+
+    {"ask": "describe", ...}   what are your features and classes?  -> a note
+    {"ask": "answer", ...}     an encoded request                    -> an encoded term, or what it needs
+    {"ask": "tell", ...}       a message for the people at the node  -> nothing but a receipt
+
+A refusal is an answer too: {"ok": false, "error": KIND, "message": TEXT}. Both sides show a text:
+the node all of it, the server one without the names of classes, unless the node shares them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import fedsolve
+import fedsolve.federation.evaluation  # registers the step that scores a model
+from fedsolve import container
+from fedsolve.container import Array
+from fedsolve.errors import DataError, FedsolveError, TermError
+from fedsolve.federation.encoding import decode_request, encode_term
+from fedsolve.federation.messages import Block, Chain, Needs, Request
+from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.gradient.networks.custom import NotAllowed, allowing
+from fedsolve.labels import class_list, labels_from_note, labels_note
+from fedsolve.network.row_marks import RowMarks
+from fedsolve.network.wire import PROTOCOL, Note
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that people at a node want to see."""
+
+    what: Literal["described", "answered", "refused", "told"]
+    text: str
+    exchange: int | None = None
+    kind: str | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    arrays: tuple[str, ...] = ()
+    over: bool = False
+
+
+class Declined(DataError):
+    """A refusal with words for the server, `told`, that say nothing about this site's labels."""
+
+    def __init__(self, text: str, told: str | None = None) -> None:
+        super().__init__(text)
+        self.told = text if told is None else told
+
+
+class Answerer:
+    """Answers for one participant, and refuses what it must not or cannot answer.
+
+    classes:       the only class list this site agrees to, if it wants to say.
+    share_classes: whether the names of this site's classes may be sent when the server has no list.
+    state:         folder where the model so far is kept, for nodes that start anew for every message.
+    networks:      functions "package.module:function" that a request may have imported and called to make a
+                   network; None where the request is one's own, as in a simulation.
+    rows:          file that remembers, by run, a digest of the rows answered with: a site whose rows change
+                   in the middle of a run refuses to go on, for the sums would be of two different data sets.
+    states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
+                   variates and the like); in memory when None, and lost with the process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: ClientData,
+        *,
+        classes: Sequence[Any] | None = None,
+        share_classes: bool = False,
+        networks: Iterable[str] | None = (),
+        scratch: Path | None = None,
+        state: Path | None = None,
+        states: Path | None = None,
+        rows: Path | None = None,
+        show: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.name = name
+        self._data = data
+        self._classes = None if classes is None else class_list(classes)
+        self._share_classes = share_classes
+        self._networks = None if networks is None else frozenset(networks)
+        self._scratch = scratch
+        self._show = show or (lambda event: None)
+        self._kept = None if state is None else state / "model-so-far.safetensors"
+        self._states = states
+        self._rows = None if rows is None else RowMarks(rows, data)
+        self._participant = self._new_participant(data)
+        if self._kept is not None and self._kept.exists():
+            self._recall(self._kept)
+
+    def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
+        """The answer to a message; never an exception, so that the other side learns what is wrong."""
+        started = time.perf_counter()
+        # Sent back as they came, so they must be what can be sent.
+        asked = {name: note.get(name) for name in ("run", "exchange") if type(note.get(name)) in (str, int)}
+        try:
+            if "damaged" in note:
+                raise TermError(f"'{self.name}' could not read the request: {note['damaged']}")
+            _check_peer(note)
+            ask = note.get("ask")
+            if ask == "describe":
+                found, answer = self._describe(note), b""
+                self._tell(Event("described", f"asked by run {note.get('run')}: what this site has"))
+            elif ask == "answer":
+                with allowing(self._networks):
+                    found, answer = self._answer(note, payload, started)
+            elif ask == "tell":
+                self._tell(Event("told", str(note.get("message")), over=bool(note.get("over"))))
+                found, answer = {}, b""
+            else:
+                raise TermError(f"'{self.name}' was asked to '{ask}', which it does not know.")
+        except Exception as problem:  # whatever it is, the server must hear of it
+            if not isinstance(problem, FedsolveError):
+                traceback.print_exc()
+            kind = "DataError" if isinstance(problem, DataError) else type(problem).__name__
+            self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange")))
+            refusal = {"error": kind, "message": self._told(problem)}
+            return {"fedsolve": PROTOCOL, "ok": False, **asked, **refusal}, b""
+        return {"fedsolve": PROTOCOL, "ok": True, **asked, **found}, answer
+
+    def _told(self, problem: Exception) -> str:
+        """What the server hears of a refusal: no more than this site has agreed to send.
+
+        Messages about data name labels, and those of other software may hold anything.
+        """
+        about_request = isinstance(problem, TermError | NotAllowed)
+        if about_request or (self._share_classes and isinstance(problem, FedsolveError)):
+            return str(problem)
+        if isinstance(problem, Declined):
+            return problem.told
+        return f"'{self.name}' cannot answer ({type(problem).__name__}); its own output says why."
+
+    def _tell(self, event: Event) -> None:
+        """Show an event; a full disk or a closed terminal is no reason not to answer."""
+        try:
+            self._show(event)
+        except Exception:
+            traceback.print_exc()
+
+    # -- what this site has ----------------------------------------------------------------------
+
+    def _describe(self, note: Note) -> Note:
+        self._check_lists(note)
+        labels = self._data.labels
+        found: Note = {
+            "name": self.name,
+            "version": fedsolve.__version__,
+            "features": self._data.width,
+            "classes": None,
+            "targets": 1 if labels.ndim == 1 else int(labels.shape[1]),
+        }
+        if note.get("task") == "regression":
+            if labels.dtype.kind not in "fiub":
+                raise Declined(f"'{self.name}' has targets of type {labels.dtype}; regression needs numbers.")
+        elif note.get("classes") is None:
+            if not self._share_classes:
+                raise Declined(
+                    f"the server declared no classes, and '{self.name}' does not send the names of its own. "
+                    "Declare them at the server (--classes), or allow it here (--share-classes)."
+                )
+            found["classes"] = labels_note(np.unique(self._data.own_labels()))
+        return found
+
+    def _check_lists(self, note: Note) -> None:
+        """Refuse a class list that this site did not agree to, or that lacks one of its labels."""
+        asked = labels_from_note(note.get("classes"))
+        if asked is None:
+            return
+        if self._classes is not None and sorted(map(str, asked)) != sorted(map(str, self._classes)):
+            told = f"the server's class list {_shown(asked)} is not the one '{self.name}' agreed to"
+            raise Declined(
+                f"{told}, {_shown(self._classes)}. Settle it between you.", f"{told}. Settle it between you."
+            )
+        from fedsolve.data.tables import labels_like
+
+        labels = self._data.own_labels()
+        try:
+            fitting = labels_like(labels, asked)
+        except DataError as problem:
+            raise Declined(
+                str(problem),
+                f"'{self.name}' has a label that is not one of the {len(asked)} classes; its own output says "
+                "which.",
+            ) from problem
+        if labels.dtype.kind != asked.dtype.kind:
+            # Names of classes are text, also where the server's classes are the numbers they spell.
+            self._data = ClientData(self._data.source, fitting, self._data.rows, self._data.weights)
+            self._participant = self._new_participant(self._data)
+
+    # -- answering -------------------------------------------------------------------------------
+
+    def _answer(self, note: Note, payload: Array, started: float) -> tuple[Note, bytes]:
+        request = decode_request(payload.tobytes())
+        if request.exchange != note.get("exchange"):
+            raise TermError(
+                f"the message is for exchange {note.get('exchange')}, its request for {request.exchange}."
+            )
+        self._check_lists(note)
+        if self._rows is not None and not self._rows.same(str(note.get("run"))):
+            raise Declined(
+                f"the rows of '{self.name}' are not those with which it took part in this run before. "
+                "Put them back, or start a new run."
+            )
+        answer = self._participant.answer(request)
+        self._remember(request)
+        encoded = encode_term(answer)
+        if isinstance(answer, Needs):
+            text = f"asked for the model from block {answer.have} on"
+        else:
+            answer.check_finite(f"'{self.name}'")
+            text = f"answered {request.kind}, layer {request.layer}"
+        self._tell(
+            Event(
+                "answered",
+                text,
+                request.exchange,
+                request.kind,
+                len(payload),
+                len(encoded),
+                time.perf_counter() - started,
+                () if isinstance(answer, Needs) else tuple(sorted(answer.arrays)),
+            )
+        )
+        about = {"name": self.name, "kind": request.kind, "digest": request.digest}
+        return {**about, "empty": len(self._participant) == 0}, encoded
+
+    def _new_participant(self, data: ClientData) -> Participant:
+        participant = Participant(self.name, data, scratch=self._scratch)
+        keep_states = getattr(participant, "keep_states", None)
+        if self._states is not None and keep_states is not None:
+            keep_states(self._states)
+        return participant
+
+    def _remember(self, request: Request) -> None:
+        if self._kept is None or not request.blocks:
+            return
+        chain = self._participant._memory.chain
+        arrays = {
+            f"{index}.{name}": array
+            for index, block in enumerate(chain.blocks)
+            for name, array in block.arrays.items()
+        }
+        note = {"blocks": [dict(block.note) for block in chain.blocks]}
+        container.write_atomically(self._kept, container.to_bytes(arrays, note))
+
+    def _recall(self, path: Path) -> None:
+        """Take back the model so far; a file that cannot be read is as good as none."""
+        try:
+            arrays, note = container.from_bytes(container.read(path), what=str(path), error=TermError)
+            blocks = [
+                Block(block, container.with_prefix(arrays, f"{index}."))
+                for index, block in enumerate(note["blocks"])
+            ]
+        except (FedsolveError, KeyError, TypeError):
+            os.unlink(path)
+            return
+        self._participant._memory.chain = Chain(blocks)
+
+
+def _check_peer(note: Note) -> None:
+    if note.get("fedsolve") != PROTOCOL:
+        raise TermError(
+            f"the server speaks protocol {note.get('fedsolve')!r}, this node {PROTOCOL}. "
+            "Install the same fedsolve version on both sides."
+        )
+    if (version := note.get("version")) != fedsolve.__version__:
+        raise TermError(
+            f"the server runs fedsolve {version}, this node {fedsolve.__version__}: methods may differ. "
+            "Install the same version on both sides."
+        )
+
+
+def _shown(classes: Array) -> str:
+    shown = ", ".join(map(str, classes[:10].tolist()))
+    return f"[{shown}{', ...' if len(classes) > 10 else ''}]"

@@ -1,0 +1,400 @@
+"""What can keep a federation from working, looked for one by one: the checks of `fedsolve doctor`.
+
+A check never raises: whatever goes wrong is a finding, with the remedy beside it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import shutil
+import socket
+import ssl
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.tables import ColumnLayout, parts, read_table
+from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
+from fedsolve.network import certificates, gate, security
+from fedsolve.network.admission import CLOCK_AHEAD, CLOCK_BEHIND
+from fedsolve.network.keyfolder import Keys, verify_private
+from fedsolve.network.versions import versions
+
+State = Literal["ok", "warning", "failed"]
+
+FLOWER = "1.41.0"
+"""The release of Flower that the gate and the node were made for and are tested with."""
+
+SCARCE, LOW = 500e6, 5e9
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: what was seen, and what to do if it is not well. `code` is an exit code."""
+
+    check: str
+    state: State
+    seen: str
+    remedy: str = ""
+    code: int = 0
+
+
+def _ok(check: str, seen: str) -> Finding:
+    return Finding(check, "ok", seen)
+
+
+def _failed(check: str, seen: str, remedy: str, code: int) -> Finding:
+    return Finding(check, "failed", seen, remedy, code)
+
+
+def attempt(check: str, look: Callable[[], str]) -> Finding:
+    """What `look` returns, or the error it raises, as a finding."""
+    try:
+        return _ok(check, look())
+    except FedsolveError as problem:
+        network, file = isinstance(problem, CohortError | TermError), isinstance(problem, ModelFileError)
+        return _failed(check, str(problem), "", 3 if network else 4 if file else 2)
+    except OSError as problem:
+        where = f"{problem.filename}: " if problem.filename else ""
+        return _failed(check, f"{where}{problem.strerror or problem}", "", 4)
+
+
+def installed() -> Iterator[Finding]:
+    """Versions here: fedsolve, and what a federation over a network needs besides."""
+    have = versions()
+    yield _ok("python", str(have["python"]))
+    yield _ok("fedsolve", str(have["fedsolve"]))
+    flower = have["flwr"]
+    if flower is None:
+        yield _failed("flwr", "not installed", "pip install 'fedsolve[flower]'", 2)
+    elif flower != FLOWER:
+        remedy = f"pip install flwr=={FLOWER}: other releases may not get through the gate."
+        yield Finding("flwr", "warning", f"{flower}, tested with {FLOWER}", remedy)
+    else:
+        yield _ok("flwr", flower)
+    yield _ok("numpy", str(have["numpy"]))
+    protobuf = have["protobuf"]
+    if protobuf is None:
+        yield _failed("protobuf", "not installed", "pip install 'fedsolve[flower]'", 2)
+    elif int(protobuf.split(".")[0]) not in (5, 6):
+        yield _failed("protobuf", f"{protobuf}, Flower needs 5.28 to 6", "pip install 'protobuf<7'", 2)
+    else:
+        yield _ok("protobuf", protobuf)
+
+
+def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
+    """The server's side of the key folder: dates, chain, pair, hosts, modes and the list of sites."""
+    yield _dates("authority", keys.authority, "Begin anew: fedsolve keys init; send ca.crt to all sites.")
+    dates = _dates("server certificate", keys.server_certificate, "fedsolve keys renew")
+    yield dates
+    if dates.code == 4 and "missing" in dates.seen:
+        return
+
+    def chain() -> str:
+        certificates.verify_chain(keys)
+        return "the certificate is signed by the authority"
+
+    def pair() -> str:
+        certificates.verify_pair(keys)
+        return "key and certificate belong together"
+
+    def private() -> str:
+        verify_private(keys.server_key)
+        if keys.authority_key.exists():
+            verify_private(keys.authority_key)
+        return "private keys are readable by their owner only"
+
+    yield attempt("chain", chain)
+    yield attempt("key pair", pair)
+    yield attempt("file modes", private)
+    known = certificates.certificate_hosts(certificates.load_certificate(keys.server_certificate))
+    lacking = [host for host in hosts if host not in known]
+    seen = f"certificate for {', '.join(known)}"
+    if lacking:
+        words = " ".join(f"--host {host}" for host in (*lacking, *known) if host not in certificates.ALWAYS)
+        yield _failed("hosts", f"{seen}; not for {', '.join(lacking)}", f"fedsolve keys renew {words}", 4)
+    elif not hosts and set(known) <= set(certificates.ALWAYS):
+        remedy = "fedsolve keys renew --host NAME, with the name that sites use"
+        yield Finding("hosts", "warning", f"{seen}: no other machine can connect", remedy)
+    else:
+        yield _ok("hosts", seen)
+
+    def sites() -> str:
+        names = security.registered(keys)
+        if not names:
+            raise ModelFileError(f"none in {keys.registered_file}. fedsolve keys register NAME.pub")
+        return f"{len(names)}: {', '.join(names)}"
+
+    yield attempt("registered sites", sites)
+
+
+def client_keys(keys: Keys, name: str) -> Iterator[Finding]:
+    """A site's side of the key folder."""
+    yield authority(keys)
+
+    def key() -> str:
+        pair = security.load_client_key(keys, name)
+        verify_private(keys.client_key(name))
+        public = keys.client_public_key(name)
+        site = security.site_of(pair, name)
+        if public.exists() and public.read_text().split()[:2] != site.line.split()[:2]:
+            raise ModelFileError(
+                f"{public} does not belong to {keys.client_key(name)}. Delete both, make them anew with "
+                f"'fedsolve keys client {name}' and have the new key registered."
+            )
+        return f"{keys.client_key(name)}, {site.fingerprint}"
+
+    yield attempt("site key", key)
+
+
+def authority(keys: Keys) -> Finding:
+    """The authority's certificate, by which a site knows its server."""
+    return _dates("authority", keys.authority, "Ask the server's operator for the new ca.crt.")
+
+
+def _dates(check: str, path: Path, remedy: str) -> Finding:
+    try:
+        certificate = certificates.load_certificate(path)
+        certificates.verify_dates(path, certificate, "")
+    except FedsolveError as problem:
+        return _failed(check, str(problem).strip(), "" if "missing" in str(problem) else remedy, 4)
+    left = certificates.days_left(certificate)
+    seen = f"{path}, valid until {certificate.not_valid_after_utc:%Y-%m-%d}"
+    if left < certificates.WARN_DAYS:
+        return Finding(check, "warning", f"{seen}, {left} days left", remedy)
+    return _ok(check, seen)
+
+
+def port(listen: str, keys: Keys | None) -> Finding:
+    """Whether the server can listen there, or does so already."""
+    try:
+        host, number = gate.address(listen)
+        where = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+    except (FedsolveError, OSError) as problem:
+        return _failed("port", f"{listen}: {problem}", "Give an address of this machine, or 0.0.0.0.", 2)
+    try:
+        with socket.socket(where[0]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where[4])
+    except PermissionError:
+        return _failed("port", f"{listen}: not allowed", "Use a port above 1023.", 3)
+    except OSError as problem:
+        inside = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        if keys is not None and _is_gate(inside, number, keys):
+            return _ok("port", f"{listen}: a fedsolve server is listening")
+        remedy = "Choose another port with --listen, or stop the program that has it (ss -ltnp)."
+        return _failed("port", f"{listen}: {problem.strerror}", remedy, 3)
+    return _ok("port", f"{listen} is free")
+
+
+def _is_gate(host: str, number: int, keys: Keys) -> bool:
+    try:
+        return bool(ServerAddress(host, number, keys, 2.0).get(gate.HEALTH)[1].get("gate") == "ok")
+    except (OSError, ValueError, http.client.HTTPException, FedsolveError):
+        return False
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """A server's gate as a site sees it."""
+
+    host: str
+    port: int
+    keys: Keys | None
+    patience: float = _PATIENCE
+
+    def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> tuple[int, Any]:
+        """Status and JSON document of one call, over a connection of its own."""
+        link: http.client.HTTPConnection
+        if self.keys is None:
+            link = http.client.HTTPConnection(self.host, self.port, timeout=self.patience)
+        else:
+            context = ssl.create_default_context(cafile=str(self.keys.authority))
+            link = http.client.HTTPSConnection(self.host, self.port, timeout=self.patience, context=context)
+        try:
+            link.request(method, path, body=b"" if method == "POST" else None, headers=headers or {})
+            answer = link.getresponse()
+            text = answer.read(100_000)
+        finally:
+            link.close()
+        return answer.status, json.loads(text) if text[:1] == b"{" else {}
+
+
+def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Finding]:
+    """From a site to its server: name, port, TLS, control interface closed, clock, this site known."""
+    try:
+        host, number = gate.address(address)
+    except FedsolveError as problem:
+        yield _failed("server address", str(problem), "", 2)
+        return
+    try:
+        with socket.create_connection((host, number), timeout=_PATIENCE):
+            pass
+    except socket.gaierror as problem:
+        yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
+        return
+    except OSError as problem:
+        remedy = "Is the server started? Does a firewall let this machine reach that port?"
+        yield _failed("server port", f"{address}: {problem.strerror or problem}", remedy, 3)
+        return
+    yield _ok("server port", f"{address} answers")
+    yield _proxy(host)
+    server = ServerAddress(host, number, keys)
+    before = time.time()
+    try:
+        status, told = server.get(gate.HEALTH)
+    except ssl.SSLCertVerificationError as problem:
+        yield _refused_certificate(host, problem)
+        return
+    except (OSError, ValueError, http.client.HTTPException) as problem:
+        remedy = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
+        yield _failed("server TLS", f"{type(problem).__name__}: {problem}", remedy, 3)
+        return
+    if status != 200 or told.get("gate") != "ok":
+        yield _failed("server", f"{address} is not a fedsolve server (status {status})", "Check the port.", 3)
+        return
+    if keys is None:
+        yield Finding(
+            "server TLS", "warning", "plain HTTP: anybody on the way reads and changes everything", ""
+        )
+    else:
+        yield _ok("server TLS", "the server proved its identity by our authority")
+    yield _clock(float(told["time"]) - (before + time.time()) / 2)
+    yield _closed(server)
+    if keys is not None and name is not None:
+        yield from _known(server, keys, name)
+
+
+def _proxy(host: str) -> Finding:
+    """Whether the client's calls would take another way than the checks here, which go straight."""
+    proxy = urllib.request.getproxies().get("https")
+    if proxy is None or urllib.request.proxy_bypass(host):
+        return _ok("proxy", "none on the way to the server")
+    where = urllib.parse.urlsplit(proxy).hostname or proxy
+    remedy = f"export NO_PROXY={host}, unless that proxy passes TLS through unopened."
+    return Finding("proxy", "warning", f"HTTPS_PROXY sends calls to {where} first", remedy)
+
+
+def _refused_certificate(host: str, problem: ssl.SSLCertVerificationError) -> Finding:
+    reason = problem.verify_message or str(problem)
+    if "mismatch" in reason or "not match" in reason or "not valid for" in reason:
+        remedy = f"Use the name in the certificate; or at the server: fedsolve keys renew --host {host}"
+    elif "expired" in reason:
+        remedy = "At the server: fedsolve keys renew, and start it again."
+    elif "not yet valid" in reason:
+        remedy = "Set this machine's clock."
+    else:
+        remedy = "Compare ca.crt's fingerprint with the server's operator; if it differs, get the right one."
+    return _failed("server TLS", reason, remedy, 3)
+
+
+def _clock(offset: float) -> Finding:
+    """offset: server's clock minus ours, in seconds, to about the time of one call."""
+    side = "behind" if offset > 0 else "ahead of"
+    seen = f"{abs(offset):.1f} s {side} the server's"
+    remedy = "Synchronise both clocks (NTP; timedatectl)."
+    if -offset >= CLOCK_AHEAD or offset >= CLOCK_BEHIND:
+        return _failed("clock", f"{seen}; calls are refused", remedy, 3)
+    if -offset >= CLOCK_AHEAD / 2 or offset >= CLOCK_BEHIND / 5:
+        return Finding("clock", "warning", seen, remedy)
+    return _ok("clock", seen)
+
+
+def _closed(server: ServerAddress) -> Finding:
+    """A site's own interest: a server whose control interface is open hands its sites to anybody."""
+    check = "control interface"
+    try:
+        statuses = [server.get(path, method="POST")[0] for path in _CONTROL_PATHS]
+    except (OSError, ValueError, http.client.HTTPException) as problem:
+        return Finding(check, "warning", f"could not be tried: {problem}", "")
+    if set(statuses) == {404}:
+        return _ok(check, "not reachable from here, as it should be")
+    remedy = "Do not take part. The server's operator must start it with 'fedsolve server', behind its gate."
+    return _failed(check, f"reachable (status {statuses})", remedy, 3)
+
+
+_CONTROL_PATHS = ("/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtime/acquire-task")
+
+
+def _known(server: ServerAddress, keys: Keys, name: str) -> Iterator[Finding]:
+    try:
+        status, told = server.get(gate.ABOUT, security.signed_headers(keys, name))
+    except (OSError, ValueError, http.client.HTTPException, FedsolveError) as problem:
+        yield _failed("registration", str(problem), "", 3)
+        return
+    if status != 200:
+        remedy = f"Send {keys.client_public_key(name).name} to the server's operator, to be registered."
+        yield _failed("registration", str(told.get("detail", f"status {status}")), remedy, 3)
+        return
+    if told["site"] == name:
+        yield _ok("registration", f"the server knows this site as {name}")
+    else:
+        remedy = f"Use --name {told['site']} here, or register the key under the right name."
+        yield Finding("registration", "warning", f"the server knows this key as {told['site']}", remedy)
+    here = versions()
+    for package in ("fedsolve", "flwr", "numpy"):
+        there = told["versions"].get(package)
+        check = f"same {package}"
+        if there == here[package]:
+            yield _ok(check, f"{there} at both ends")
+        else:
+            remedy = f"Install the same at both ends: pip install {package}=={there}"
+            yield Finding(check, "warning", f"{here[package]} here, {there} at the server", remedy)
+
+
+def disk(folder: Path) -> Finding:
+    """Free space where features, checkpoints and models are written."""
+    present = folder.absolute()
+    while not present.exists():
+        present = present.parent
+    free = shutil.disk_usage(present).free
+    seen = f"{free / 1e9:.1f} GB free in {folder}"
+    remedy = "Free some space or choose another folder: rows x features x 4 bytes are needed for features."
+    if free < SCARCE:
+        return _failed("disk", seen, remedy, 4)
+    return Finding("disk", "warning", seen, remedy) if free < LOW else _ok("disk", seen)
+
+
+def data(source: str, root: str | None = None, layout: ColumnLayout | None = None) -> Finding:
+    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
+
+    def look() -> str:
+        if not is_address(source):
+            table = read_table(source, layout, part="train" if parts(source) else None)
+            classes = len(np.unique(table.labels)) if table.labels is not None else 0
+            return f"{source}: {len(table):,} rows of {table.features.shape[1]:,} features, {classes} labels"
+        dataset = load_dataset(source, root)
+        rows = dataset.train
+        if not isinstance(rows.inputs, np.ndarray):
+            rows.inputs.read(np.unique(rows.labels, return_index=True)[1])
+        kind = "images" if dataset.is_images else "rows of features"
+        return f"{source}: {len(rows):,} {kind} to train on, {len(dataset.class_names)} classes"
+
+    return attempt("data", look)
+
+
+def backbone(address: str) -> Finding:
+    """Whether the backbone can be loaded here."""
+
+    def look() -> str:
+        from fedsolve.data.backbones import load_backbone
+
+        load_backbone(address)
+        return f"{address} can be loaded"
+
+    return attempt("backbone", look)
+
+
+def has_flower() -> bool:
+    """Whether keys can be looked at: `cryptography` comes with Flower."""
+    return all(importlib.util.find_spec(name) for name in ("flwr", "cryptography"))

@@ -1,0 +1,78 @@
+"""What a term must look like: the names and shapes that this server's own fedsolve would answer.
+
+The first term of a sum has no other to be compared with, and one of the wrong shape would have all others
+refused. So the server answers its request itself, for a pretended site of two rows of zeros, and keeps
+nothing but names and shapes. Where terms are large it does not; the first two that contradict each other
+then stop the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Chain, Needs, Request, packed_size
+from fedsolve.federation.participant import ClientData, Participant
+
+_NOBODY = "nobody"
+_SLACK = 1 << 20
+_LARGE = 32 << 20
+"""Bytes of one square matrix from which on the server does not answer itself: it would need several."""
+
+
+@dataclass(frozen=True)
+class TermLayout:
+    """Shapes as they travel, by the names of arrays; those of a client's own end in @.
+
+    symmetric: which of them are packed triangles. nbytes: all a message that holds them may take.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    symmetric: frozenset[str]
+
+    @property
+    def nbytes(self) -> int:
+        return _SLACK + 8 * sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes.values())
+
+
+def stem(name: str, client: str) -> str:
+    """The name of an array without its client's; what all clients have in common."""
+    return name.removesuffix(client) if name.endswith(f"@{client}") else name
+
+
+def _side(chain: Chain, spec: Spec) -> int:
+    """The longest side that a matrix of this run may have, by the widths that its opening names."""
+    parameters = chain.blocks[0].note["opening"]["parameters"] if len(chain) else {}
+    widths = [value for name, value in parameters.items() if "width" in name and isinstance(value, int)]
+    return max([spec.features, *widths])
+
+
+def expected_layout(request: Request, chain: Chain, spec: Spec) -> TermLayout | None:
+    """The layout of the terms that answer a request; None where this server cannot answer it, or where that
+    would take more memory than the answers do.
+    """
+    if _side(chain, spec) ** 2 * 8 > _LARGE:
+        return None
+    if spec.classes is not None:
+        labels: Array = spec.classes[:2]
+    else:
+        labels = np.zeros(2) if spec.outputs == 1 else np.zeros((2, spec.outputs))
+    try:
+        nobody = Participant(_NOBODY, ClientData(np.zeros((2, spec.features)), labels))
+        with np.errstate(all="ignore"):
+            term = nobody.answer(request.starting_at(0, chain) if request.position else request)
+    except Exception:  # a site's refusal says more than this one
+        return None
+    if isinstance(term, Needs):
+        return None
+    return TermLayout(
+        {
+            stem(name, _NOBODY): (packed_size(len(array)),) if name in term.symmetric else array.shape
+            for name, array in term.arrays.items()
+        },
+        frozenset(stem(name, _NOBODY) for name in term.symmetric),
+    )

@@ -1,0 +1,242 @@
+"""The engine over a network: carries a request to nodes and sums their terms as they are taken.
+
+Answers wait at the SuperLink and are taken one by one in the order of names, so that the result does
+not depend on who was first, and one answer at a time is in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedsolve.checks import check_choice, check_whole
+from fedsolve.errors import CohortError, DataError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Chain, Request, Total
+from fedsolve.labels import class_list
+from fedsolve.network.agreement import Agreement, Task
+from fedsolve.network.cohort import CohortReport, Missing, Policy, Waiting, deadline
+from fedsolve.network.exchange import REMOVED, Exchange
+from fedsolve.network.expected import expected_layout
+from fedsolve.network.link import Link, Node
+from fedsolve.network.roster import Roster
+from fedsolve.network.sums import PackedSum
+from fedsolve.network.wire import LARGEST
+
+if TYPE_CHECKING:
+    from fedsolve.model import Model
+
+__all__ = ["CohortReport", "FlowerFederation", "Policy"]
+
+_LARGEST_DESCRIPTION = 1 << 20
+
+
+class FlowerFederation:
+    """Nodes on a SuperLink.
+
+    clients:   how many must be there before the first exchange.
+    classes:   the class list; when None it is the union of what the sites agree to send.
+    missing:   "wait" for a node that is not there; "continue" without it (exact for those present) as
+               long as `min_clients` answered; "error": stop at the first failure. A refusal is a
+               failure; with "wait" it stops the run too, for waiting would not mend it.
+    patience:  seconds to wait for an answer: then "continue" goes on without it, the others stop.
+    grace:     seconds that a node which left in the middle of an exchange has to come back.
+    interval:  seconds between two looks for an answer.
+    spec:      what was agreed in an earlier part of this run, when it is resumed.
+    """
+
+    prefers: Literal["bytes", "exchanges"] = "exchanges"
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        clients: int = 1,
+        classes: Sequence[Any] | None = None,
+        task: Task = "classification",
+        missing: Policy = "wait",
+        min_clients: int = 1,
+        patience: float | None = None,
+        grace: float = 5.0,
+        interval: float = 0.05,
+        spec: Spec | None = None,
+        report: Callable[[CohortReport], None] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        check_whole(1, clients=clients, min_clients=min_clients)
+        if min_clients > clients:
+            raise DataError(
+                f"min_clients is {min_clients}, but only {clients} clients are waited for at the start. "
+                "Lower the one or raise the other."
+            )
+        check_choice("missing", missing, ("wait", "continue", "error"))
+        check_choice("task", task, ("classification", "regression"))
+        self.missing = missing
+        self.min_clients = min_clients
+        self.reports: list[CohortReport] = []
+        self.expected = clients
+        self.given = None if classes is None else class_list(classes)
+        self._patience = patience
+        self._grace = grace
+        self._interval = interval
+        self._report = report or (lambda report: None)
+        self._tell = tell or (lambda text: None)
+        self._told: set[str] = set()
+        self._told_unknown = False
+        self._link = link
+        self._agreement = Agreement(task, self.given, spec)
+        self._roster = Roster(link, self._agreement, interval, self._tell)
+
+    @property
+    def run(self) -> str:
+        """The mark of the run, which every message bears; a resumed run takes that of its first part."""
+        return self._agreement.run
+
+    @run.setter
+    def run(self, mark: str) -> None:
+        self._agreement.run = mark
+
+    @property
+    def task(self) -> Task:
+        return self._agreement.task
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the members, sorted; with "continue" those that are there now."""
+        until = deadline(self._patience)
+        self._roster.look()
+        self._roster.admit(self._interval)
+        while True:
+            present = self._roster.present()
+            chosen = present if self.missing == "continue" else sorted(self._roster.members)
+            if len(chosen) >= self.min_clients and (self.missing != "error" or present == chosen):
+                return tuple(chosen)
+            self._tell_once(
+                f"waiting: {len(chosen)} of at least {self.min_clients} members are connected "
+                f"({', '.join(present) or 'none'})"
+            )
+            if time.monotonic() > until or self.missing == "error":
+                raise CohortError(
+                    f"{len(present)} of {len(self._roster.members)} members are connected "
+                    f"({', '.join(present) or 'none'}), at least {self.min_clients} needed. "
+                    "Start them and resume."
+                )
+            time.sleep(self._interval)
+            self._roster.look(0.5)
+            self._roster.admit(0.0)
+
+    def describe(self, patience: float | None = None) -> Spec:
+        """What a method needs to know; waits until enough clients are there and agree."""
+        patience = self._patience if patience is None else patience
+        until = deadline(patience)
+        told = -1
+        self._link.expect(_LARGEST_DESCRIPTION)
+        while True:
+            self._roster.look(0.2)
+            self._roster.admit(0.0)
+            there = len(self._roster.members)
+            if there >= self.expected:
+                break
+            if there != told:
+                told = there
+                self._tell(f"{told} of {self.expected} clients are there")
+            if time.monotonic() > until:
+                raise CohortError(
+                    f"{there} of {self.expected} clients came within {patience:g} s. "
+                    f"{self._roster.why_refused()}Start them and resume."
+                )
+            time.sleep(self._interval)
+        return self._agreement.settle(sorted(self._roster.members), self.prefers)
+
+    def enrol(self, members: Mapping[str, Node]) -> None:
+        """Make these nodes members without asking them; their answers must bear their names."""
+        self._roster.enrol(members)
+
+    def exchange(self, request: Request, chain: Chain) -> Total:
+        """Carry the request to its cohort and return the sum of the terms, added in the order of names."""
+        started = time.monotonic()
+        if request.exchange == 0 and not self._roster.members:
+            self.describe()
+        cohort = sorted(request.cohort)
+        report = CohortReport(request.exchange, request.kind, tuple(cohort))
+        self.reports.append(report)
+        known = [name for name in cohort if name in self._roster.members]
+        report.absent.update(dict.fromkeys(set(cohort) - set(known), "not part of the federation"))
+        under_way = self._begin(chain, report, started)
+        under_way.ask(known, request)
+        sums, empty = self._sums(request, chain), []
+        bytes_up = 0
+        for name in known:
+            try:
+                found = under_way.answer(name, sums)
+            except Missing as missing:
+                getattr(report, missing.kind)[name] = str(missing)
+                if self.missing != "continue" and str(missing) != REMOVED:
+                    self._finish(report, started)
+                    raise report.stopped(name) from missing
+                continue
+            term, is_empty = found
+            sums.add(term, name)
+            bytes_up += term.nbytes
+            del term, found  # the next answer takes the place of this one
+            report.answered.append(name)
+            if is_empty:
+                empty.append(name)
+        self._finish(report, started)
+        if len(report.answered) < max(1, self.min_clients):
+            raise report.too_few(self.min_clients)
+        return Total(
+            term=sums.take(),
+            cohort=tuple(report.answered),
+            missing=report.missing,
+            empty=tuple(empty),
+            bytes_up=bytes_up,
+            bytes_down=request.nbytes * len(report.answered),
+            catch_up_bytes=under_way.catch_up,
+            seconds=report.seconds,
+        )
+
+    def _begin(self, chain: Chain, report: CohortReport, started: float) -> Exchange:
+        return Exchange(
+            self._link,
+            self._roster,
+            self._agreement,
+            chain,
+            report,
+            Waiting(self.missing, self._patience, self._grace, self._interval),
+            started,
+            self._tell_once,
+        )
+
+    def _sums(self, request: Request, chain: Chain) -> PackedSum:
+        """An empty sum that knows what it may be given."""
+        spec = self._agreement.spec
+        layout = expected_layout(request, chain, self.describe() if spec is None else spec)
+        if layout is None and not self._told_unknown:
+            self._told_unknown = True
+            self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
+        self._link.expect(LARGEST if layout is None else layout.nbytes)
+        return PackedSum(layout)
+
+    def _finish(self, report: CohortReport, started: float) -> None:
+        report.seconds = time.monotonic() - started
+        self._report(report)
+
+    def evaluate(self, model: Model) -> float:
+        """Federated accuracy (R² for regression): each client scores its own rows and sends sums."""
+        from fedsolve.federation.evaluation import evaluate
+
+        return evaluate(self, model)
+
+    def tell_all(self, message: str, over: bool = False) -> None:
+        """Show the people at every node a message; `over` says that the run has ended."""
+        self._roster.tell_all(message, over, self._grace)
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
+
+    def __repr__(self) -> str:
+        return f"FlowerFederation({len(self._roster.members)} clients, missing={self.missing!r})"

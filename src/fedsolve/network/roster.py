@@ -1,0 +1,160 @@
+"""Who is a member: which nodes are there, what they are asked before they belong, and messages to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsolve.network.agreement import Agreement, unfit
+from fedsolve.network.link import Link, Node, Reply, check_sent
+from fedsolve.network.wire import Note, plain
+
+
+@dataclass
+class Member:
+    """A node that belongs: its name, where it is, and since when it has been up."""
+
+    name: str
+    node: Node
+    online: bool = True
+
+
+class Roster:
+    """The members of a run, by name, and the nodes that are asked about or were refused.
+
+    interval: seconds between two looks for an answer.
+    """
+
+    def __init__(
+        self, link: Link, agreement: Agreement, interval: float, tell: Callable[[str], None]
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self._link = link
+        self._agreement = agreement
+        self._interval = interval
+        self._tell = tell
+        self._describing: dict[int, tuple[str, str]] = {}
+        self._refused: dict[int, tuple[str, str]] = {}
+        self._doubles: dict[int, str] = {}
+        self._looked = 0.0
+
+    def present(self) -> list[str]:
+        """Names of the members that are there, sorted, as of the last look."""
+        return sorted(name for name, member in self.members.items() if member.online)
+
+    def enrol(self, members: Mapping[str, Node]) -> None:
+        """Make these nodes members without asking them."""
+        self.members = {name: Member(name, node) for name, node in members.items()}
+
+    def why_refused(self) -> str:
+        """A sentence on those who were not taken in; nothing where there are none."""
+        why = "; ".join(text for text, _ in self._refused.values())
+        return f"Not taken in: {why} " if why else ""
+
+    # -- who is there ----------------------------------------------------------------------------
+
+    def look(self, every: float = 0.0) -> None:
+        """See which nodes are there now, at most once in `every` seconds."""
+        if time.monotonic() - self._looked < every:
+            return
+        self._looked = time.monotonic()
+        nodes = self._link.nodes()
+        registered = self._link.registered()
+        for name in [] if registered is None else sorted(self.members.keys() - registered):
+            del self.members[name]
+            self._agreement.forget(name)
+            self._tell(f"'{name}' is not registered any more; the run goes on without it")
+        for member in self.members.values():
+            member.online = member.node.id in nodes
+            if member.online:
+                member.node = nodes[member.node.id]
+        known = {member.node.id for member in self.members.values()}
+        for node in nodes.values():
+            # One that started anew may have been mended, or has not heard what it was asked.
+            heard = self._describing.get(node.id) or self._refused.get(node.id)
+            earlier = self.members.get(self._doubles.get(node.id, ""))
+            if earlier is not None and not earlier.online:
+                # It was taken for a second site of a name that is free again.
+                heard = self._describing.get(node.id)
+                del self._doubles[node.id]
+            if node.id not in known and (heard is None or heard[1] != node.activation):
+                self._refused.pop(node.id, None)
+                self._describing[node.id] = (self._ask_about(node), node.activation)
+
+    def _ask_about(self, node: Node) -> str:
+        agreed = self._agreement
+        note = agreed.note("describe") | {"task": agreed.task, "classes": agreed.classes_note()}
+        names = self._link.send([node.id], note, b"")
+        check_sent(names, [node.id])
+        return names[0]
+
+    def admit(self, seconds: float) -> None:
+        """Take in the nodes that have said what they have; wait `seconds` at most for those asked."""
+        until = time.monotonic() + seconds
+        while self._describing:
+            nodes = self._link.nodes()
+            for number, (message, activation) in list(self._describing.items()):
+                reply = self._link.receive(message, lambda: True)
+                if reply is None:
+                    continue
+                del self._describing[number]
+                if number in nodes:
+                    self._take_in(nodes[number], reply)
+                elif not reply.absent:
+                    self._take_in(Node(number, activation), reply)
+            if time.monotonic() >= until:
+                return
+            time.sleep(self._interval)
+
+    def _take_in(self, node: Node, reply: Reply) -> None:
+        """Make a node a member, or say on both sides why not."""
+        if reply.absent:
+            return
+        name = node.name or plain(reply.note.get("name") or node.id)
+        why = reply.failure
+        if why is None and not reply.note.get("ok"):
+            why = plain(f"{reply.note.get('error')}: {reply.note.get('message')}")
+        else:
+            why = why or self._unfit(name, reply.note)
+            if why is not None:
+                self._link.send([node.id], self._agreement.note("tell") | {"message": f"refused: {why}"}, b"")
+        if why is not None:
+            if name in self.members:
+                self._doubles[node.id] = name
+            self._refused[node.id] = (f"'{name}': {why}", node.activation)
+            self._tell(f"'{name}' is not taken in: {why}")
+            return
+        self.members[name] = Member(name, node)
+        self._agreement.take(name, reply.note)
+        self._tell(f"'{name}' is there")
+
+    def _unfit(self, name: str, note: Note) -> str | None:
+        """Why this site, with this description, cannot be a member."""
+        why = unfit(name, note)
+        if why is None and name in self.members and self.members[name].online:
+            why = f"two sites are called '{name}'; names must differ."
+        return why or self._agreement.misfit(name, note)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def send(self, names: Sequence[str], note: Note, payload: bytes) -> list[str]:
+        """Send the same message to members; the ids under which they answer."""
+        nodes = [self.members[name].node.id for name in names]
+        messages = self._link.send(nodes, note, payload)
+        check_sent(messages, nodes)
+        return messages
+
+    def tell_all(self, message: str, over: bool, seconds: float) -> None:
+        """Show the people at every node a message; each node has so many seconds to take it."""
+        self.look()
+        online = [member.node.id for member in self.members.values() if member.online]
+        if online:
+            note = self._agreement.note("tell") | {"message": message, "over": over}
+            for number, name in zip(online, self._link.send(online, note, b""), strict=True):
+                # Nobody need have heard it, but whoever is there now has a moment to take it.
+                until = time.monotonic() + seconds
+                while self._link.receive(name, lambda: False) is None and time.monotonic() < until:
+                    if number not in self._link.nodes():
+                        break
+                    time.sleep(self._interval)

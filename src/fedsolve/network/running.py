@@ -1,0 +1,216 @@
+"""A run that survives its process: everything it knows is in a state folder after every exchange.
+
+STATE/agreement.json            features and classes as agreed with the sites, and the run's own mark
+STATE/checkpoint.safetensors    the run after its last exchange
+STATE/report.json               who took part in each exchange, what travelled, how it ended
+STATE/model.safetensors         the model
+STATE/over                      there once the sites were told that the run is over
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsolve import container
+from fedsolve.container import Array
+from fedsolve.errors import CohortError, FedsolveError, ModelFileError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.method import Method, Record, record_from
+from fedsolve.labels import class_list, labels_from_note, labels_note
+from fedsolve.model import Model, load_model
+from fedsolve.network.cohort import CohortReport
+from fedsolve.network.flower import FlowerFederation
+
+Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]
+
+_LATE = 20.0
+"""Seconds that sites have to connect again to a server that has nothing more to ask."""
+
+
+@dataclass
+class State:
+    """The state folder of one run."""
+
+    folder: Path
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model.safetensors"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.json"
+
+    @property
+    def over(self) -> Path:
+        return self.folder / "over"
+
+    @property
+    def _agreement(self) -> Path:
+        return self.folder / "agreement.json"
+
+    def agreed(self) -> Spec | None:
+        """What an earlier part of this run agreed on; None at its beginning."""
+        if not (self.checkpoint.exists() and self._agreement.exists()):
+            return None
+        try:
+            note = json.loads(container.read(self._agreement))
+            classes = labels_from_note(note["classes"])
+            return Spec(note["features"], classes, note["outputs"], FlowerFederation.prefers)
+        except (ValueError, KeyError, TypeError) as problem:
+            raise ModelFileError(
+                f"{self._agreement} is damaged ({problem}). Start afresh with another state folder."
+            ) from problem
+
+    def noted(self, name: str) -> Any:
+        """An entry of the agreement; None where there is none."""
+        try:
+            return json.loads(container.read(self._agreement)).get(name)
+        except (ModelFileError, ValueError, AttributeError):
+            return None
+
+    def check(self, classes: Array | None, task: str, clients: int | None = None) -> None:
+        """Refuse to go on with other classes, another task or, where given, another number of clients."""
+        spec = self.agreed()
+        if spec is None:
+            return
+        was: dict[str, Any] = {"task": "regression" if spec.classes is None else "classification"}
+        now: dict[str, Any] = {"task": task}
+        if classes is not None and spec.classes is not None:
+            was["classes"], now["classes"] = spec.classes.tolist(), classes.tolist()
+        if clients is not None and (before := self.noted("clients")) is not None:
+            was["clients"], now["clients"] = before, clients
+        for name, value in was.items():
+            if now[name] != value:
+                raise ModelFileError(
+                    f"{self.folder} holds a run whose {name} is {value}, asked is {now[name]}. "
+                    "Give what it was started with, or choose another state folder."
+                )
+
+    def agree(self, spec: Spec, clients: int, run: str) -> None:
+        note = {
+            "features": spec.features,
+            "classes": labels_note(spec.classes),
+            "outputs": spec.outputs,
+            "clients": clients,
+            "run": run,
+        }
+        container.write_atomically(self._agreement, json.dumps(note, indent=2).encode())
+
+    def write_report(self, **more: Any) -> None:
+        """Replace the report; earlier parts of a resumed run stay in it."""
+        document = {**more, "cohorts": self.reports, "history": self.history}
+        text = json.dumps(document, indent=2, default=str) + "\n"
+        container.write_atomically(self.report, text.encode())
+
+    def recall(self) -> dict[str, Any]:
+        """The report so far, where there is a checkpoint; its cohorts and history are taken over."""
+        if not (self.checkpoint.exists() and self.report.exists()):
+            return {}
+        try:
+            found: dict[str, Any] = json.loads(container.read(self.report))
+            self.reports, self.history = list(found["cohorts"]), list(found["history"])
+        except (ValueError, KeyError, TypeError):
+            return {}  # it tells people what happened; nothing depends on it
+        return found
+
+
+def run_method(
+    method: Method[Any],
+    federate: Federate,
+    state: State,
+    progress: Callable[[Record, int], None] | None = None,
+) -> tuple[Model, FlowerFederation]:
+    """Train from the state folder's checkpoint on, or from the beginning; writes model and report."""
+    state.folder.mkdir(parents=True, exist_ok=True)
+    state.recall()
+    started = time.time()
+    about = {"method": method.key, "parameters": method.parameters(), "started": _clock(started)}
+
+    def heard(report: CohortReport) -> None:
+        told = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
+        state.reports.append(told)
+        state.write_report(**about, status="running")
+
+    def advanced(record: Record, expected: int) -> None:
+        state.history[record.exchange :] = [record.as_dict()]
+        if progress is not None:
+            progress(record, expected)
+
+    federation = federate(state.agreed(), heard)
+    try:
+        state.check(federation.given, federation.task)
+        if state.agreed() is not None and isinstance(run := state.noted("run"), str):
+            federation.run = run  # for the sites it is the same one
+        spec = federation.describe()
+        state.agree(spec, federation.expected, federation.run)
+        model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
+    except FedsolveError as problem:
+        state.write_report(**about, status="stopped", why=str(problem))
+        with suppress(FedsolveError):
+            federation.tell_all(f"the run stopped: {problem}")
+        raise
+    state.over.unlink(missing_ok=True)
+    model.save(state.model)
+    state.history = [record.as_dict() for record in model.history]
+    state.write_report(**about, status="complete", model=str(state.model))
+    return model, federation
+
+
+def say_over(federation: FlowerFederation, state: State) -> None:
+    """Tell the sites that the run is over, and remember that they were told."""
+    federation.tell_all("the run is complete", over=True)
+    container.write_atomically(state.over, b"")
+
+
+def say_over_late(federate: Federate, state: State, patience: float = _LATE) -> None:
+    """The same after a server that was killed before it came to that; for the sites that are still there."""
+    federation = federate(state.agreed(), lambda report: None)
+    if isinstance(run := state.noted("run"), str):
+        federation.run = run
+    with suppress(CohortError):  # some may have heard it and left
+        federation.describe(patience)
+    say_over(federation, state)
+
+
+def finished(
+    method: Method[Any],
+    state: State,
+    classes: Sequence[Any] | None = None,
+    task: str = "classification",
+    clients: int | None = None,
+) -> Model | None:
+    """The model of a run that this folder holds complete; None where there is still something to do.
+
+    A complete run of another method, or with other classes, task or number of clients, is refused.
+    """
+    found = state.recall()
+    if found.get("status") != "complete" or not state.model.exists():
+        return None
+    asked = json.loads(json.dumps(method.parameters()))
+    if (found.get("method"), found.get("parameters")) != (method.key, asked):
+        raise ModelFileError(
+            f"{state.folder} holds a complete run of {found.get('method')} with other parameters. "
+            "Choose another state folder."
+        )
+    state.check(None if classes is None else class_list(classes), task, clients)
+    model = load_model(state.model)
+    model.history = tuple(record_from(dict(entry)) for entry in state.history)
+    return model
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,257 @@
+"""The sites that may take part: their keys, the list of them, and what Flower is told of it."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsolve import container
+from fedsolve.errors import CohortError, DataError, ModelFileError
+from fedsolve.network.certificates import (
+    elliptic,
+    load_certificate,
+    new_key,
+    verify_chain,
+    verify_dates,
+    verify_pair,
+)
+from fedsolve.network.guarded import Bearer
+from fedsolve.network.keyfolder import (
+    Keys as Keys,
+)
+from fedsolve.network.keyfolder import (
+    private_folder,
+    site_name,
+    verify_private,
+    write_private,
+)
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+
+@dataclass(frozen=True)
+class Site:
+    """A registered site: its name, its public key as one OpenSSH line, and as Flower stores it (PEM)."""
+
+    name: str
+    line: str
+    pem: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key as `ssh-keygen -l` prints it, to be compared by telephone."""
+        digest = hashlib.sha256(base64.b64decode(self.line.split()[1])).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def create_client(keys: Keys, name: str) -> Site:
+    """A key pair for a site. Run it at the site: then the private key never leaves the building."""
+    from cryptography.hazmat.primitives import serialization
+
+    private, public = keys.client_key(name), keys.client_public_key(name)
+    for path in (private, public):
+        if path.exists():
+            raise ModelFileError(
+                f"{path} exists. Give the site another name, or delete {private.name} and {public.name} "
+                "and register the new key at the server."
+            )
+    key = new_key()
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    line = _openssh(key.public_key(), name)
+    private_folder(keys.folder)
+    private_folder(keys.clients)
+    write_private(private, secret)
+    container.write_atomically(public, f"{line}\n".encode())
+    return _site(line, str(public))
+
+
+def registered(keys: Keys) -> dict[str, Site]:
+    """The sites that may take part, by name. No list means no site."""
+    if not keys.registered_file.exists():
+        return {}
+    sites: dict[str, Site] = {}
+    lines = container.read(keys.registered_file).decode("utf-8", "replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            site = _site(line, f"{keys.registered_file}, line {number}")
+            sites[site.name] = site
+    return sites
+
+
+def register(keys: Keys, public_key: str | os.PathLike[str], name: str | None = None) -> Site:
+    """Put a site on the list, by its public key file. The same key again changes nothing."""
+    text = container.read(public_key).decode("utf-8", "replace").strip()
+    words = text.split()
+    if name is not None:
+        text = " ".join([*words[:2], site_name(name)])
+    elif len(words) < 3:
+        text = " ".join([*words[:2], site_name(Path(public_key).stem)])
+    site = _site(text, str(public_key))
+    sites = registered(keys)
+    held = sites.get(site.name)
+    if held is not None and held.pem != site.pem:
+        raise DataError(
+            f"a site {site.name!r} with another key ({held.fingerprint}) is registered. If it has a new key, "
+            f"remove the old one first: fedsolve keys remove {site.name}"
+        )
+    for other in sites.values():
+        if other.pem == site.pem and other.name != site.name:
+            raise DataError(
+                f"this key is registered for the site {other.name!r} already. Every site needs its own: "
+                f"fedsolve keys client {site.name}"
+            )
+    _write_sites(keys, sites | {site.name: site})
+    return site
+
+
+def remove(keys: Keys, name: str) -> Site:
+    """Take a site off the list. A running server refuses its next call."""
+    sites = registered(keys)
+    if name not in sites:
+        known = ", ".join(sites) or "nobody"
+        raise DataError(f"no site {name!r} is registered (registered: {known}).")
+    site = sites.pop(name)
+    _write_sites(keys, sites)
+    return site
+
+
+def _write_sites(keys: Keys, sites: dict[str, Site]) -> None:
+    lines = ["# Sites that may take part: public key and name. Written by 'fedsolve keys'."]
+    lines += [sites[name].line for name in sorted(sites)]
+    container.write_atomically(keys.registered_file, ("\n".join(lines) + "\n").encode())
+
+
+def register_sites(control: str, keys: Keys, secret: bytes | None = None) -> dict[str, int]:
+    """Tell the SuperLink, over its control address on loopback, of every listed site; gives their node ids.
+
+    secret: what a guarded SuperLink asks for.
+
+    Repeat it as often as you like. A site taken off the list is not unregistered there: Flower never takes
+    the same key twice, and the gate refuses the site anyway.
+    """
+    import httpx
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+
+    sites = registered(keys)
+    try:
+        with ControlHttpClient.from_server_address(
+            control,
+            insecure=False,
+            root_certificates=container.read(keys.authority),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                *([] if secret is None else [Bearer(secret)]),
+            ],
+        ) as client:
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
+            known = {bytes(node.public_key): int(node.node_id) for node in nodes}
+            for site in sites.values():
+                if site.pem not in known:
+                    request = RegisterNodeRequest(public_key=site.pem, name=site.name)
+                    known[site.pem] = int(client.RegisterNode(request).node_id)
+    except httpx.HTTPError as problem:
+        raise CohortError(
+            f"the SuperLink at {control} did not register the sites ({type(problem).__name__}: {problem}). "
+            "Its log says why."
+        ) from problem
+    return {site.name: known[site.pem] for site in sites.values()}
+
+
+def verify_server(keys: Keys) -> None:
+    """Raise unless the server can start with these keys, saying what to do."""
+    anew = "Begin anew with 'fedsolve keys init' and send ca.crt to all sites."
+    verify_dates(keys.authority, load_certificate(keys.authority), anew)
+    renew = "Make a new one: fedsolve keys renew"
+    verify_dates(keys.server_certificate, load_certificate(keys.server_certificate), renew)
+    verify_chain(keys)
+    verify_pair(keys)
+    verify_private(keys.server_key)
+    if not registered(keys):
+        raise DataError(
+            f"no site is registered in {keys.registered_file}. Register each by the public key it sent you: "
+            "fedsolve keys register NAME.pub"
+        )
+
+
+def verify_client(keys: Keys, name: str) -> None:
+    """Raise unless the site can start with these keys, saying what to do."""
+    authority = load_certificate(keys.authority)
+    verify_dates(keys.authority, authority, "Ask the server's operator for a new ca.crt.")
+    load_client_key(keys, name)
+    verify_private(keys.client_key(name))
+
+
+def load_client_key(keys: Keys, name: str) -> ec.EllipticCurvePrivateKey:
+    """A site's private key, as Flower's node reads it."""
+    from cryptography.hazmat.primitives import serialization
+
+    path = keys.client_key(name)
+    if not path.exists():
+        raise ModelFileError(
+            f"{path} is missing. Make the site's key: fedsolve keys client {name} --keys {keys.folder}"
+        )
+    return elliptic(path, lambda data: serialization.load_ssh_private_key(data, None))
+
+
+def own_site(keys: Keys, name: str) -> Site:
+    """The site whose private key is in the folder."""
+    return site_of(load_client_key(keys, name), name)
+
+
+def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
+    """The site that a private key stands for."""
+    return _site(_openssh(key.public_key(), name), name)
+
+
+def signed_headers(keys: Keys, name: str) -> dict[str, str]:
+    """What a site puts into the head of a call to show who it is: its public key and a signed time."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = load_client_key(keys, name)
+    stamp = datetime.datetime.now(datetime.UTC).isoformat()
+    signature = key.sign(stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr-public-key": base64.b64encode(site_of(key, name).pem).decode(),
+        "flwr-timestamp": stamp,
+        "flwr-signature": base64.b64encode(signature).decode(),
+    }
+
+
+def _site(line: str, where: str) -> Site:
+    """A site by its OpenSSH line; anything that Flower would not take is refused."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    words = line.split()
+    try:
+        key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
+    except (ValueError, UnsupportedAlgorithm) as problem:
+        raise DataError(
+            f"{where} is not a public key in OpenSSH form ({problem}). "
+            "The file to register is the site's NAME.pub, from 'fedsolve keys client NAME'."
+        ) from problem
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise DataError(f"{where} is not a key on the curve P-384. Make one: fedsolve keys client NAME")
+    if len(words) != 3:
+        raise DataError(f"{where} must have three words: type, key and the site's name, not {len(words)}.")
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return Site(site_name(words[2]), _openssh(key, words[2]), pem)
+
+
+def _openssh(key: ec.EllipticCurvePublicKey, name: str) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return f"{line.decode()} {name}"
