@@ -82,7 +82,7 @@ def measure(
             (truth,), (pick,) = (alignment.choose_layers(z, choice) for z in (exact, short))
             same[choice].append(pick == truth)
             found.append(abs(exact[pick] - exact[truth]) <= WITHIN)
-        progress(f"round {record.layer + 1} of {rounds}: largest error of z {errors[-1]:.4f}")
+        progress(f"round {record.step + 1} of {rounds}: largest error of z {errors[-1]:.4f}")
     entries = sum(run.server.weights[f"{layer}.weight"].size for layer in run.layers)
     return {
         "network": network,

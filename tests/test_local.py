@@ -249,7 +249,7 @@ def test_tracked_accuracy_is_the_staged_score(exchange: str, intercept: bool) ->
     method = fs.DeepAFL(layers=3, width=16, exchange=exchange, intercept=intercept, track="accuracy")
     model = method.fit(federation)
     staged = model.staged_score(X, y)
-    tracked = {r.layer: r.accuracy for r in model.history if r.accuracy is not None}
+    tracked = {r.step: r.accuracy for r in model.history if r.accuracy is not None}
     assert tracked.keys() == ({1, 2} if exchange == "single" else {0, 1, 2})
     for layer, accuracy in tracked.items():
         assert accuracy == staged[layer]

@@ -41,7 +41,7 @@ def some_request(chain: Chain, **changes: object) -> Request:
     fields: dict[str, object] = {
         "kind": "deepafl",
         "exchange": 3,
-        "layer": 1,
+        "step": 1,
         "cohort": ("a", "b"),
         "note": {"ask": ["gram"], "phase": "classifier"},
         "arrays": {"weight": np.arange(6.0).reshape(2, 3)},
@@ -104,10 +104,10 @@ def test_request_encoding_is_exact_and_keeps_the_cohort_at_home() -> None:
     request = some_request(some_chain())
     decoded = decode_request(encode_request(request))
     assert decoded.cohort == ()
-    assert (decoded.kind, decoded.exchange, decoded.layer, decoded.note, decoded.digest) == (
+    assert (decoded.kind, decoded.exchange, decoded.step, decoded.note, decoded.digest) == (
         request.kind,
         request.exchange,
-        request.layer,
+        request.step,
         request.note,
         request.digest,
     )

@@ -256,7 +256,7 @@ def test_what_a_late_participant_is_sent_is_counted_apart(data, owners, exchange
     federation = federate(members[:-1])
     model = train(exchange, federation, {"W3": lambda f: f.add(members[-1])})
     late = next(record for record in model.history if "silo-9" in record.cohort)
-    assert late.layer == 3
+    assert late.step == 3
     # Each block is two factors (WIDTH, 10). The late participant is sent the whole request again, with
     # all three blocks and, but for the single plan, the classifier.
     block = 2 * 8 * WIDTH * 10

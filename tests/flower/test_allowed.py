@@ -148,15 +148,15 @@ def test_an_exchange_that_is_no_number_writes_nothing(tmp_path: Path) -> None:
         ("kind", [1, None, ["x"]]),
         ("digest", [1, None]),
         ("exchange", STRANGE),
-        ("layer", STRANGE),
+        ("step", STRANGE),
         ("position", STRANGE),
         ("note", ["text", [1], 3]),
         ("blocks", ["text", {"0": {}}, [3]]),
     ],
 )
 def test_a_request_with_a_field_of_the_wrong_type_is_refused_by_name(field: str, values: list[Any]) -> None:
-    plain = {"kind": "x", "digest": "", "exchange": 0, "layer": 0, "position": 0, "note": {}, "blocks": []}
-    whole = {"wire": 1, "message": "request", **plain}
+    plain = {"kind": "x", "digest": "", "exchange": 0, "step": 0, "position": 0, "note": {}, "blocks": []}
+    whole = {"wire": 2, "message": "request", **plain}
     assert decode_request(to_bytes({}, whole)).kind == "x"
     for value in values:
         with pytest.raises(TermError, match=f"'{field}'"):

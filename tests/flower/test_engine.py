@@ -92,7 +92,7 @@ def test_terms_are_taken_in_the_order_of_names(sites):
 
 def by_hand(note: dict) -> bytes:
     """A term without arrays whose note holds anything."""
-    head = json.dumps({"__metadata__": {"fedsolve": json.dumps({"wire": 1, **note})}}).encode()
+    head = json.dumps({"__metadata__": {"fedsolve": json.dumps({"wire": 2, **note})}}).encode()
     return len(head).to_bytes(8, "little") + head
 
 

@@ -145,7 +145,7 @@ def test_a_client_called_like_an_array_owns_nothing_by_that():
 
 @pytest.mark.parametrize("field", ['"have":Infinity', '"have":1e999', '"have":' + "[" * 100_000])
 def test_numbers_without_an_end_are_refused(field):
-    note = '{"wire":1,"message":"needs",' + field + "}"
+    note = '{"wire":2,"message":"needs",' + field + "}"
     head = json.dumps({"__metadata__": {"fedsolve": note}}).encode()
     with pytest.raises(TermError):
         read_term(np.frombuffer(len(head).to_bytes(8, "little") + head, dtype=np.uint8))

@@ -207,7 +207,7 @@ def test_the_last_round_is_watched(track):
     features, labels = rows()
     watch = Watch(features, labels, every=4)
     model = FedAvg(rounds=6, track=track).fit(federation(), watch=watch)
-    seen = [record.layer for record in model.history if "test_accuracy" in record.metrics]
+    seen = [record.step for record in model.history if "test_accuracy" in record.metrics]
     assert seen == [0, 4, 5]
 
 

@@ -150,7 +150,7 @@ class Comparison:
 
         def tick(record: Record, expected: int) -> None:
             clock.append(time.perf_counter() - started)
-            bar(record.exchange + 1, expected, f"DeepAFL, layer {record.layer}")
+            bar(record.exchange + 1, expected, f"DeepAFL, layer {record.step}")
 
         deepafl = self.deepafl.fit(federation, progress=tick)
         heads: list[SoftmaxHead] = []

@@ -72,7 +72,7 @@ class Output:
         """A bar over exchanges, on stderr when that is a terminal: exchange n of N, layer, risk."""
 
         def remark(record: Record) -> str:
-            return f"layer {record.layer}" + ("" if record.risk is None else f", risk {record.risk:.4g}")
+            return f"layer {record.step}" + ("" if record.risk is None else f", risk {record.risk:.4g}")
 
         with self.bar(title, "exchange") as advance:
             yield lambda record, expected: advance(record.exchange + 1, expected, remark(record))

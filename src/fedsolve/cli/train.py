@@ -217,7 +217,7 @@ def _progress(output: Output, method: Method[Any]) -> Iterator[Callable[[Record,
                 said["loss"] = f"loss {record.metrics['loss']:.4f}"
             if "test_accuracy" in record.metrics:
                 said["test"] = f"test {percent(record.metrics['test_accuracy'])}"
-            advance(record.layer + 1, method.rounds, ", ".join(said.values()))
+            advance(record.step + 1, method.rounds, ", ".join(said.values()))
 
         yield tell
 
@@ -299,7 +299,7 @@ def _traffic(model: Model) -> dict[str, Any]:
     told = (
         "exchange",
         "kind",
-        "layer",
+        "step",
         "bytes_up",
         "bytes_down",
         "seconds",

@@ -254,7 +254,7 @@ class DeepAFLRun(Run[DeepModel]):
         rows = total.count("tracked")
         self._record(
             phase,
-            request.layer,
+            request.step,
             total,
             request.position,
             risk=self.risks[-1] if any(name.startswith("W") for name in solved) else None,

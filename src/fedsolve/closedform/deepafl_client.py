@@ -26,7 +26,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     features = _layer_features(data, memory)
     network, rows, workspace = features.network, features.rows, memory.workspace
     blocks = blocks_of(memory.chain, network.precision)
-    ask, goal = set(request.note["ask"]), request.layer
+    ask, goal = set(request.note["ask"]), request.step
     if goal != len(blocks):
         raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
     sums = Accumulator(workspace, network.precision)

@@ -22,7 +22,7 @@ from fedsolve.federation.messages import (
     unpack_triangle,
 )
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """A peer that speaks another version is refused."""
 
 
@@ -38,7 +38,7 @@ def encode_request(request: Request) -> bytes:
             "message": "request",
             "kind": request.kind,
             "exchange": request.exchange,
-            "layer": request.layer,
+            "step": request.step,
             "note": dict(request.note),
             "position": request.position,
             "digest": request.digest,
@@ -55,7 +55,7 @@ def decode_request(data: bytes) -> Request:
         return Request(
             kind=note["kind"],
             exchange=note["exchange"],
-            layer=note["layer"],
+            step=note["step"],
             cohort=(),
             note=note["note"],
             arrays=with_prefix(arrays, "array."),
@@ -150,7 +150,7 @@ def _check_fields(note: dict[str, Any]) -> None:
     for name, kind in (("kind", str), ("digest", str), ("note", dict), ("blocks", list)):
         if not isinstance(note[name], kind):
             raise TermError(f"'{name}' of this request must be a {kind.__name__}; got {_brief(note[name])}.")
-    for name in ("exchange", "layer", "position"):
+    for name in ("exchange", "step", "position"):
         if type(note[name]) is not int or note[name] < 0:
             raise TermError(f"'{name}' of this request must be a whole number; got {_brief(note[name])}.")
     for block in note["blocks"]:

@@ -100,7 +100,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Request:
-    """What the server asks in one exchange: a kind, a layer, and the arrays needed to answer.
+    """What the server asks in one exchange: a kind, a step, and the arrays needed to answer.
 
     `cohort` is who is asked; it steers the engine and is not sent. `blocks` are the newest blocks
     of the model, ending at `position`, whose digest is `digest`.
@@ -108,7 +108,7 @@ class Request:
 
     kind: str
     exchange: int
-    layer: int
+    step: int
     cohort: tuple[str, ...]
     note: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Request:
         return Request(
             self.kind,
             self.exchange,
-            self.layer,
+            self.step,
             self.cohort,
             self.note,
             self.arrays,

@@ -30,13 +30,14 @@ class Record:
     """One exchange: who took part, what travelled, how long it took, what was solved.
 
     bytes_up and bytes_down are payloads summed over clients; catch_up_bytes is what late or
-    restarted clients were sent besides. `risk` is the regularised risk of the newest classifier;
-    `metrics` is what else the method measured, such as loss and drift of a round.
+    restarted clients were sent besides. `step` counts what the method counts, layers or rounds; `risk` is
+    the regularised risk of the newest classifier; `metrics` is what else the method measured, such as loss
+    and drift of a round.
     """
 
     exchange: int
     kind: str
-    layer: int
+    step: int
     cohort: tuple[str, ...]
     missing: Mapping[str, str]
     empty: tuple[str, ...]
@@ -48,6 +49,11 @@ class Record:
     accuracy: float | None = None
     solved: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def layer(self) -> int:
+        """`step` under its former name."""
+        return self.step
 
     def as_dict(self) -> dict[str, Any]:
         # Not dataclasses.asdict: its deep copies of every metric would cost more than writing a checkpoint.
@@ -96,7 +102,7 @@ class Run(ABC, Generic[M]):
     def _ask(
         self,
         kind: str,
-        layer: int,
+        step: int,
         cohort: tuple[str, ...],
         note: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
@@ -104,7 +110,7 @@ class Run(ABC, Generic[M]):
         return Request(
             kind=kind,
             exchange=len(self.history),
-            layer=layer,
+            step=step,
             cohort=cohort,
             note=note or {},
             arrays=arrays or {},
@@ -113,14 +119,14 @@ class Run(ABC, Generic[M]):
             blocks=tuple(self.chain.blocks[self._sent :]),
         )
 
-    def _record(self, kind: str, layer: int, total: Total, position: int, **more: Any) -> None:
+    def _record(self, kind: str, step: int, total: Total, position: int, **more: Any) -> None:
         """Enter an exchange that was asked at chain length `position`."""
         self._sent = position
         self.history.append(
             Record(
                 exchange=len(self.history),
                 kind=kind,
-                layer=layer,
+                step=step,
                 cohort=total.cohort,
                 missing=total.missing,
                 empty=total.empty,
@@ -270,6 +276,8 @@ def opening_classes(chain: Chain) -> Array | None:
 
 def record_from(entry: dict[str, Any]) -> Record:
     """The record that `Record.as_dict` described."""
+    if "layer" in entry:  # written before a round was told from a layer
+        entry["step"] = entry.pop("layer")
     for name in ("cohort", "empty", "solved"):
         entry[name] = tuple(entry[name])
     return Record(**entry)

@@ -64,7 +64,7 @@ class ClientGroup:
         self.device = device
         self.run: str = chain.digests[1]
         self.exchange = request.exchange
-        self.round: int = request.layer
+        self.round: int = request.step
         self.rate: float = request.note["rate"]
         self.note = request.note
         self.classes: int = opening["outputs"]

@@ -58,8 +58,8 @@ class Watch:
         if not isinstance(run, GradientRun):
             raise DataError("Watch follows gradient methods; this run is of another kind.")
         record = run.history[-1]
-        last = record.layer == run.method.rounds - 1
-        if record.kind != "train" or not (last or record.layer % self.every == 0):
+        last = record.step == run.method.rounds - 1
+        if record.kind != "train" or not (last or record.step % self.every == 0):
             return {}
         found: dict[str, Any] = {}
         models = run.targets()

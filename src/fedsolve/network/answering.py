@@ -223,7 +223,7 @@ class Answerer:
             text = f"asked for the model from block {answer.have} on"
         else:
             answer.check_finite(f"'{self.name}'")
-            text = f"answered {request.kind}, layer {request.layer}"
+            text = f"answered {request.kind}, step {request.step}"
         self._tell(
             Event(
                 "answered",

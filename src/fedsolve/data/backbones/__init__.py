@@ -89,7 +89,7 @@ _KINDS: dict[str, tuple[str, BackboneInfo]] = {
         ),
     ),
     "hf": (
-        "huggingface",
+        "transformers",
         BackboneInfo(
             "hf:NAME_OR_FOLDER",
             "an image model of transformers, from a folder or the hub",
