@@ -186,7 +186,7 @@ def large(nodes: int, width: int, insecure: bool) -> None:
         run = fs.DeepAFL(layers=1, width=width, exchange="single").start(engine.describe())
         ask = ["hidden_gram", "hidden_feature", "hidden_cross"]
         note = {"phase": "block", "ask": ask, "track": False}
-        request = run._ask(KIND, 0, engine.clients, note)
+        request = run.ask(KIND, 0, engine.clients, note)
         with Memory() as memory:
             total = engine.exchange(request, run.chain)
     term = total.bytes_up / nodes / 1e6

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class FedsolveError(Exception):
     """Everything fedsolve raises on purpose."""
@@ -25,3 +28,9 @@ class ModelFileError(FedsolveError):
 
 class ConditionWarning(UserWarning):
     """A linear system was singular to working precision; the minimum-norm solution was taken."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The hint of an error message with a space before it; nothing where no known name is near."""
+    close = get_close_matches(name, list(known), 1)
+    return f" did you mean '{close[0]}'?" if close else ""

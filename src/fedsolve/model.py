@@ -1,18 +1,22 @@
-"""What comes out of training: predict, score, save; and how to read it back."""
+"""What comes out of training: predict, score, save; and how to read it back.
+
+A model of one's own needs `scores` and nothing else: its attributes are stored as they are.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedsolve import container
+from fedsolve import attributes, container, registry
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.labels import labels_note, regression_targets
+from fedsolve.labels import labels_from_note, labels_note, regression_targets
+from fedsolve.permissions import allowing
 
 if TYPE_CHECKING:
     from fedsolve.federation.method import Record
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 MODEL_VERSION = 1
 
+_BASE = {"features", "classes", "outputs", "history"}
 _FAMILIES: dict[str, type[Model]] = {}
 
 
@@ -28,6 +33,7 @@ class Model(ABC):
     """A trained predictor. Scores have one column per class or target: least-squares estimates, or logits."""
 
     family: ClassVar[str]
+    """Under which name files say what they hold; the class's address unless it is given."""
     private: ClassVar[bool] = False
     """Whether the model belongs to one client and must not be sent to anybody."""
 
@@ -39,26 +45,37 @@ class Model(ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if "family" in cls.__dict__:
-            _FAMILIES[cls.family] = cls
+        if "family" not in cls.__dict__:
+            cls.family = registry.address_of(cls)
+        _FAMILIES[cls.family] = cls
 
     @abstractmethod
-    def _scores(self, features: Array) -> Array:
+    def scores(self, features: Array) -> Array:
         """Scores (rows, outputs) of checked features."""
 
-    @abstractmethod
-    def _arrays(self) -> dict[str, Array]: ...
+    def arrays(self) -> dict[str, Array]:
+        """The arrays that make this model, by name; by default its attributes."""
+        return self._stored()[0]
 
-    @abstractmethod
-    def _note(self) -> dict[str, Any]: ...
+    def note(self) -> dict[str, Any]:
+        """What else makes this model, as JSON values; by default its attributes."""
+        return {"attributes": self._stored()[1]}
 
     @classmethod
-    @abstractmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> Model: ...
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> Model:
+        """The model of these arrays and this note."""
+        model = cls.__new__(cls)
+        Model.__init__(model, note["features"], labels_from_note(note["classes"]), note["outputs"])
+        model.__dict__.update(attributes.from_parts(arrays, note["attributes"]))
+        return model
+
+    def _stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        own = {name: value for name, value in vars(self).items() if name not in _BASE}
+        return attributes.to_parts(own, f"the model {type(self).__name__}")
 
     def decision_function(self, features: Any) -> Array:
         """Scores, shape (rows, classes) or (rows, targets)."""
-        return self._scores(self._checked(features))
+        return self.scores(self._checked(features))
 
     def estimates(self, features: Any) -> Array:
         """What the targets are expected to be, ones and zeros for classes: (rows, outputs).
@@ -135,24 +152,29 @@ class Model(ABC):
     def contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Everything that makes this model, as named arrays and a JSON note."""
         note = {
-            **self._note(),
+            **self.note(),
             "model": MODEL_VERSION,
             "family": self.family,
             "features": self.features,
             "outputs": self.outputs,
             "classes": labels_note(self.classes),
         }
-        return self._arrays(), note
+        return self.arrays(), note
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model file; equal models give equal bytes. One client's own is for its owner to read."""
         container.write_atomically(path, container.to_bytes(*self.contents()), private=self.private)
 
 
-def load_model(path: str | os.PathLike[str]) -> Model:
-    """The model saved at `path`."""
+def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] = ()) -> Model:
+    """The model saved at `path`.
+
+    allow_methods: methods from outside fedsolve, as "package.module:Class" or by the name of their entry
+        point, whose code the file may have imported. Those imported already need no leave.
+    """
     arrays, note = container.from_bytes(container.read(path), what=f"model file {path}", error=ModelFileError)
-    return model_from_contents(arrays, note, str(path))
+    with allowing(methods=allow_methods):
+        return model_from_contents(arrays, note, str(path))
 
 
 def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path: str = "this model") -> Model:
@@ -165,12 +187,14 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
             f"{path} has model version {version}; this fedsolve reads up to {MODEL_VERSION}. Upgrade it."
         )
     family = note.get("family")
+    if isinstance(family, str) and ":" in family and family not in _FAMILIES:
+        registry.import_model(family)  # its definition enters it
     if family not in _FAMILIES:
         raise ModelFileError(
             f"{path} holds a model of family {family!r}; known are {sorted(_FAMILIES)}. Upgrade fedsolve."
         )
     try:
-        return _FAMILIES[family]._from(arrays, dict(note))
+        return _FAMILIES[family].restored(arrays, dict(note))
     except (KeyError, TypeError, IndexError) as problem:
         raise ModelFileError(
             f"{path} is incomplete ({type(problem).__name__}: {problem}). Fetch or write it again."

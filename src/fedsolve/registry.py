@@ -1,13 +1,23 @@
-"""The methods fedsolve knows: paper, exchanges, what travels, sums or gathers."""
+"""The methods fedsolve knows: paper, exchanges, what travels, sums or gathers; and those of other people.
+
+A method from outside is found under the name of its entry point (group `fedsolve.methods`) or under its
+address, "package.module:Class". Its `key` is whichever of the two another process can find it by.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from importlib import metadata
+from typing import Any, TypeGuard, TypeVar
 
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
+from fedsolve.permissions import check_allowed
+
+ENTRY_POINTS = "fedsolve.methods"
 
 T = TypeVar("T", bound=type[Any])
 
@@ -18,10 +28,10 @@ class Info:
 
     key: str
     title: str
-    paper: str
-    exchanges: str
-    up: str
-    down: str
+    paper: str = "unpublished"
+    exchanges: str = "1"
+    up: str = "sums"
+    down: str = "the request"
     gathers: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -29,25 +39,112 @@ class Info:
 
 
 _METHODS: dict[str, tuple[Info, type]] = {}
+_DEFINED: dict[str, type] = {}
+"""Every method class defined in this process, by its address."""
 
 
 def register(info: Info) -> Callable[[T], T]:
-    """Enter a method class under its key."""
+    """Enter a method class under its key; a class from outside that has no entry point, under its address."""
 
     def enter(method: T) -> T:
-        _METHODS[info.key] = (dataclasses.replace(info, gathers=method.gathers), method)
+        method.key = info.key if _is_ours(method) or info.key in _entry_points() else address_of(method)
+        described = dataclasses.replace(info, key=method.key, gathers=method.gathers)
+        _METHODS[method.key] = (described, method)
         return method
 
     return enter
 
 
+def define(method: type) -> str:
+    """Note a method class as soon as it is defined, so that this process finds it again; its address."""
+    address = address_of(method)
+    _DEFINED[address] = method
+    return address
+
+
 def methods() -> list[Info]:
-    """All registered methods, by key."""
+    """All methods by key: those of fedsolve, of installed packages, and those registered in this process."""
+    for name in _entry_points():
+        method_class(name)
     return [_METHODS[key][0] for key in sorted(_METHODS)]
 
 
+def info(key: str) -> Info:
+    """What is known of the method `key`."""
+    method_class(key)
+    return _METHODS[key][0]
+
+
 def method_class(key: str) -> type:
-    """The class registered under `key`."""
+    """The class of a method, by its key, by the name of its entry point or by its address.
+
+    A class from outside is imported, where it is not yet, if whoever named it may choose what is run here.
+    """
     if key not in _METHODS:
-        raise DataError(f"unknown method '{key}'; known are {', '.join(sorted(_METHODS))}.")
+        if ":" not in key and key not in _entry_points():
+            known = sorted({*_METHODS, *_entry_points()})
+            raise DataError(
+                f"unknown method '{key}';{did_you_mean(key, known)} known are {', '.join(known)}."
+            )
+        address = _entry_points().get(key, key)
+        if address not in _DEFINED:
+            check_allowed("method", key)
+        method = _DEFINED.get(address) or _imported(address)
+        if not hasattr(method, "start"):
+            raise DataError(f"'{key}' is no method: {method!r} does not derive from fedsolve.extend.Method.")
+        if key not in _METHODS:
+            text = next(iter((method.__doc__ or "").strip().splitlines()), method.__name__)
+            register(Info(key, text))(method)
     return _METHODS[key][1]
+
+
+def is_foreign(key: Any) -> TypeGuard[str]:
+    """Whether a request that names this method would run code from outside fedsolve."""
+    if not isinstance(key, str):
+        return False
+    if key in _METHODS:
+        return not _is_ours(_METHODS[key][1])
+    return ":" in key or key in _entry_points()
+
+
+def address_of(kind: type) -> str:
+    """Where a class can be imported from, as "package.module:Class"."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def import_model(address: str) -> type:
+    """The model class at "package.module:Class"; whoever allowed a method of that module allowed it too."""
+    place = address.partition(":")[0]
+    check_allowed("method", address, lambda name: _entry_points().get(name, name).startswith(f"{place}:"))
+    return _imported(address)
+
+
+def _imported(address: str) -> type:
+    place, _, name = address.partition(":")
+    try:
+        module = importlib.import_module(place)
+    except ModuleNotFoundError as problem:
+        if problem.name is None or not f"{place}.".startswith(f"{problem.name}."):
+            raise DataError(f"'{address}': importing {place} failed: {problem}.") from problem
+        raise DataError(
+            f"'{address}': there is no module '{place}'. Install it, or put its folder on PYTHONPATH."
+        ) from problem
+    except Exception as problem:  # other people's code may raise anything
+        raise DataError(
+            f"'{address}': importing {place} failed: {type(problem).__name__}: {problem}"
+        ) from problem
+    kind = getattr(module, name, None)
+    if not isinstance(kind, type):
+        classes = [each for each, value in vars(module).items() if isinstance(value, type)]
+        raise DataError(f"'{address}': {place} has no class '{name}'.{did_you_mean(name, classes)}")
+    return kind
+
+
+def _is_ours(method: type) -> bool:
+    return method.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+@cache
+def _entry_points() -> dict[str, str]:
+    """Addresses of the methods of installed packages, by name."""
+    return {found.name: found.value for found in metadata.entry_points(group=ENTRY_POINTS)}

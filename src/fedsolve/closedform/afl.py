@@ -117,15 +117,14 @@ class AFLRun(Run[LinearModel]):
         if self._model is not None:
             return None
         if self.method.scale is not None and self.preparation is None:
-            return self._ask(moments.KIND, 0, clients)
-        return self._ask(KIND, 0, clients, {"intercept": self.method.intercept})
+            return self.ask(moments.KIND, 0, clients)
+        return self.ask(KIND, 0, clients, {"intercept": self.method.intercept})
 
     def absorb(self, total: Total) -> None:
-        position = len(self.chain)
         if self.method.scale is not None and self.preparation is None:
             self.preparation = Preparation.solve(total, self.method.scale, intercept=False)
             self.chain.append(self.preparation.block())
-            self._record("moments", 0, total, position)
+            self.record(total, "moments")
             return
         self._model = self.method._solve(total, self.spec, self.preparation)
         weight, ridge = self._model.weight, self.method.ridge
@@ -133,19 +132,19 @@ class AFLRun(Run[LinearModel]):
         if not self.method.intercept:
             risk = float(np.sum(total["label_square"]) + ridge * np.sum(weight**2))
             risk += float(np.sum(weight * (total["gram"] @ weight - 2.0 * total["cross"])))
-        self._record("classifier", 0, total, position, risk=risk, solved=("W0",))
+        self.record(total, "classifier", risk=risk, solved=("W0",))
 
     def model(self) -> LinearModel:
         assert self._model is not None
         self._model.history = tuple(self.history)
         return self._model
 
-    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         if self._model is None:
             return {}, {"solved": False}
         return {"weight": self._model.weight, "intercept": self._model.intercept}, {"solved": True}
 
-    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
         self.preparation = Preparation.from_arrays(prepared[0]) if prepared else None
         if note["solved"]:

@@ -199,13 +199,13 @@ class APFLModel(Model):
     def estimates(self, features: Any) -> Array:
         return self.primary.estimates(features)
 
-    def _scores(self, features: Array) -> Array:
+    def scores(self, features: Array) -> Array:
         return self.primary.decision_function(features)
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         return {f"primary.{name}": array for name, array in self.primary.contents()[0].items()}
 
-    def _note(self) -> dict[str, Any]:
+    def note(self) -> dict[str, Any]:
         return {
             "primary": self.primary.contents()[1],
             "parameters": self.method.parameters(),
@@ -213,7 +213,7 @@ class APFLModel(Model):
         }
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> APFLModel:
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> APFLModel:
         check_agreement(note, note["parameters"]["seed"])
         primary = model_from_contents(container.with_prefix(arrays, "primary."), note["primary"])
         return cls(primary, APFL(**note["parameters"]))
@@ -253,8 +253,8 @@ class APFLRun(Run[APFLModel]):
         self.primary.restore(data, path)
         self._follow()
 
-    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        return self.primary._contents()
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        return self.primary.stored()
 
-    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self.primary._restore(arrays, note)
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self.primary.take_stored(arrays, note)

@@ -118,14 +118,14 @@ class CascadeModel(StagedModel):
         inputs = np.asarray(features, dtype=np.float64)
         return stages(self.method, inputs, self.classifiers[:last], self.outputs)
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         return {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
 
-    def _note(self) -> dict[str, Any]:
+    def note(self) -> dict[str, Any]:
         return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> CascadeModel:
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> CascadeModel:
         cls.check_agreement(note)
         classifiers = [arrays[f"classifier.{t}"] for t in range(note["layers"] + 1)]
         classes = labels_from_note(note["classes"])
@@ -148,10 +148,10 @@ class CascadeRun(Run[CascadeModel]):
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if len(self.classifiers) > self.method.layers:
             return None
-        return self._ask(KIND, len(self.classifiers), clients)
+        return self.ask(KIND, len(self.classifiers), clients)
 
     def absorb(self, total: Total) -> None:
-        position, layer = len(self.chain), len(self.classifiers)
+        layer = len(self.classifiers)
         if total.count("rows") == 0:
             raise DataError("no rows at all: every client that answered is empty.")
         if self.spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
@@ -162,7 +162,7 @@ class CascadeRun(Run[CascadeModel]):
         risk += ridge * np.sum(weight**2)
         self.classifiers.append(weight)
         self.chain.append(Block({"layer": layer}, {"weight": weight}))
-        self._record("classifier", layer, total, position, risk=float(risk), solved=(f"W{layer}",))
+        self.record(total, "classifier", risk=float(risk), solved=(f"W{layer}",))
 
     def model(self) -> CascadeModel:
         spec = self.spec
@@ -170,10 +170,10 @@ class CascadeRun(Run[CascadeModel]):
         model.history = tuple(self.history)
         return model
 
-    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         return {}, {}
 
-    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         self.classifiers = [block.arrays["weight"] for block in self.chain.blocks if "layer" in block.note]
 
 

@@ -207,7 +207,7 @@ class DeepAFLRun(Run[DeepModel]):
     def request(self, clients: tuple[str, ...]) -> Request | None:
         layer, last = len(self.blocks), self.method.layers
         if self._prepares and self.preparation is None:
-            self._pending = self._ask(moments.KIND, 0, clients, {"phase": "moments"})
+            self._pending = self.ask(moments.KIND, 0, clients, {"phase": "moments"})
             return self._pending
         if len(self.classifiers) > last:
             return None
@@ -225,7 +225,7 @@ class DeepAFLRun(Run[DeepModel]):
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
                 phase, ask = "step", self.plan.step
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
-        self._pending = self._ask(KIND, layer, cohort, note, arrays)
+        self._pending = self.ask(KIND, layer, cohort, note, arrays)
         return self._pending
 
     @property
@@ -252,10 +252,10 @@ class DeepAFLRun(Run[DeepModel]):
         if "block" in phase:
             self._take_block(total, solved)
         rows = total.count("tracked")
-        self._record(
+        self.record(
+            total,
             phase,
             request.step,
-            total,
             request.position,
             risk=self.risks[-1] if any(name.startswith("W") for name in solved) else None,
             accuracy=total.count("correct") / rows if rows else None,
@@ -383,7 +383,7 @@ class DeepAFLRun(Run[DeepModel]):
 
         return tuple(sorted(sorted(clients, key=rank)[:count]))
 
-    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
         note: dict[str, Any] = {"risks": self.risks, "sums": None}
         if self.sums is not None:
@@ -393,7 +393,7 @@ class DeepAFLRun(Run[DeepModel]):
             note["sums"] = {name: getattr(self.sums, name) for name in ("cohort", "rows", "layer")}
         return arrays, note
 
-    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         self.risks = list(note["risks"])
         self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
         self.blocks = blocks_of(self.chain, "float64")

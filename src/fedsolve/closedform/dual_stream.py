@@ -166,7 +166,7 @@ class PersonalModel(Model):
         balance = rows.balance(solution, estimates)
         return PersonalModel(self.shared, self.refinement, solution.weight, balance, self.sums, ridge)
 
-    def _scores(self, features: Array) -> Array:
+    def scores(self, features: Array) -> Array:
         scores = self.shared.estimates(features)
         if self.balance == 0:
             return scores
@@ -189,11 +189,11 @@ class PersonalModel(Model):
             arrays |= {f"sums.{name}": array for name, array in self.sums.arrays().items()}
         container.write_atomically(path, container.to_bytes(arrays, note), private=True)
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         arrays, _ = self.shared.contents()
         return {"refinement": self.weight} | {f"shared.{name}": array for name, array in arrays.items()}
 
-    def _note(self) -> dict[str, Any]:
+    def note(self) -> dict[str, Any]:
         # A ridge that was given stands among the parameters.
         chosen = {"refinement_ridge": self.refinement_ridge} if self.refinement.ridge == "auto" else {}
         return {
@@ -205,7 +205,7 @@ class PersonalModel(Model):
         }
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PersonalModel:
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PersonalModel:
         check_agreement(note, note["parameters"]["seed"])
         shared = model_from_contents(container.with_prefix(arrays, "shared."), note["shared"])
         sums = container.with_prefix(arrays, "sums.")

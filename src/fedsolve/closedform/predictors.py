@@ -40,19 +40,19 @@ class LinearModel(Model):
         self.preparation = preparation
         self.parameters = parameters or {}
 
-    def _scores(self, features: Array) -> Array:
+    def scores(self, features: Array) -> Array:
         if self.preparation is not None:
             features = self.preparation.apply(features)
         return np.asarray(features, dtype=np.float64) @ self.weight + self.intercept
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         return {"weight": self.weight, "intercept": self.intercept} | preparation_arrays(self.preparation)
 
-    def _note(self) -> dict[str, Any]:
+    def note(self) -> dict[str, Any]:
         return {"parameters": self.parameters}
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> LinearModel:
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> LinearModel:
         return cls(
             arrays["weight"],
             arrays["intercept"],
@@ -165,7 +165,7 @@ class StagedModel(Model):
         for layer, phi in enumerate(self._stages(self._checked(features), self.layers)):
             yield phi, self._classify(phi, layer)
 
-    def _scores(self, features: Array) -> Array:
+    def scores(self, features: Array) -> Array:
         return self.decision_function(features)
 
     def _classify(self, phi: Array, layer: int) -> Array:
@@ -233,7 +233,7 @@ class DeepModel(StagedModel):
             network.add(phi, network.output(hidden, block), block, scratch)
             yield phi
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
         for t, block in enumerate(self.blocks):
             if block is None:
@@ -241,11 +241,11 @@ class DeepModel(StagedModel):
             arrays |= {f"left.{t}": block.left, f"right.{t}": block.right}
         return arrays | {"risk": self.risk} | preparation_arrays(self.preparation)
 
-    def _note(self) -> dict[str, Any]:
+    def note(self) -> dict[str, Any]:
         return {"parameters": self.parameters, "layers": self.layers} | self.agreement()
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:
         cls.check_agreement(note)
         layers, identity = note["layers"], note["parameters"]["transformation"] == "identity"
         return cls(

@@ -40,7 +40,7 @@ def check_opening(data: ClientData, chain: Chain) -> None:
             f"this client has {data.width} features per row, the run uses {opening['features']}. "
             "All must use the same backbone."
         )
-    if "seed" in opening["parameters"]:
+    if "projection_scheme" in opening:
         mine = projection_agreement(opening["parameters"]["seed"])
         asked = {name: opening.get(name) for name in mine}
         if mine != asked:
@@ -143,6 +143,17 @@ class Rows:
         if self._preparation is not None:
             values -= self._preparation["target_mean"].astype(self.dtype)
         return values
+
+    @property
+    def width(self) -> int:
+        return self.data.width
+
+    def blocks(self) -> Iterator[tuple[Array, Array]]:
+        """Features and targets, some thousand rows at a time, each times the square root of the row's weight:
+        a product of two of them counts a row by its weight.
+        """
+        for span in chunks(len(self), self.width):
+            yield self.weighted(span, self.features(span)), self.weighted(span, self.targets(span))
 
     def uncentred(self, scores: Array) -> Array:
         """Scores with the mean that was taken off the targets."""

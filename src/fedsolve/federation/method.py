@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from fedsolve import container
+from fedsolve import attributes, container, registry
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.engine import Federation, KeepsStates, Spec
@@ -23,6 +23,8 @@ from fedsolve.model import Model
 M = TypeVar("M", bound=Model)
 
 CHECKPOINT_VERSION = 1
+
+_BASE = {"method", "spec", "chain", "history", "_sent", "_asked"}
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class Record:
 
 
 class Run(ABC, Generic[M]):
-    """A method under way: `request` says what to ask next, `absorb` takes the total.
+    """A method under way: `request` says what to ask next, `absorb` takes the total, `model` is the end.
 
-    Everything a run knows is in `chain`, `history` and what `_arrays` / `_note` give, so that
-    saving, loading and resuming are the same few lines for every method.
+    Everything a run knows is in `chain`, `history` and what `stored` gives, so that saving, loading and
+    resuming are the same few lines for every method. By default a run stores its own attributes.
     """
 
     def __init__(self, method: Method[M], spec: Spec) -> None:
@@ -73,6 +75,7 @@ class Run(ABC, Generic[M]):
         self.chain = Chain([Block({"opening": opening(method, spec)})])
         self.history: list[Record] = []
         self._sent = 0
+        self._asked = ("", 0, 1)
 
     @abstractmethod
     def request(self, clients: tuple[str, ...]) -> Request | None:
@@ -87,19 +90,20 @@ class Run(ABC, Generic[M]):
         """The finished model."""
 
     @property
-    @abstractmethod
     def exchanges(self) -> int:
         """How many exchanges the whole run takes when no cohort changes."""
+        return 1
 
-    @abstractmethod
-    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The method's own state as named arrays and a note."""
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The run's own state as named arrays and a note; by default its attributes."""
+        own = {name: value for name, value in vars(self).items() if name not in _BASE}
+        return attributes.to_parts(own, f"the run {type(self).__name__}")
 
-    @abstractmethod
-    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        """Take back what `_contents` gave."""
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        """Take back what `stored` gave."""
+        vars(self).update(attributes.from_parts(arrays, note))
 
-    def _ask(
+    def ask(
         self,
         kind: str,
         step: int,
@@ -107,6 +111,8 @@ class Run(ABC, Generic[M]):
         note: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
     ) -> Request:
+        """The request of this exchange, with the blocks of the model that clients have not been sent."""
+        self._asked = (kind, step, len(self.chain))
         return Request(
             kind=kind,
             exchange=len(self.history),
@@ -119,14 +125,26 @@ class Run(ABC, Generic[M]):
             blocks=tuple(self.chain.blocks[self._sent :]),
         )
 
-    def _record(self, kind: str, step: int, total: Total, position: int, **more: Any) -> None:
-        """Enter an exchange that was asked at chain length `position`."""
-        self._sent = position
+    def record(
+        self,
+        total: Total,
+        kind: str | None = None,
+        step: int | None = None,
+        position: int | None = None,
+        **more: Any,
+    ) -> None:
+        """Enter the exchange that was asked for last.
+
+        kind and step are the request's unless history should call it otherwise; position is the length of
+        the chain that clients now have.
+        """
+        asked_kind, asked_step, asked_position = self._asked
+        self._sent = asked_position if position is None else position
         self.history.append(
             Record(
                 exchange=len(self.history),
-                kind=kind,
-                step=step,
+                kind=asked_kind if kind is None else kind,
+                step=asked_step if step is None else step,
                 cohort=total.cohort,
                 missing=total.missing,
                 empty=total.empty,
@@ -142,7 +160,7 @@ class Run(ABC, Generic[M]):
 
     def to_bytes(self) -> bytes:
         """The whole state of the run, exactly."""
-        arrays, note = self._contents()
+        arrays, note = self.stored()
         arrays = {f"state.{name}": array for name, array in arrays.items()}
         for index, block in enumerate(self.chain.blocks):
             arrays.update({f"block.{index}.{name}": a for name, a in block.arrays.items()})
@@ -185,14 +203,44 @@ class Run(ABC, Generic[M]):
         self.chain = chain
         self._sent = note["sent"]
         self.history = [record_from(entry) for entry in note["history"]]
-        self._restore(container.with_prefix(arrays, "state."), note["state"])
+        self.take_stored(container.with_prefix(arrays, "state."), note["state"])
+
+
+@dataclass(frozen=True)
+class Laws:
+    """What a method promises of every federation; `fedsolve.testing.check_method` holds it to that.
+
+    partition: how far scores may differ, as a share of the largest, when the same rows are divided among
+        other clients; None where the model depends on who owns which rows.
+    empty: whether a client without rows changes nothing.
+    """
+
+    partition: float | None = 1e-9
+    empty: bool = True
 
 
 class Method(ABC, Generic[M]):
-    """Frozen parameters of a method; subclasses are frozen dataclasses."""
+    """Frozen parameters of a method; subclasses are frozen dataclasses.
+
+    key:     under which name others find the method; `register` gives it, or it is the class's address.
+    gathers: whether the server needs each client's answer by itself, not only their sum.
+    laws:    what holds of the method in every federation.
+    """
 
     key: ClassVar[str]
     gathers: ClassVar[bool] = False
+    laws: ClassVar[Laws] = Laws()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        address = registry.define(cls)
+        if "key" not in cls.__dict__:
+            cls.key = address
+
+    @classmethod
+    def trial(cls) -> Self:
+        """A small instance, for checks and examples: seconds, not minutes."""
+        return cls()
 
     @abstractmethod
     def start(self, spec: Spec) -> Run[M]:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsolve import registry
 from fedsolve.checks import check_arrays
 from fedsolve.container import Array
-from fedsolve.errors import TermError
+from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.states import StateStore
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import plain_labels
+from fedsolve.permissions import check_allowed
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -107,10 +109,20 @@ def step(kind: str) -> Callable[[Step], Step]:
     """Register a client step: the function that answers requests of this kind."""
 
     def register(function: Step) -> Step:
+        known = _STEPS.get(kind)
+        if known is not None and _place(known) != _place(function):
+            raise DataError(
+                f"requests of kind '{kind}' are answered by {_place(known)} already. Choose another kind, "
+                f"such as '{function.__module__}.{kind}'."
+            )
         _STEPS[kind] = function
         return function
 
     return register
+
+
+def _place(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def group_step(kind: str, together: Callable[[Request, Chain], int]) -> Callable[[GroupStep], GroupStep]:
@@ -164,6 +176,7 @@ class Participant:
         """
         if not self._memory.chain.accept(request):
             return Needs(len(self._memory.chain))
+        self._admit_method()
         if request.kind not in _STEPS:
             raise TermError(
                 f"'{self.name}' does not know requests of kind '{request.kind}'. "
@@ -171,6 +184,14 @@ class Participant:
             )
         self._memory.workspace = workspace if workspace is not None else Workspace()
         return _STEPS[request.kind](self.data, request, self._memory)
+
+    def _admit_method(self) -> None:
+        """Refuse a method from outside that nobody here allowed; import one that was."""
+        blocks = self._memory.chain.blocks
+        key = blocks[0].note.get("opening", {}).get("method") if blocks else None
+        if registry.is_foreign(key):
+            check_allowed("method", key)
+            registry.method_class(key)
 
     def keep_states(self, folder: Path | None) -> None:
         """Keep the client's share of a method's state in this folder from now on; None: as at the start."""

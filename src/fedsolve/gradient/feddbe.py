@@ -233,12 +233,12 @@ class ShiftedModel(PersonalGradientModel):
         head.register_forward_pre_hook(lambda _, inputs: (inputs[0] + shift, *inputs[1:]))
         return network
 
-    def _arrays(self) -> dict[str, Array]:
-        return super()._arrays() | {"shift": self.shift}
+    def arrays(self) -> dict[str, Array]:
+        return super().arrays() | {"shift": self.shift}
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> ShiftedModel:
-        found = super()._from(arrays, note)
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> ShiftedModel:
+        found = super().restored(arrays, note)
         assert isinstance(found, ShiftedModel)
         found.shift = arrays["shift"]
         return found

@@ -230,12 +230,12 @@ class PrototypeModel(PersonalGradientModel):
             apart = np.sqrt(np.maximum(squares - 2 * directions @ self.prototypes.T, 0.0))
             yield directions, -np.where(self.owned, apart, FAR)
 
-    def _arrays(self) -> dict[str, Array]:
-        return super()._arrays() | {"prototypes": self.prototypes, "owned": self.owned}
+    def arrays(self) -> dict[str, Array]:
+        return super().arrays() | {"prototypes": self.prototypes, "owned": self.owned}
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PrototypeModel:
-        found = super()._from(arrays, note)
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PrototypeModel:
+        found = super().restored(arrays, note)
         assert isinstance(found, PrototypeModel)
         found.prototypes, found.owned = arrays["prototypes"], arrays["owned"]
         return found

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from fedsolve.checks import check_choice, check_not_negative, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Term, Total
-from fedsolve.federation.method import Method
+from fedsolve.federation.method import Laws, Method
 from fedsolve.federation.states import State
 from fedsolve.gradient import networks
 from fedsolve.gradient.feedback import Feedback
@@ -49,6 +49,8 @@ class GradientMethod(Method[GradientModel]):
     shape:         of an image, "channels,height,width"; inferred for common sizes.
     precision, device, seed: float32 or float64, a torch device, and the seed of all random streams.
     """
+
+    laws: ClassVar[Laws] = Laws(partition=None)
 
     reported: ClassVar[str] = "global"
     """Which of a run's targets is the model: where it is not the global one, the paper says so."""
@@ -125,6 +127,10 @@ class GradientMethod(Method[GradientModel]):
     def stateful(self) -> bool:
         """Whether clients of a run with these parameters keep something."""
         return self.keeps_state or self.buffers == "local"
+
+    @classmethod
+    def trial(cls) -> Self:
+        return cls(network="mlp:6", rounds=2, batch=16)
 
     def start(self, spec: Spec) -> GradientRun:
         return GradientRun(self, spec)

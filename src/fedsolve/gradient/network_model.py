@@ -167,21 +167,21 @@ class GradientModel(Model):
         shares: Array = softmax(self.decision_function(features), axis=1)
         return shares
 
-    def _scores(self, features: Array) -> Array:
+    def scores(self, features: Array) -> Array:
         return np.concatenate(
             [np.zeros((0, self.outputs)), *(scores for _, scores in self._passes(features))]
         )
 
-    def _arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         named = {f"weights.{name}": array for name, array in self.weights.items()}
         return named | {f"buffers.{name}": array for name, array in self.buffers.items()}
 
-    def _note(self) -> dict[str, Any]:
+    def note(self) -> dict[str, Any]:
         run = {} if self.run is None else {"run": self.run, "kept": dict(sorted(self.kept.items()))}
         return {"parameters": self.parameters} | run
 
     @classmethod
-    def _from(cls, arrays: dict[str, Array], note: dict[str, Any]) -> GradientModel:
+    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> GradientModel:
         return cls(
             with_prefix(arrays, "weights."),
             with_prefix(arrays, "buffers."),

@@ -91,15 +91,15 @@ class GradientRun(Run[GradientModel]):
         if self._phase == "prelude":
             asked = method.prelude(server)
             assert asked is not None
-            return self._ask(asked[0], server.round, server.cohort, note | asked[1])
+            return self.ask(asked[0], server.round, server.cohort, note | asked[1])
         if self._phase == "drift":
             answered = self.history[-1].cohort
-            return self._ask(DRIFT, server.round, answered, note, _sent(self._means, "move", np.float64))
+            return self.ask(DRIFT, server.round, answered, note, _sent(self._means, "move", np.float64))
         precision = np.dtype(method.precision)
         arrays = _sent(method.outgoing(server), "w", precision) | _sent(server.buffers, "b", precision)
         arrays |= {name: np.array(array, dtype=precision) for name, array in method.extras(server).items()}
         note |= {"feedback": self._chosen(), "layers": self.layers}
-        return self._ask(KIND, server.round, server.cohort, note, arrays)
+        return self.ask(KIND, server.round, server.cohort, note, arrays)
 
     def _opening_phase(self) -> str:
         return "train" if self.method.prelude(self.server) is None else "prelude"
@@ -179,7 +179,7 @@ class GradientRun(Run[GradientModel]):
 
     def _end(self, kind: str, total: Total, phase: str, metrics: dict[str, Any]) -> None:
         self._phase = phase
-        self._record(kind, self.server.round, total, 0, metrics=metrics)
+        self.record(total, kind, self.server.round, 0, metrics=metrics)
 
     def _metrics(self, total: Total) -> dict[str, Any]:
         trained = total.count("trained")
@@ -245,7 +245,7 @@ class GradientRun(Run[GradientModel]):
             {"method": self.method.key} | self.method.parameters(),
         )
 
-    def _contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         server = self.server
         arrays = _prefixed("weights", server.weights) | _prefixed("buffers", server.buffers)
         arrays |= _prefixed("memory", server.memory) | _prefixed("aggregated", server.aggregated)
@@ -260,7 +260,7 @@ class GradientRun(Run[GradientModel]):
         }
         return arrays, note
 
-    def _restore(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         server = self.server
         # A file sorts its arrays; the network's own order is kept, so that sums over weights keep their bits.
         weights, buffers = with_prefix(arrays, "weights."), with_prefix(arrays, "buffers.")
