@@ -14,7 +14,7 @@ The second stage, where a client's rows are, is `personal`; how a balance and a 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -118,6 +118,10 @@ class APFL(Method["APFLModel"]):
             balance=self.balance,
             seed=self.seed,
         )
+
+    @classmethod
+    def trial(cls) -> Self:
+        return cls(width=12, refinement_width=12)
 
     def start(self, spec: Spec) -> APFLRun:
         return APFLRun(self, spec)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -73,6 +73,10 @@ class Cascade(Method["CascadeModel"]):
         check_not_negative(ridge=self.ridge, gain=self.gain)
         check_activation(self.activation)
         check_activation(self.zero_activation, "zero_activation")
+
+    @classmethod
+    def trial(cls) -> Self:
+        return cls(layers=2, width=12)
 
     def start(self, spec: Spec) -> CascadeRun:
         return CascadeRun(self, spec)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -111,6 +111,10 @@ class DeepAFL(Method[DeepModel]):
         check_choice("track", self.track, (None, "accuracy"))
         check_choice("precision", self.precision, ("float64", "float32"))
         self._check_variant()
+
+    @classmethod
+    def trial(cls) -> Self:
+        return cls(layers=2, width=12)
 
     def start(self, spec: Spec) -> DeepAFLRun:
         return DeepAFLRun(self, spec)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
+from fedsolve.federation.method import Laws
 from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import pull
 from fedsolve.gradient.gradient_method import GradientMethod
@@ -52,6 +53,9 @@ class FedDyn(GradientMethod):
     """
 
     key: ClassVar[str] = "feddyn"
+    laws: ClassVar[Laws] = Laws(
+        partition=None, empty=False
+    )  # the server counts every client, with rows or without
     keeps_state: ClassVar[bool] = True
     reported: ClassVar[str] = "aggregated"
 

@@ -130,7 +130,7 @@ class GradientMethod(Method[GradientModel]):
 
     @classmethod
     def trial(cls) -> Self:
-        return cls(network="mlp:6", rounds=2, batch=16)
+        return cls(network="mlp:6", rounds=min(2, cls.rounds), batch=16)
 
     def start(self, spec: Spec) -> GradientRun:
         return GradientRun(self, spec)

@@ -25,6 +25,7 @@ from fedsolve.checks import check_not_negative
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
+from fedsolve.federation.method import Laws
 from fedsolve.federation.states import State
 from fedsolve.gradient.feddyn import check_uniform, nothing
 from fedsolve.gradient.gradient_method import GradientMethod
@@ -57,6 +58,9 @@ class Scaffold(GradientMethod):
     """
 
     key: ClassVar[str] = "scaffold"
+    laws: ClassVar[Laws] = Laws(
+        partition=None, empty=False
+    )  # the server counts every client, with rows or without
     keeps_state: ClassVar[bool] = True
 
     weighting: Literal["size", "uniform"] = "uniform"

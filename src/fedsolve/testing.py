@@ -1,0 +1,367 @@
+"""Whether a method keeps the laws of fedsolve: `check_method`, for methods what `check_estimator` is for
+estimators.
+
+>>> from fedsolve.testing import check_method
+>>> check_method(MyMethod)            # doctest: +SKIP
+>>> check_method(MyMethod(width=64))  # doctest: +SKIP
+
+Every check trains on a few dozen rows made here and raises `LawBroken`, which names the check, what was seen
+and what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsolve import registry
+from fedsolve.container import Array
+from fedsolve.errors import FedsolveError
+from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.messages import Chain, Request, Term, Total
+from fedsolve.federation.method import Method
+from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.model import Model, load_model
+
+ROWS, FEATURES, CLASSES = 72, 6, 3
+_ROUNDING = 1e-12
+"""How far scores may differ, as a share of the largest, where only the order of a sum changes."""
+
+Clients = Mapping[str, Array]
+"""Which rows each client owns, by its name."""
+
+
+class LawBroken(AssertionError):
+    """A method that does not keep a law: `check` is the name of the check that found it."""
+
+    def __init__(self, check: str, method: Method[Any], what: str) -> None:
+        super().__init__(f"{type(method).__name__} fails the check '{check}': {what}")
+        self.check = check
+
+
+def check_method(method: type[Method[Any]] | Method[Any]) -> list[str]:
+    """Hold a method to every law; the names of the checks that it passed.
+
+    method: an instance, or a class, whose `trial()` is taken.
+    """
+    instance = method.trial() if inspect.isclass(method) else method
+    passed = []
+    for name, check in CHECKS.items():
+        try:
+            applies = check(instance)
+        except LawBroken:
+            raise
+        except Exception as problem:
+            raise LawBroken(name, instance, f"{type(problem).__name__}: {problem}") from problem
+        if applies is not False:
+            passed.append(name)
+    return passed
+
+
+# -- rows and federations --------------------------------------------------------------------------
+
+
+def _rows() -> tuple[Array, Array]:
+    """Features and labels of classes that overlap: (ROWS, FEATURES) and (ROWS,)."""
+    random = np.random.Generator(np.random.Philox(7))
+    labels = np.arange(ROWS) % CLASSES
+    centres = random.normal(size=(CLASSES, FEATURES))
+    return centres[labels] + random.normal(size=(ROWS, FEATURES)), labels
+
+
+def _federation(clients: Clients, workers: int = 1, classes: Any = range(CLASSES)) -> LocalFederation:
+    features, labels = _rows()
+    participants = [Participant(name, ClientData(features, labels, rows)) for name, rows in clients.items()]
+    return LocalFederation(participants, classes=list(classes), workers=workers)
+
+
+def _dealt(clients: int, names: str = "client-{:02d}") -> dict[str, Array]:
+    """Rows dealt one by one, so that every client sees every class."""
+    return {names.format(client): _one_by_one(client, clients) for client in range(clients)}
+
+
+def _one_by_one(client: int, clients: int) -> Array:
+    # Blocks of CLASSES rows hold one of each class.
+    return np.flatnonzero(np.arange(ROWS) // CLASSES % clients == client)
+
+
+def _by_class(clients: int) -> dict[str, Array]:
+    """Rows sorted by class and cut: clients that see one or two classes."""
+    order = np.argsort(np.arange(ROWS) % CLASSES, kind="stable")
+    return {f"client-{client:02d}": rows for client, rows in enumerate(np.array_split(order, clients))}
+
+
+def _scores(method: Method[Any], federation: Any) -> Array:
+    return _of(method.fit(federation))
+
+
+def _of(model: Model) -> Array:
+    """What a model says of the rows; of one that only clients predict with, the arrays that make it."""
+    if model.predicts:
+        return model.decision_function(_rows()[0])
+    return np.concatenate([np.ravel(array) for _, array in sorted(model.arrays().items())])
+
+
+def _compare(check: str, method: Method[Any], scores: Mapping[str, Array], tolerance: float) -> None:
+    """Refuse scores that differ from the first ones by more than `tolerance` times their largest."""
+    (first, expected), *others = scores.items()
+    if not np.all(np.isfinite(expected)):
+        raise LawBroken(check, method, f"with {first} the scores contain NaN or infinite values.")
+    for name, seen in others:
+        apart = np.max(np.abs(seen - expected)) / max(np.max(np.abs(expected)), 1e-300)
+        if not apart <= tolerance:
+            allowed = "no difference at all" if tolerance == 0 else f"{tolerance:g}"
+            raise LawBroken(
+                check,
+                method,
+                f"scores with {name} differ from those with {first} by {apart:.2g} of the "
+                f"largest; allowed is {allowed}.",
+            )
+
+
+# -- the checks ------------------------------------------------------------------------------------
+
+
+def _declaration(method: Method[Any]) -> None:
+    """Parameters are a frozen dataclass, pass through JSON, and the key finds the class again."""
+    check, kind = "declaration", type(method)
+    if not (dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen):
+        raise LawBroken(check, method, "a method is a frozen dataclass: @dataclass(frozen=True).")
+    again = kind(**json.loads(json.dumps(method.parameters())))
+    if again != method:
+        raise LawBroken(check, method, f"from its parameters as JSON comes {again!r}, not {method!r}.")
+    if registry.method_class(kind.key) is not kind:
+        raise LawBroken(check, method, f"its key '{kind.key}' belongs to {registry.method_class(kind.key)}.")
+
+
+def _partition(method: Method[Any]) -> bool | None:
+    """The same rows, divided among as many clients in another way, give the same model."""
+    if method.laws.partition is None:
+        return False
+    divisions = {"rows dealt one by one": _dealt(4), "rows sorted by class": _by_class(4)}
+    scores = {name: _scores(method, _federation(clients)) for name, clients in divisions.items()}
+    _compare("partition", method, scores, method.laws.partition)
+    return None
+
+
+def _number_of_clients(method: Method[Any]) -> bool | None:
+    """The same rows with one client, a few, and many give the same model."""
+    if method.laws.partition is None:
+        return False
+    scores = {f"{count} clients": _scores(method, _federation(_dealt(count))) for count in (1, 2, 8, 24)}
+    _compare("number of clients", method, scores, method.laws.partition)
+    return None
+
+
+def _order(method: Method[Any]) -> bool | None:
+    """Clients under other names, whose terms are therefore added in another order, give the same model."""
+    if method.laws.partition is None:
+        return False
+    shares = [_one_by_one(client, 4) for client in range(4)]
+    names = ("north", "east", "south", "west")
+    turned = {name: shares[-1 - place] for place, name in enumerate(names)}
+    scores = {
+        "one order": _scores(method, _federation(dict(zip(names, shares, strict=True)))),
+        "another order": _scores(method, _federation(turned)),
+    }
+    _compare("order", method, scores, method.laws.partition)
+    return None
+
+
+def _workers(method: Method[Any]) -> None:
+    """The bits do not depend on how many clients are computed at the same time."""
+    scores = {
+        f"workers={count}": _scores(method, _federation(_dealt(5), workers=count)) for count in (1, 2, 3)
+    }
+    _compare("workers", method, scores, 0.0)
+
+
+def _empty_clients(method: Method[Any]) -> bool | None:
+    """Clients without rows are named, and change nothing."""
+    if not method.laws.empty:
+        return False
+    nobody = np.zeros(0, dtype=np.intp)
+    federation = _federation({**_dealt(3), "nobody": nobody})
+    model = method.fit(federation)
+    if not any("nobody" in record.empty for record in model.history):
+        raise LawBroken("empty clients", method, "the history does not name the client without rows.")
+    scores = {"all clients": _scores(method, _federation(_dealt(3))), "an empty one more": _of(model)}
+    _compare("empty clients", method, scores, _ROUNDING)
+    return None
+
+
+def _repeat(method: Method[Any]) -> None:
+    """The same request gives the same term, bit for bit."""
+    federation = _Repeating(_federation(_dealt(3)))
+    method.fit(federation)
+    if federation.differing is not None:
+        name, array = federation.differing
+        raise LawBroken("repeat", method, f"'{name}' answered the same request with another '{array}'.")
+
+
+def _resume(method: Method[Any]) -> None:
+    """A run that is stored and taken up again after every exchange gives the same bits."""
+    whole = _scores(method, _federation(_dealt(3)))
+    federation = _federation(_dealt(3))
+    run = method.start(federation.describe())
+    while (request := run.request(federation.clients)) is not None:
+        run.absorb(federation.exchange(request, run.chain))
+        if len(run.history) > 2 * run.exchanges + 10:
+            raise LawBroken(
+                "resume", method, "after a resume it asks again and again; something is not stored."
+            )
+        stored = run.to_bytes()
+        run = method.start(federation.describe())
+        run.restore(stored, "of check_method")
+    _compare("resume", method, {"one go": whole, "a resume after every exchange": _of(run.model())}, 0.0)
+
+
+def _encoding(method: Method[Any]) -> None:
+    """Requests and terms that went through bytes give the same bits."""
+    federation = _Encoding(_federation(_dealt(3)))
+    scores = {
+        "values as they are": _scores(method, _federation(_dealt(3))),
+        "everything encoded and decoded": _scores(method, federation),
+    }
+    _compare("encoding", method, scores, 0.0)
+
+
+def _files(method: Method[Any]) -> None:
+    """A model that was saved and loaded says the same, and saves to the same bytes."""
+    model = method.fit(_federation(_dealt(3)))
+    with tempfile.TemporaryDirectory() as folder:
+        path, again = Path(folder, "model.safetensors"), Path(folder, "again.safetensors")
+        model.save(path)
+        loaded = load_model(path, allow_methods=[method.key, model.family])
+        loaded.save(again)
+        if path.read_bytes() != again.read_bytes():
+            raise LawBroken("files", method, "a loaded model saves to other bytes than it was loaded from.")
+    _compare("files", method, {"the model": _of(model), "the model from its file": _of(loaded)}, 0.0)
+
+
+def _bad_input(method: Method[Any]) -> None:
+    """No rows at all are refused, one class only is refused or gives numbers, no parameter takes anything."""
+    check, nobody = "bad input", np.zeros(0, dtype=np.intp)
+    with suppress(FedsolveError):
+        method.fit(_federation({"a": nobody, "b": nobody}))
+        raise LawBroken(check, method, "no rows at all give a model; refuse them with a DataError.")
+    one_class = np.flatnonzero(np.arange(ROWS) % CLASSES == 0)
+    with suppress(FedsolveError):
+        scores = _scores(method, _federation({"a": one_class[:9], "b": one_class[9:]}))
+        if not np.all(np.isfinite(scores)):
+            raise LawBroken(check, method, "rows of one class give NaN or infinite scores; refuse them.")
+    for field in dataclasses.fields(type(method)):  # type: ignore[arg-type]
+        with suppress(FedsolveError):
+            type(method)(**{**method.parameters(), field.name: object()})
+            raise LawBroken(check, method, f"the parameter '{field.name}' takes any value; check it.")
+
+
+def _gathers(method: Method[Any]) -> None:
+    """Only a method that declares it sends arrays under a client's own name."""
+    federation = _Listening(_federation(_dealt(3)))
+    method.fit(federation)
+    if federation.own and not method.gathers:
+        raise LawBroken(
+            "gathers",
+            method,
+            f"it sends {federation.own[0]!r}, which is no addend of a sum, and does not "
+            "declare gathers = True.",
+        )
+
+
+# -- federations that listen -----------------------------------------------------------------------
+
+
+class _Between:
+    """A local federation that stands between a run and its clients: `answered` sees every answer."""
+
+    prefers: Literal["bytes", "exchanges"] = "bytes"
+
+    def __init__(self, inner: LocalFederation) -> None:
+        self._inner = inner
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return self._inner.clients
+
+    def describe(self) -> Spec:
+        return self._inner.describe()
+
+    def exchange(self, request: Request, chain: Chain) -> Total:
+        """The total of what the clients of the request's cohort answer, in the order of their names."""
+        term, empty = Term(), []
+        for participant in self._inner.participants:
+            if participant.name in request.cohort:
+                term.add(self.answered(participant, request.starting_at(0, chain)))
+                empty += [participant.name] if len(participant) == 0 else []
+        term.mirror()
+        return Total(term, tuple(sorted(request.cohort)), empty=tuple(empty))
+
+    def answered(self, participant: Participant, request: Request) -> Term:
+        """A client's term; every block of the model so far comes with the request."""
+        term = participant.answer(request)
+        assert isinstance(term, Term)
+        return term
+
+
+class _Repeating(_Between):
+    """Asks every client twice."""
+
+    differing: tuple[str, str] | None = None
+
+    def answered(self, participant: Participant, request: Request) -> Term:
+        first, second = (super(_Repeating, self).answered(participant, request) for _ in range(2))
+        for name, array in first.arrays.items():
+            if not np.array_equal(array, second.arrays.get(name, np.nan)):
+                self.differing = (participant.name, name)
+        return second
+
+
+class _Encoding(_Between):
+    """Sends everything as bytes."""
+
+    def answered(self, participant: Participant, request: Request) -> Term:
+        request = decode_request(encode_request(request))
+        term = decode_term(encode_term(super().answered(participant, request)))
+        assert isinstance(term, Term)
+        return term
+
+
+class _Listening(_Between):
+    """Notes arrays that bear their client's name."""
+
+    def __init__(self, inner: LocalFederation) -> None:
+        super().__init__(inner)
+        self.own: list[str] = []
+
+    def answered(self, participant: Participant, request: Request) -> Term:
+        term = super().answered(participant, request)
+        self.own += [name for name in term.arrays if name.endswith(f"@{participant.name}")]
+        return term
+
+
+CHECKS: dict[str, Callable[[Method[Any]], bool | None]] = {
+    "declaration": _declaration,
+    "partition": _partition,
+    "number of clients": _number_of_clients,
+    "order": _order,
+    "workers": _workers,
+    "empty clients": _empty_clients,
+    "repeat": _repeat,
+    "resume": _resume,
+    "encoding": _encoding,
+    "files": _files,
+    "bad input": _bad_input,
+    "gathers": _gathers,
+}
+"""The checks by name, each with a sentence as its docstring; False: it does not apply to the method."""
