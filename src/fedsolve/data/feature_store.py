@@ -18,7 +18,7 @@ import platform
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,10 +27,11 @@ import numpy as np
 import fedsolve
 from fedsolve import container
 from fedsolve.container import Array
-from fedsolve.data.datasets.dataset import Dataset
+from fedsolve.data.datasets.dataset import Dataset, labels_of_names
 from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecord, extract
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError, ModelFileError
+from fedsolve.labels import labels_from_note, labels_note
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
@@ -51,7 +52,8 @@ class Features:
     """Features and labels of a dataset, ready for a federation.
 
     x_train, x_test: (rows, width); those of a store are memory-mapped float32, read as they are used.
-    y_train, y_test: (rows,) positions in `class_names`.
+    y_train, y_test: (rows,) positions in `class_names` and `classes`.
+    classes:         (classes,) the label of each class as the dataset has it, in its type.
     """
 
     key: str
@@ -60,6 +62,7 @@ class Features:
     x_test: Array | None
     y_test: Array | None
     class_names: tuple[str, ...]
+    classes: Array
     manifest: dict[str, Any] = field(repr=False)
 
     @classmethod
@@ -82,7 +85,16 @@ class Features:
         assert y_train is not None
         identity = {"format": FORMAT, "data": dataset.identity, "backbone": None}
         manifest = _about(dataset, None) | {"identity": identity, "width": int(x_train.shape[1])}
-        return cls(_key(identity), x_train, y_train, x_test, y_test, dataset.class_names, _told(manifest))
+        return cls(
+            _key(identity),
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            dataset.class_names,
+            dataset.classes,
+            _told(manifest),
+        )
 
     def names(self, labels: Array) -> Array:
         """Names of the classes that labels stand for."""
@@ -152,11 +164,11 @@ class FeatureStore:
         identity = {"format": FORMAT, "data": dataset.identity, "backbone": backbone.identity}
         key = _key(identity)
         if (self.folder / key / MANIFEST).exists():
-            return self.get(key)
+            return self._labelled(key, dataset)
         with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
             folder = self.folder / key
             if (folder / MANIFEST).exists():
-                return self.get(key)
+                return self._labelled(key, dataset)
             about = _about(dataset, backbone)
             started = time.perf_counter()
             record = extract(folder, images, backbone, batch=batch, about=about, progress=progress)
@@ -178,7 +190,11 @@ class FeatureStore:
             text = json.dumps(_told(manifest), indent=2, sort_keys=True) + "\n"
             container.write_atomically(folder / MANIFEST, text.encode())
             (folder / RECORD).unlink(missing_ok=True)
-        return self.get(key)
+        return self._labelled(key, dataset)
+
+    def _labelled(self, key: str, dataset: Dataset) -> Features:
+        """Features from the store with the labels of the dataset, whose types are not part of the key."""
+        return replace(self.get(key), classes=dataset.classes)
 
     def get(self, key: str) -> Features:
         """The features of this key, or of the only key that begins like this; arrays are mapped, not read."""
@@ -186,6 +202,8 @@ class FeatureStore:
         folder = self.folder / key
         manifest = _manifest(folder)
         arrays = {name: _open(folder / f"{name}.npy", facts) for name, facts in manifest["arrays"].items()}
+        # Older stores hold names alone.
+        classes = labels_from_note(manifest.get("classes"))
         return Features(
             key,
             arrays["x_train"],
@@ -193,6 +211,7 @@ class FeatureStore:
             arrays.get("x_test"),
             np.array(arrays["y_test"]) if "y_test" in arrays else None,
             tuple(manifest["class_names"]),
+            labels_of_names(manifest["class_names"]) if classes is None else classes,
             manifest,
         )
 
@@ -282,6 +301,7 @@ def _about(dataset: Dataset, backbone: Backbone | None) -> dict[str, Any]:
         "backbone": None if backbone is None else backbone.name,
         "rows": {part: len(split) for part, split in dataset.parts().items()},
         "class_names": list(dataset.class_names),
+        "classes": labels_note(dataset.classes),
     }
 
 
@@ -334,6 +354,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             )
         for name in ("arrays", "class_names", "rows", "dataset", "backbone", "width"):
             manifest[name]
+        labels_from_note(manifest.get("classes"))
     except (ValueError, KeyError, TypeError) as problem:
         raise ModelFileError(
             f"{path}: damaged or not a manifest ({problem}). {_rebuild(folder)}"

@@ -13,6 +13,7 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.data.images import Images
 from fedsolve.errors import DataError
+from fedsolve.labels import spelled_labels
 
 HELD_OUT = 0.2
 """Share of every class kept for testing where a dataset has no test part of its own."""
@@ -48,12 +49,17 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Labelled rows in a training and, usually, a test part, and the names of their classes."""
+    """Labelled rows in a training and, usually, a test part, and the names of their classes.
+
+    file_labels: (classes,) the label of each class as the data have it, in its type; None where names are
+                 all there is.
+    """
 
     name: str
     train: Split
     test: Split | None
     class_names: tuple[str, ...]
+    file_labels: Array | None = None
 
     def __post_init__(self) -> None:
         for title, split in self.parts().items():
@@ -79,6 +85,11 @@ class Dataset:
             raise DataError(
                 f"{self.name}: no training row of {named_classes(missing)}. Add some, or leave the class out."
             )
+
+    @cached_property
+    def classes(self) -> Array:
+        """The labels that positions stand for, and that a model learns: those of the data, or the names."""
+        return labels_of_names(self.class_names) if self.file_labels is None else self.file_labels
 
     @property
     def is_images(self) -> bool:
@@ -110,6 +121,12 @@ class Dataset:
                 )
             parts[title] = split.take(in_proportion(split.labels, limit, seed))
         return replace(self, train=parts.get("train", self.train), test=parts.get("test", self.test))
+
+
+def labels_of_names(names: Sequence[str]) -> Array:
+    """The labels that class names spell (`spelled_labels`); the names themselves if two spell the same."""
+    labels = spelled_labels(names)
+    return labels if len(np.unique(labels)) == len(names) else np.array(names)
 
 
 def digest_of(array: Array) -> str:

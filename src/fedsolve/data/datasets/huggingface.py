@@ -78,17 +78,18 @@ def load(address: Address, root: Path | None) -> Dataset:
     names = list(getattr(feature, "names", None) or [])
     values = _labels(train, label)
     classes = np.arange(len(names)) if names else np.unique(values)
+    labels = None if names else classes
     names = names or [str(value) for value in classes.tolist()]
     whole = Split(HubImages(train, image, f"{address.text}, train"), _positions(values, classes, address))
     given = address.options.get("test", "")
     if given not in parts and (given.replace(".", "", 1).isdigit() or not set(_TESTS) & set(parts)):
         share, seed = address.held_out()
         held = hold_out(whole, share, seed, address.text)
-        return Dataset(address.text, held[0], held[1], tuple(names))
+        return Dataset(address.text, held[0], held[1], tuple(names), labels)
     test = _chosen(parts, address, "test", _TESTS)
     images = HubImages(test, image, f"{address.text}, test")
-    labels = _positions(_labels(test, label), classes, address)
-    return Dataset(address.text, whole, Split(images, labels), tuple(names))
+    positions = _positions(_labels(test, label), classes, address)
+    return Dataset(address.text, whole, Split(images, positions), tuple(names), labels)
 
 
 def _fetch(library: Any, address: Address, root: Path | None) -> Any:
