@@ -64,7 +64,7 @@ def read_table(
     """
     layout = layout or ColumnLayout()
     if owned and layout.client is None:
-        raise DataError("owners were asked for but no client column or key is named.")
+        raise DataError("owners are wanted, but no client column or key is named.")
     kind = _kind(path)
     wish = Wish(layout, part, labelled, owned, width)
     reader = {"npz": read_npz, "csv": read_csv, "parquet": read_parquet}[kind]
@@ -124,7 +124,7 @@ def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
 
 
 def _plain_labels(labels: Array) -> Array:
-    """Labels as a vector of numbers or text."""
+    """Labels as a vector of numbers, booleans or text."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
@@ -137,7 +137,7 @@ def _plain_labels(labels: Array) -> Array:
 
 
 def _classlike(labels: Array) -> Array:
-    """The labels, unless they are measurements: fractions that hardly ever repeat."""
+    """The labels, refused if they are measurements: fractions that hardly ever repeat."""
     if labels.dtype.kind == "f":
         distinct = np.unique(labels)
         if len(distinct) > max(20, len(labels) // 2) and np.any(distinct != np.rint(distinct)):

@@ -25,7 +25,7 @@ class Split:
 
     inputs:   images, or features (rows, width).
     labels:   (rows,) positions in the dataset's class names.
-    features: (rows, width) what to take for features where images are used without a backbone, if anything.
+    features: (rows, width) what stands for features when images are used without a backbone, if anything.
     """
 
     inputs: Images | Array
@@ -42,7 +42,7 @@ class Split:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What names the contents, as JSON can hold it."""
+        """What identifies the contents, as JSON values."""
         inputs = digest_of(self.inputs) if isinstance(self.inputs, np.ndarray) else self.inputs.identity
         return {"inputs": inputs, "labels": digest_of(self.labels), "rows": len(self)}
 
@@ -97,17 +97,17 @@ class Dataset:
         return not isinstance(self.train.inputs, np.ndarray)
 
     def parts(self) -> dict[str, Split]:
-        """The parts there are, by name."""
+        """The parts that exist, by name."""
         return {"train": self.train} | ({} if self.test is None else {"test": self.test})
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What names the contents, as JSON can hold it; where they lie does not matter."""
+        """What identifies the contents, as JSON values; where they are stored does not matter."""
         parts = {title: split.identity for title, split in self.parts().items()}
         return parts | {"class_names": list(self.class_names)}
 
     def limited(self, train: int | None = None, test: int | None = None, seed: int = 0) -> Dataset:
-        """At most so many rows of each part, chosen at random with every class in its proportion."""
+        """At most this many rows of each part, chosen at random with every class in proportion."""
         parts: dict[str, Split] = {}
         for title, limit in (("train", train), ("test", test)):
             split = self.parts().get(title)
@@ -145,7 +145,7 @@ def named_classes(names: Sequence[str]) -> str:
 
 
 def in_proportion(labels: Array, count: int, seed: int) -> Array:
-    """Sorted rows, `count` of them, with each class in its proportion and at least once."""
+    """`count` sorted rows, with each class in proportion and at least once."""
     rows_of = _shuffled(labels, seed, "limit")
     sizes = np.array([len(rows) for rows in rows_of])
     exact = sizes * (count / len(labels))
@@ -170,20 +170,20 @@ def hold_out(split: Split, share: float, seed: int, name: str) -> tuple[Split, S
     taken = [
         rows[: min(len(rows) - 1, round(share * len(rows)))] for rows in _shuffled(split.labels, seed, "test")
     ]
-    held = np.zeros(len(split), dtype=bool)
-    held[np.concatenate(taken)] = True
-    if not held.any():
+    tested = np.zeros(len(split), dtype=bool)
+    tested[np.concatenate(taken)] = True
+    if not tested.any():
         raise DataError(
             f"{name}: {len(split)} rows are too few to hold out {share:g} of every class for testing. "
             "Add rows, or keep all for training with ?test=0."
         )
-    return split.take(np.flatnonzero(~held)), split.take(np.flatnonzero(held))
+    return split.take(np.flatnonzero(~tested)), split.take(np.flatnonzero(tested))
 
 
 def _shuffled(labels: Array, seed: int, role: str) -> list[Array]:
     """The rows of each class present, in random order.
 
-    Sorted by raw Philox integers, which numpy promises for ever: a choice made today is made tomorrow.
+    Sorted by raw Philox integers, which numpy guarantees never to change, so that choices can be repeated.
     """
     key = int.from_bytes(hashlib.sha256(f"fedsolve dataset {role} {seed}".encode()).digest()[:16], "little")
     ranks = np.random.Philox(key=key).random_raw(len(labels))

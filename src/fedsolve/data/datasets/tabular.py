@@ -52,8 +52,7 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = _split(train, classes, path)
     if test is None:
         share, seed = address.held_out()
-        held = hold_out(whole, share, seed, str(path))
-        return Dataset(address.text, held[0], held[1], names, classes)
+        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes)
     return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes)
 
 
@@ -75,7 +74,7 @@ def _rows(
 
 
 def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
-    """The images of an npz file, or None where it holds features; a look at the header tells."""
+    """The images of an npz file, or None where it holds features; only the header is read to tell."""
     with open_npz(path) as arrays:
         x_key, y_key = _keys(arrays.files, layout, part)
         if x_key is None or len(_shape(path, x_key)) not in (3, 4):
@@ -141,14 +140,14 @@ def _existing(address: Address, root: Path | None) -> Path:
 
 
 def _layout(address: Address) -> ColumnLayout:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: value for name, value in address.options.items() if name not in ("test", "seed")
     }
-    if "drop" in given:
-        given["drop"] = tuple(given["drop"].split(","))
-    if "header" in given:
-        given["header"] = given["header"].lower() not in ("0", "no", "false")
-    return ColumnLayout(**given)
+    if "drop" in settings:
+        settings["drop"] = tuple(settings["drop"].split(","))
+    if "header" in settings:
+        settings["header"] = settings["header"].lower() not in ("0", "no", "false")
+    return ColumnLayout(**settings)
 
 
 def _is_number(text: str) -> bool:
