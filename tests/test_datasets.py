@@ -626,7 +626,7 @@ def test_npz_may_hold_images(tmp_path):
     np.savez(
         tmp_path / "b.npz", x_train=images, y_train=labels, x_test=images[:4], y_test=["bee"] * 3 + ["cat"]
     )
-    refused(f"npz:{tmp_path / 'b.npz'}", None, "b.npz", "class 'cat' of the test part")
+    refused(f"npz:{tmp_path / 'b.npz'}", None, "b.npz", "label 'cat' in row 3")
     np.savez(tmp_path / "c.npz", x=images)
     refused(f"npz:{tmp_path / 'c.npz'}", None, "c.npz", "no array of labels")
     np.savez(tmp_path / "d.npz", x=images.astype(float), y=labels)

@@ -322,8 +322,8 @@ def test_labels_take_the_type_of_the_classes(labels, classes, expected):
 @pytest.mark.parametrize(
     ("labels", "classes", "message"),
     [
-        (["1", "x"], [1, 2], "label 'x' in row 1 is not one of the classes (1, 2)"),
-        (["1", "9"], [1, 2], "label 9.0 in row 1"),
+        (["1", "x"], [1, 2], "label 'x' in row 1 is not one of the 2 classes (1, 2)"),
+        (["1", "9"], [1, 2], "label 9 in row 1"),
         ([1, 7], [1, 2], "label 7 in row 1"),
         (["c"], ["a", "b"], "label 'c' in row 0"),
         ([1.5], [1, 2], "label 1.5 in row 0"),

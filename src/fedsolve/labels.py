@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,10 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+
+# Leading zeros make a code, such as 007, not a number.
+_WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
+_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})(\.\d*)?")
 
 
 def plain_labels(labels: Any) -> Array:
@@ -32,6 +37,23 @@ def _untyped(labels: Any) -> Array:
         return np.asarray(labels, dtype=object)
     except ValueError as problem:
         raise DataError(f"labels must be one per row; got a ragged sequence ({problem}).") from problem
+
+
+def spelled_labels(texts: Sequence[str] | Array) -> Array:
+    """Labels read from text, where there are no types: the one rule for csv cells, folders and options.
+
+    Whole numbers where every label spells one, else real numbers where every label does (1.0 is one, and
+    equals the class 1), else booleans where every label is True or False, else the text as it is.
+    """
+    distinct, codes = np.unique(np.asarray(texts, dtype=str), return_inverse=True)
+    labels: list[str] = distinct.tolist()
+    if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
+        return np.array([int(label) for label in labels], dtype=np.int64)[codes]
+    if all(_NUMBER.fullmatch(label) for label in labels):
+        return np.array([float(label) for label in labels])[codes]
+    if {*labels} <= {"True", "False"}:
+        return np.array([label == "True" for label in labels])[codes]
+    return np.asarray(distinct[codes])
 
 
 def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ()) -> Array:
@@ -69,13 +91,17 @@ def encode_labels(labels: Array, classes: Array) -> Array:
     codes[codes == len(classes)] = 0
     wrong = classes[codes] != labels
     if np.any(wrong):
-        row = int(np.flatnonzero(wrong)[0])
-        shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
-        raise DataError(
-            f"label {labels[row].item()!r} in row {row} is not one of the {len(classes)} classes "
-            f"({shown}). Declare it among the classes, or remove the row."
-        )
+        raise unknown_label(labels, int(np.flatnonzero(wrong)[0]), classes)
     return codes
+
+
+def unknown_label(labels: Array, row: int, classes: Array) -> DataError:
+    """The error for a row whose label is none of the classes."""
+    shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
+    return DataError(
+        f"label {labels[row].item()!r} in row {row} is not one of the {len(classes)} classes "
+        f"({shown}). Declare it among the classes, or remove the row."
+    )
 
 
 def regression_targets(values: Array, outputs: int) -> Array:

@@ -73,9 +73,8 @@ class Reader:
                 f"{data} gives {rows.shape[1]} features per row, the model takes {width}. "
                 "Use the backbone that the model was trained with."
             )
-        labels = features.names(codes)
+        labels = features.classes[codes]
         if labelled and classes is not None:
-            # Names of classes are text, also where a model was trained on the numbers that they spell.
             labels = labels_like(labels, classes)
         return Table(rows, labels if labelled else None, None, data)
 

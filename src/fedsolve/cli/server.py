@@ -20,6 +20,7 @@ from fedsolve.cli.parameters import build_method, method_keys, method_options, p
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
 from fedsolve.federation.method import Method, Record
+from fedsolve.labels import spelled_labels
 from fedsolve.network.keyfolder import private_folder
 
 _NET = "The network"
@@ -227,13 +228,14 @@ def _progress(output: Output) -> Callable[[Record, int], None]:
 
 
 def class_names(text: str | None) -> list[Any] | None:
-    """A class list given in one word: whole numbers where all are, else text."""
+    """A class list given in one word, in the types that the labels of a csv file would have."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
         raise DataError(f"--classes names {len(names)} class(es): {text!r}. Give two at least: a,b,c.")
-    return [int(name) for name in names] if all(name.lstrip("-").isdecimal() for name in names) else names
+    classes: list[Any] = spelled_labels(names).tolist()
+    return classes
 
 
 def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:

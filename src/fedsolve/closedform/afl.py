@@ -2,7 +2,7 @@
 
 He et al., "AFL", CVPR 2025. The paper merges local solutions pairwise (absolute aggregation law)
 and removes each client's regulariser at the end; all of that equals one solve of the summed
-statistics, which is what travels here. The paper's own route stands in `laws`.
+statistics, which is what travels here. The paper's own route is in `laws`.
 
     G = sum_k X_kᵀX_k,  H = sum_k X_kᵀY_k,  W = (G + ridge I)^-1 H
 """

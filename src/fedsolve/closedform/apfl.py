@@ -1,4 +1,4 @@
-"""APFL: a shared stream in one exchange, and a stream of one's own in none.
+"""APFL: a shared stream in one exchange, and a stream for each client in none.
 
 Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream Least Squares". Not the 2020
 "Adaptive Personalized Federated Learning" that other libraries call APFL.
@@ -6,9 +6,10 @@ Fan et al., "APFL: Analytic Personalized Federated Learning via Dual-Stream Leas
     Φ = activation(X R_P + r)               G = (sum_k Φ_kᵀΦ_k + ridge I)^-1 sum_k Φ_kᵀY_k        (Eq. 2, 3)
     each client, by itself:                 Ψ, P_k, scores Φ G + balance Ψ P_k                    (Eq. 11-14)
 
-The primary stream is a DeepAFL of no blocks, or of `layers` blocks where that is asked for, and runs on
-the same machinery. The paper's recursion over clients (Eq. 7-10) gives the same G; it stands in `laws`.
-The second stage, where a client's rows are, is `personal`; how a balance and a ridge are chosen, `balance`.
+The primary stream is a DeepAFL without blocks, or with `layers` of them if asked for, and runs on the same
+machinery. The paper's recursion over clients (Eq. 7-10) gives the same G; it is in `laws`.
+The second stage, which runs where a client's rows are, is in `dual_stream`; how balance and ridge are chosen
+is in `balance`.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class APFL(Method["APFLModel"]):
 
 
 class APFLModel(Model):
-    """What everybody gets: the primary stream, and how to make a refinement of it.
+    """What every client gets: the primary stream, and how to refine it.
 
     It predicts as the primary stream does. `personal(client)`, in a local federation, and
     `participant.personalise(model)`, where the data are, give a client's own predictor.
@@ -189,8 +190,8 @@ class APFLModel(Model):
     def alone(self) -> APFLModel:
         """The refinement stream by itself, fitted to the labels: each client on its own.
 
-        Nothing of others enters, but for the means and spreads that `scale` and `intercept` prepare features
-        by: those remain everybody's, so that the stream is the same as in the whole model.
+        Nothing from other clients enters, except the means and spreads by which `scale` and `intercept`
+        prepare features: those stay everybody's, so that the stream is the same as in the whole model.
         """
         nothing = LinearModel(
             np.zeros((self.features, self.outputs)),
@@ -224,7 +225,7 @@ class APFLModel(Model):
 
 
 class APFLRun(Run[APFLModel]):
-    """The primary stream's run. Refinements take no part: nothing of them is asked, sent or kept here."""
+    """The primary stream's run. Refinements take no part: nothing of them is asked for, sent or kept."""
 
     method: APFL
 

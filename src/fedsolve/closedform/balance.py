@@ -2,7 +2,7 @@
 
 With the shared stream held fixed, E = Y - ΦG its errors on the client's rows, P the refinement ridge of E
 on Ψ and h the diagonal of its hat matrix Ψ (ΨᵀΨ + ridge I)^-1 Ψᵀ, what the refinement of all *other* rows
-would say of row i is
+would predict for row i is
 
     f_i = ψ_i P_{-i} = e_i - (e_i - ψ_i P) / (1 - h_i)
 
@@ -13,16 +13,16 @@ second fit. Two exact functions of the balance follow:
     mistakes        row i is right on one interval of balances, because each rival class is overtaken
                     once: the fewest mistakes are found by sorting 2n ends, without a grid
 
-A ridge, where it is to be chosen, comes first: of all `RIDGES` the one of least squared error, each at its
-best balance (`choose_ridge`). The balance follows as if that ridge had been given. Mistakes do not choose
-ridges: their count is coarse, and the fewest of hundreds of pairs of ridge and balance are fewest by luck.
+A ridge that is to be chosen comes first: the one of `RIDGES` with the least squared error, each at its best
+balance (`choose_ridge`). The balance is then chosen as if that ridge had been fixed. Mistakes do not choose
+the ridge: their count is coarse, and the minimum over hundreds of pairs of ridge and balance would be luck.
 
-What is approximated: the shared stream has seen row i as well. Leaving it out there too would divide e_i by
+The approximation: the shared stream was fitted to row i too. Leaving the row out there would divide e_i by
 1 - g_i, with g_i the row's leverage in the pooled system: that takes φ_i, which the client has, and the
 pooled Gram matrix, which the server has and the shared model does not hold. The g_i of all rows sum to at
 most the shared stream's width: they are about width / (all clients' rows), E is a little too small and the
 balance a little too low. Where all rows are not many times the width, and `ridge` is small, E and the balance
-vanish. A weight is left out whole: a row of weight 2 is one row, not two.
+vanish. A row is left out with all its weight: a row of weight 2 is one row, not two.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NOTHING = 1e-9
 def choose_balance(
     scores: Array, residuals: Array, answers: Array, codes: Array | None = None, weights: Array | None = None
 ) -> float:
-    """The balance in [0, LARGEST] for the client whose rows these are; 0 where nothing can be learned.
+    """The balance in [0, LARGEST] for the client that owns these rows; 0 where nothing can be learned.
 
     scores: ΦG. residuals: E. answers: f. codes: positions of the true classes, None for
     regression. weights: of the rows.
@@ -74,7 +74,7 @@ def choose_balance(
     power = float(np.sum(counted[:, None] * answers**2))
     scale = float(np.sum(counted[:, None] * residuals**2))
     if power <= _NOTHING**2 * scale or power == 0.0:
-        # One row, or rows that say nothing of each other: no evidence that personalising helps.
+        # One row, or rows that tell nothing about each other: no evidence that personalising helps.
         return 0.0
     smooth = float(np.sum(counted[:, None] * residuals * answers)) / power
     smooth = min(max(smooth, 0.0), LARGEST)
@@ -86,7 +86,7 @@ def choose_balance(
 def choose_ridge(
     inner: Array, power: Array, scale: float, balance: float | Literal["auto"] = "auto"
 ) -> int | None:
-    """Position of the ridge of least leave-one-out squared error; of equals the last, None without evidence.
+    """Position of the ridge with the least leave-one-out error; the last of equals, None without evidence.
 
         |E - balance f|² = scale - 2 balance inner + balance² power
 

@@ -1,7 +1,7 @@
 """Symmetric rank-k updates in place and outside the interpreter lock.
 
 scipy's wrappers hold the lock, and numpy's product writes both triangles of a fresh result; both
-cost the workers of a federation dearly. scipy publishes the same routines as C pointers, which a
+are costly for the workers of a federation. scipy publishes the same routines as C pointers, which a
 foreign call runs without the lock.
 """
 

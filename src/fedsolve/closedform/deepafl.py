@@ -8,8 +8,8 @@ gamma = `residual_ridge`.
     F_t = gelu(Phi_t B_t + b_t)                Omega_{t+1}: thin sandwich               (Eq. 17)
     Phi_{t+1} = Phi_t + F_t Omega_{t+1}                                                 (Eq. 19)
 
-The server's side stands here: it asks for sums (see `plans`). The clients' side, which answers
-from their rows, is `deepafl_client`. Whatever the partition, the result is that of the pooled data.
+This is the server's side: it asks for sums (see `plans`). The clients' side, which answers from
+their rows, is in `deepafl_client`. Whatever the partition, the result is that of the pooled data.
 """
 
 from __future__ import annotations

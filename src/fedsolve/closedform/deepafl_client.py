@@ -109,9 +109,9 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     opening = memory.chain.blocks[0].note["opening"]
     parameters = opening["parameters"]
     rows = cached_rows(data, memory, parameters["precision"])
-    found = memory.cache.get(KIND)
-    if isinstance(found, LayerFeatures) and found.rows is rows:
-        return found
+    cached = memory.cache.get(KIND)
+    if isinstance(cached, LayerFeatures) and cached.rows is rows:
+        return cached
     check_opening(data, memory.chain)
     memory.cache.pop(KIND, None)
     memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)

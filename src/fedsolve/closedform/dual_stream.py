@@ -9,7 +9,7 @@ features, β = `refinement_ridge`, λ = `balance`.
 
 λ stands outside the objective that P minimises, so for λ != 1 the sum is not the minimiser of Eq. 1; it
 is what `balance` chooses for rows that were not trained on, and β with it where that is asked for. Over
-another shared model, Φ G stands for its `estimates`: of a network, probabilities.
+another shared model, Φ G stands for its `estimates`: the probabilities, for a network.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Refinement:
     def fit(self, shared: Model, data: ClientData) -> PersonalModel:
         """The predictor of the client that owns `data`, from passes over its rows in small parts.
 
-        Rows are read once, and once more for each of ridge and balance that is chosen ("auto"). No rows: the
-        shared stream.
+        Rows are read once, and once more for each of ridge and balance that is chosen ("auto"). Without rows
+        it is the shared stream.
         """
         rows = _RefinementRows(self, shared, data)
         sums = RidgeSums(self.width, shared.outputs)
@@ -120,12 +120,12 @@ class PersonalModel(Model):
         self.weight = weight
         self.balance = balance
         self.sums = sums
-        given = refinement.ridge if refinement_ridge is None else refinement_ridge
-        if given == "auto":
+        ridge = refinement.ridge if refinement_ridge is None else refinement_ridge
+        if ridge == "auto":
             raise DataError(
                 "refinement_ridge 'auto' is chosen by a fit: give the number that P was solved with."
             )
-        self.refinement_ridge = float(given)
+        self.refinement_ridge = float(ridge)
 
     def with_balance(self, balance: float) -> PersonalModel:
         """The same streams, balanced differently; 0 is the shared stream's estimates to the bit."""
@@ -137,8 +137,8 @@ class PersonalModel(Model):
     def updated(self, data: ClientData) -> PersonalModel:
         """The predictor after more rows, of which `data` holds only the new ones.
 
-        P is that of a fit on all rows, old and new, to rounding, at the cost of the new ones. The balance and
-        a ridge that was chosen stay: leave-one-out needs every row, see `rebalanced`.
+        P equals that of a fit to all rows, old and new, up to rounding, at the cost of the new ones. The
+        balance and a ridge that was chosen stay: leave-one-out needs every row, see `rebalanced`.
         """
         if self.sums is None:
             raise DataError(
@@ -153,7 +153,7 @@ class PersonalModel(Model):
     def rebalanced(self, data: ClientData) -> PersonalModel:
         """The same streams with the balance that `balance="auto"` chooses; `data` holds all rows of P.
 
-        Of `refinement_ridge="auto"`, the ridge is chosen again as well, and P solved with it.
+        With `refinement_ridge="auto"` the ridge is chosen again as well, and P is solved with it.
         """
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
@@ -179,7 +179,7 @@ class PersonalModel(Model):
         """Write the model file, for this client only: readable by its owner alone (mode 0600).
 
         It is as confidential as the rows. P lies in the span of their refinement features, whose projection
-        is known, so that a file of few rows gives them away: of one row, whole.
+        is known, so a file made from few rows gives them away: a single row, completely.
 
         growing: also keep the sums, so that `updated` works after loading. They hold the client's own
             refinement features or their Gram matrix.
@@ -194,7 +194,7 @@ class PersonalModel(Model):
         return {"refinement": self.weight} | {f"shared.{name}": array for name, array in arrays.items()}
 
     def note(self) -> dict[str, Any]:
-        # A ridge that was given stands among the parameters.
+        # A ridge that was not chosen is among the parameters.
         chosen = {"refinement_ridge": self.refinement_ridge} if self.refinement.ridge == "auto" else {}
         return {
             "shared": self.shared.contents()[1],
@@ -230,7 +230,7 @@ class _RefinementRows:
             )
         weights = data.own_weights()
         if weights is not None and not np.all(weights):
-            # A row without weight is no row: it must not decide which form the ridge takes.
+            # A row of weight zero does not count: it must not decide which form the ridge takes.
             rows = np.arange(len(data)) if data.rows is None else data.rows
             data = ClientData(data.source, data.labels, rows[weights > 0], data.weights, checked=True)
         self._refinement = refinement

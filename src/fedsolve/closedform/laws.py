@@ -3,7 +3,7 @@
 He et al., CVPR 2025, with the signs corrected: in Eq. 6 and its relatives the third term of the
 aggregation weights is *plus* R_u C_v (C_u + C_v)^-1 C_v. Notation: C = XᵀX (+ regulariser),
 R = C^-1, W = C^-1 XᵀY. The system itself sums C and XᵀY and solves once; everything here must
-agree with that, and the tests say so.
+agree with that, as the tests check.
 """
 
 from __future__ import annotations

@@ -273,5 +273,5 @@ def preparation_from(arrays: dict[str, Array]) -> Preparation | None:
     if "preparation.mean" not in arrays:
         return None
     prefix = "preparation."
-    found = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-    return Preparation.from_arrays(found)
+    parts = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    return Preparation.from_arrays(parts)

@@ -49,15 +49,14 @@ def projection(
     """
     key = (seed, role, layer, inputs, outputs, gain, dtype)
     with _lock:
-        found = _cache.get(key)
-        if found is None:
-            found = _make(seed, role, layer, inputs, outputs, gain, dtype)
-            _cache[key] = found
+        cached = _cache.get(key)
+        if cached is None:
+            cached = _cache[key] = _make(seed, role, layer, inputs, outputs, gain, dtype)
             while len(_cache) > 1 and sum(p.weight.nbytes for p in _cache.values()) > _CACHED_BYTES:
                 _cache.popitem(last=False)
         else:
             _cache.move_to_end(key)
-    return found
+    return cached
 
 
 def _make(seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str) -> Projection:

@@ -1,9 +1,9 @@
-"""A ridge over one client's rows, in whichever of two forms is smaller, that can take more rows later.
+"""A ridge regression on one client's rows, in the smaller of two forms; more rows can be added later.
 
     P = (ΨᵀΨ + ridge I)^-1 ΨᵀE          tall: sums of width x width
-      = Ψᵀ (ΨΨᵀ + ridge I)^-1 E          short: the rows themselves, while they are no more than columns
+      = Ψᵀ (ΨΨᵀ + ridge I)^-1 E          short: the rows themselves, while there are no more rows than columns
 
-The sums stay where the rows are: they are no term of anything.
+The sums stay with the rows and are never sent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedsolve.container import Array
 from fedsolve.threads import blas_threads
 
 _CERTAIN = 1e-9
-"""What 1 - h must exceed, where rows outnumber columns, for a row to be answered by the others."""
+"""How far the leverage h of a row must stay below 1 in the tall form for the other rows to predict it."""
 
 
 class RidgeSums:
-    """What a ridge needs of the rows seen so far: Ψ (rows, width) and E (rows, outputs), or their sums."""
+    """What the regression needs of the rows so far: Ψ (rows, width) and E (rows, outputs), or their sums."""
 
     def __init__(self, width: int, outputs: int) -> None:
         self.width = width
@@ -36,32 +36,32 @@ class RidgeSums:
 
     @property
     def short(self) -> bool:
-        """Whether the rows themselves are kept, being no more than columns."""
+        """Whether the rows themselves are kept, because there are no more of them than columns."""
         return self._features is not None
 
     def add(self, features: Array, residuals: Array) -> None:
-        """Take rows of Ψ and E, each times the square root of its weight."""
+        """Add rows of Ψ and E, each multiplied by the square root of its weight."""
         if self._features is not None:
             if len(self._features) + len(features) <= self.width:
                 self._features = np.concatenate([self._features, features])
                 self._residuals = np.concatenate([self._residuals, residuals])
                 return
-            held, self._features = (self._features, self._residuals), None
+            kept_rows, self._features = (self._features, self._residuals), None
             self._gram = np.zeros((self.width, self.width))
             self._cross = np.zeros((self.width, self.outputs))
-            self.add(*held)
+            self.add(*kept_rows)
         if not len(features):
             return
         add_gram(np.ascontiguousarray(features), self._gram)
         self._cross += features.T @ residuals
 
     def copy(self) -> RidgeSums:
-        """The same sums, apart from these."""
+        """An independent copy."""
         return RidgeSums.from_arrays(self.arrays())
 
     def solve(self, ridge: float) -> RidgeSolution:
-        """P, and what leave-one-out needs of the system it was solved with."""
-        # Clients are many and their systems small: threads would cost more than they bring.
+        """P, with what leave-one-out needs from the system that it solves."""
+        # There are many clients with small systems: threads would cost more than they gain.
         with blas_threads(1):
             return self._solve(ridge)
 
@@ -74,7 +74,7 @@ class RidgeSums:
             if factor is not None:
                 weight = features.T @ cho_solve((factor, True), self._residuals, check_finite=False)
                 return RidgeSolution(np.ascontiguousarray(weight), ridge, None)
-            # Rows that repeat each other under a ridge lost in rounding, or no ridge: the tall form says so.
+            # Repeated rows with a ridge that is zero or lost in rounding: the tall form warns about it.
             gram, cross = features.T @ features, features.T @ self._residuals
         else:
             gram, cross = self._gram + np.triu(self._gram, 1).T, self._cross
@@ -85,7 +85,7 @@ class RidgeSums:
         return RidgePath(None if self.short else (self._gram, self._cross))
 
     def size(self) -> float:
-        """The sum of all rows' squared lengths, each times its weight: the trace of ΨᵀΨ."""
+        """The weighted sum of the rows' squared lengths: the trace of ΨᵀΨ."""
         if self._features is not None:
             return float(np.sum(self._features**2))
         return float(np.trace(self._gram))
@@ -110,9 +110,9 @@ class RidgeSums:
 
 
 class RidgeSolution:
-    """P (width, outputs), and the answers of refits that leave single rows out.
+    """P (width, outputs), and what refits without single rows would predict for them.
 
-    system: ΨᵀΨ + ridge I of the tall form; None for the short one, whose rows say all.
+    system: ΨᵀΨ + ridge I in the tall form; None in the short form, which needs only the rows.
     """
 
     def __init__(self, weight: Array, ridge: float, system: Array | None) -> None:
@@ -123,17 +123,18 @@ class RidgeSolution:
         self._root: tuple[bool, Array] | None = None
 
     def left_out(self, features: Array, residuals: Array, roots: Array | None = None) -> Array:
-        """f: what the ridge of all other rows says of each of these (rows, outputs), without a second fit.
+        """f (rows, outputs): what a fit to all other rows would predict for each of these, without refitting.
 
-        features: Ψ, residuals: E, of rows that P has seen: of the short form all, in any order; of the tall
-        one any. roots: square roots of the rows' weights w > 0, which Ψ and E carry in all sums.
+        features: Ψ and residuals: E of rows that P was fitted to: all of them, in any order, in the short
+        form; any of them in the tall form. roots: square roots of the rows' weights w > 0, by which the rows
+        were multiplied in the sums.
 
             tall     f_i = e_i - (e_i - ψ_i P) / (1 - h_i)         h_i = w_i ψ_iᵀ (ΨᵀΨ + ridge I)^-1 ψ_i
             short    f_i = e_i - α_i / (C_ii √w_i)                 C = (ΨΨᵀ + ridge I)^-1,  α = C E
 
-        They are equal, because 1 - h = ridge C_ii and √w (e - ψP) = ridge α. Few rows of many columns are
-        nearly interpolated: what the first divides are differences lost in rounding, which the second never
-        forms. Rows that determine their own fit (h = 1) get 0, no answer.
+        Both are equal, because 1 - h = ridge C_ii and √w (e - ψP) = ridge α. A few rows of many columns are
+        nearly interpolated: the first formula would then divide differences that are lost in rounding, and
+        the second never forms them. Rows that determine their own fit (h = 1) get 0: there is no prediction.
         """
         scale = np.ones((len(features), 1)) if roots is None else roots.reshape(-1, 1)
         with blas_threads(1):
@@ -159,7 +160,7 @@ class RidgeSolution:
     def _whitened(self, columns: Array) -> Array:
         """Columns whose squares sum to ψᵀ (ΨᵀΨ + ridge I)^-1 ψ."""
         if self._root is None:
-            # Only a balance that is to be chosen needs it, so it waits for the first question.
+            # Only choosing a balance needs it, so it is not computed before it is asked for.
             assert self._system is not None
             factor = _cholesky(self._system)
             self._root = (True, factor) if factor is not None else (False, _determined(self._system))
@@ -171,15 +172,16 @@ class RidgeSolution:
 
 
 class RidgePath:
-    """Answers of refits that leave single rows out, under any number of ridges.
+    """What refits without single rows would predict for them, under any number of ridges.
 
         tall     ΨᵀΨ = V diag(s) Vᵀ       (ΨᵀΨ + ridge I)^-1 = V diag(1 / (s + ridge)) Vᵀ
         short    ΨΨᵀ = U diag(s) Uᵀ       (ΨΨᵀ + ridge I)^-1 = U diag(1 / (s + ridge)) Uᵀ
 
-    in the formulas of `RidgeSolution.left_out`: after one eigendecomposition a ridge costs rows *
-    min(rows, width). Eigenvalues have the rounding errors of the largest, so ridges must be well above those.
+    in the formulas of `RidgeSolution.left_out`: after one eigendecomposition, each ridge costs rows *
+    min(rows, width). Every eigenvalue carries the rounding error of the largest, so ridges must be well above
+    that error.
 
-    sums: upper triangle of ΨᵀΨ, and ΨᵀE, of the tall form; None for the short one, whose rows say all.
+    sums: upper triangle of ΨᵀΨ, and ΨᵀE, in the tall form; None in the short form, which needs only the rows.
     """
 
     def __init__(self, sums: tuple[Array, Array] | None) -> None:
@@ -191,7 +193,7 @@ class RidgePath:
                 self._cross = self._vectors.T @ cross
 
     def at(self, features: Array, residuals: Array, roots: Array | None = None) -> LeftOut:
-        """These rows, turned to the eigenvectors; arguments as of `RidgeSolution.left_out`."""
+        """These rows in the basis of the eigenvectors; arguments as for `RidgeSolution.left_out`."""
         scale = np.ones((len(features), 1)) if roots is None else roots.reshape(-1, 1)
         with blas_threads(1):
             if not self.short:
@@ -203,7 +205,7 @@ class RidgePath:
 
 
 class LeftOut:
-    """Rows turned to the eigenvectors of their ridge, ready to be left out under one ridge after another.
+    """Rows in the basis of the eigenvectors, ready to be left out under one ridge after another.
 
     turned: ΨV (tall) or U (short). cross: VᵀΨᵀE or UᵀE. residuals: E. scale: roots of the rows' weights.
     """
@@ -220,7 +222,7 @@ class LeftOut:
         self._short = short
 
     def left_out(self, ridge: float) -> Array:
-        """f (rows, outputs), as of `RidgeSolution.left_out`."""
+        """f (rows, outputs), as in `RidgeSolution.left_out`."""
         shrunk = 1.0 / (self._values + ridge)
         with blas_threads(1):
             leverage = (self._squared @ shrunk)[:, None]
@@ -234,7 +236,7 @@ class LeftOut:
 
 
 def _spectrum(system: Array, lower: bool) -> tuple[Array, Array]:
-    """Eigenvalues, none below zero, and eigenvectors of the matrix of which one triangle is given."""
+    """Eigenvalues, clamped at zero, and eigenvectors of a symmetric matrix stored in one triangle."""
     values, vectors = eigh(system, lower=lower, driver="evd", check_finite=False)
     return np.maximum(values, 0.0), vectors
 

@@ -58,13 +58,13 @@ def class_sums(features: Array, labels: Array, classes: Array) -> ClassSums:
 
 def separability(sums: ClassSums) -> Separability:
     """CSR, IFS and DM of the rows behind these sums; classes without rows do not count."""
-    held = sums.rows > 0
-    if int(held.sum()) < 2:
+    present = sums.rows > 0
+    if int(present.sum()) < 2:
         raise DataError("separability needs rows of at least two classes.")
-    rows, means = sums.rows[held], sums.features[held] / sums.rows[held, None]
-    scatter = np.maximum(sums.squares[held] - rows * np.sum(means**2, axis=1), 0.0)
+    rows, means = sums.rows[present], sums.features[present] / sums.rows[present, None]
+    scatter = np.maximum(sums.squares[present] - rows * np.sum(means**2, axis=1), 0.0)
     variances = scatter / rows
-    overall = np.sum(sums.features[held], axis=0) / rows.sum()
+    overall = np.sum(sums.features[present], axis=0) / rows.sum()
     between = float(np.sum(rows * np.sum((means - overall) ** 2, axis=1)))
     spread = float(np.mean(np.sum((means - means.mean(axis=0)) ** 2, axis=1)))
     # Mean squared distance over pairs of distinct means = 2 C / (C - 1) times their spread.

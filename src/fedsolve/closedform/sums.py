@@ -69,8 +69,8 @@ class Accumulator:
     def add_gram(self, name: str, rows: Array) -> None:
         """name += rowsᵀ rows"""
         if several_threads():
-            # numpy and scipy may each bring a BLAS whose threads wait by spinning: used in turn, the two
-            # keep each other from the cores. numpy has the large products, so it takes this one too.
+            # numpy and scipy may each bring a BLAS whose idle threads spin: used in turn, they take the cores
+            # from each other. numpy computes the large products, so it computes this one too.
             self.add_product(name, rows, rows)
             return
         add_gram(rows, self.term.arrays[name], accumulate=name not in self._empty)
@@ -100,7 +100,7 @@ class Accumulator:
 
 
 class Rows:
-    """A client's inputs and targets as the closed forms want them: prepared, encoded, weighted.
+    """A client's inputs and targets as the closed forms need them: prepared, encoded, weighted.
 
     Targets are one-hot rows for classes, the values themselves for regression, minus their mean
     when the run has an intercept.
@@ -169,9 +169,8 @@ def cached_rows(data: ClientData, memory: Memory, dtype: Any) -> Rows:
     chain = memory.chain
     prepared = next((i for i, b in enumerate(chain.blocks) if "preparation" in b.note), 0)
     key = (chain.digests[prepared + 1], np.dtype(dtype).str)
-    found = memory.cache.get("rows")
-    if found is None or found[0] != key:
-        found = (key, Rows(data, chain, dtype))
-        memory.cache["rows"] = found
-    rows: Rows = found[1]
+    cached = memory.cache.get("rows")
+    if cached is None or cached[0] != key:
+        cached = memory.cache["rows"] = (key, Rows(data, chain, dtype))
+    rows: Rows = cached[1]
     return rows

@@ -1,1 +1,1 @@
-"""Data in: tables, partitions."""
+"""Where rows come from: tables, datasets, backbones, the feature store; and how they are partitioned."""

@@ -80,7 +80,7 @@ def _column(names: Sequence[str], wanted: str, what: str) -> int:
 
 
 def read_csv(path: Path, wish: Wish) -> Columns:
-    """What `wish` asks for; labels and owners as text. Cells are converted some thousand rows at a time."""
+    """What `wish` asks for; labels and owners as text. Cells are converted a few thousand rows at a time."""
     blocks: list[Array] = []
     labels: list[str] = []
     owners: list[str] = []

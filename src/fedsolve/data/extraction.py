@@ -1,8 +1,8 @@
-"""From images to a file of features, batch by batch, so that it can be stopped anywhere and continued.
+"""From images to a file of features, batch by batch, so that it can be stopped and continued at any point.
 
 Rows are written in place into a .npy file of final size; a record of how many are safely on disk follows
 behind. Batches begin at multiples of the batch size that the record names: an image meets the same
-neighbours after an interruption as without one, and the file comes out equal to the last bit.
+neighbours with or without an interruption, and the file comes out the same to the last bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RECORD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ExtractionProgress:
-    """How far an extraction is.
+    """How far an extraction has come.
 
     part:    "train" or "test".
     done:    images of all parts that are done, those of earlier runs included.
@@ -94,7 +94,7 @@ def extract(
 ) -> ExtractionRecord:
     """Write x_PART.npy for every part, going on where an earlier run stopped; the record of the whole.
 
-    about: what the record says of itself, for people who list unfinished work.
+    about: a description for people who list unfinished work.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = ExtractionRecord.load(folder) or ExtractionRecord(batch, None, {})
@@ -107,7 +107,7 @@ def extract(
 
 
 class _Clock:
-    """Counts images and tells how fast they come."""
+    """Counts images and measures how fast they come."""
 
     def __init__(self, total: int, progress: Callable[[ExtractionProgress], None] | None) -> None:
         self._total = total

@@ -18,7 +18,7 @@ import platform
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,10 +27,11 @@ import numpy as np
 import fedsolve
 from fedsolve import container
 from fedsolve.container import Array
-from fedsolve.data.datasets.dataset import Dataset
+from fedsolve.data.datasets.dataset import Dataset, labels_of_names
 from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecord, extract
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError, ModelFileError
+from fedsolve.labels import labels_from_note, labels_note
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
@@ -51,7 +52,8 @@ class Features:
     """Features and labels of a dataset, ready for a federation.
 
     x_train, x_test: (rows, width); those of a store are memory-mapped float32, read as they are used.
-    y_train, y_test: (rows,) positions in `class_names`.
+    y_train, y_test: (rows,) positions in `class_names` and `classes`.
+    classes:         (classes,) the label of each class as the dataset has it, in its type.
     """
 
     key: str
@@ -60,11 +62,12 @@ class Features:
     x_test: Array | None
     y_test: Array | None
     class_names: tuple[str, ...]
+    classes: Array
     manifest: dict[str, Any] = field(repr=False)
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Features:
-        """The features a dataset has of its own, without a backbone."""
+        """A dataset's own features, without a backbone."""
         arrays: list[Array | None] = []
         for split in (dataset.train, dataset.test):
             if split is None:
@@ -82,7 +85,16 @@ class Features:
         assert y_train is not None
         identity = {"format": FORMAT, "data": dataset.identity, "backbone": None}
         manifest = _about(dataset, None) | {"identity": identity, "width": int(x_train.shape[1])}
-        return cls(_key(identity), x_train, y_train, x_test, y_test, dataset.class_names, _told(manifest))
+        return cls(
+            _key(identity),
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            dataset.class_names,
+            dataset.classes,
+            _as_stored(manifest),
+        )
 
     def names(self, labels: Array) -> Array:
         """Names of the classes that labels stand for."""
@@ -129,13 +141,13 @@ class FeatureStore:
     ) -> Features:
         """The features of a dataset: from the store, or extracted now and stored.
 
-        A build that was stopped goes on where it stopped. Without a backbone the features are those the
-        dataset has of its own, and nothing is stored.
+        A build that was stopped continues where it stopped. Without a backbone the features are the dataset's
+        own, and nothing is stored.
 
-        batch:    images that go through the backbone together; a build that goes on keeps its own.
+        batch:    images that go through the backbone together; a build that is continued keeps its own.
         progress: called after every batch.
-        limit:    at most so many rows of each part (a pair: of the training and of the test part),
-                  every class in its proportion.
+        limit:    at most this many rows of each part (a pair: of the training and of the test part), with
+                  every class in proportion.
         """
         if limit is not None:
             dataset = dataset.limited(*((limit, limit) if isinstance(limit, int) else limit))
@@ -144,7 +156,7 @@ class FeatureStore:
         if batch < 1:
             raise DataError(f"batch must be at least 1; got {batch}.")
         inputs = {part: split.inputs for part, split in dataset.parts().items()}
-        images = {part: found for part, found in inputs.items() if not isinstance(found, np.ndarray)}
+        images = {part: rows for part, rows in inputs.items() if not isinstance(rows, np.ndarray)}
         if not images:
             raise DataError(
                 f"{dataset.name} holds features already; leave out the backbone ({backbone.name})."
@@ -152,11 +164,11 @@ class FeatureStore:
         identity = {"format": FORMAT, "data": dataset.identity, "backbone": backbone.identity}
         key = _key(identity)
         if (self.folder / key / MANIFEST).exists():
-            return self.get(key)
+            return self._labelled(key, dataset)
         with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
             folder = self.folder / key
             if (folder / MANIFEST).exists():
-                return self.get(key)
+                return self._labelled(key, dataset)
             about = _about(dataset, backbone)
             started = time.perf_counter()
             record = extract(folder, images, backbone, batch=batch, about=about, progress=progress)
@@ -175,17 +187,23 @@ class FeatureStore:
                 "seconds": round(time.perf_counter() - started, 3),
                 "runtime": _runtime(backbone),
             }
-            text = json.dumps(_told(manifest), indent=2, sort_keys=True) + "\n"
+            text = json.dumps(_as_stored(manifest), indent=2, sort_keys=True) + "\n"
             container.write_atomically(folder / MANIFEST, text.encode())
             (folder / RECORD).unlink(missing_ok=True)
-        return self.get(key)
+        return self._labelled(key, dataset)
+
+    def _labelled(self, key: str, dataset: Dataset) -> Features:
+        """Features from the store with the labels of the dataset, whose types are not part of the key."""
+        return replace(self.get(key), classes=dataset.classes)
 
     def get(self, key: str) -> Features:
-        """The features of this key, or of the only key that begins like this; arrays are mapped, not read."""
+        """The features with this key, or with the only key that begins so; arrays are mapped, not read."""
         key = self.resolve(key)
         folder = self.folder / key
         manifest = _manifest(folder)
         arrays = {name: _open(folder / f"{name}.npy", facts) for name, facts in manifest["arrays"].items()}
+        # Older stores hold names alone.
+        classes = labels_from_note(manifest.get("classes"))
         return Features(
             key,
             arrays["x_train"],
@@ -193,25 +211,26 @@ class FeatureStore:
             arrays.get("x_test"),
             np.array(arrays["y_test"]) if "y_test" in arrays else None,
             tuple(manifest["class_names"]),
+            labels_of_names(manifest["class_names"]) if classes is None else classes,
             manifest,
         )
 
     def entries(self) -> list[StoredFeatures]:
-        """Everything in the store, complete or not, in the order of names."""
+        """Everything in the store, complete or not, sorted by name."""
         if not self.folder.is_dir():
             return []
-        found = [self._entry(path) for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
-        return sorted(found, key=lambda entry: (entry.dataset, entry.backbone, entry.key))
+        entries = [self._entry(path) for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
+        return sorted(entries, key=lambda entry: (entry.dataset, entry.backbone, entry.key))
 
     def resolve(self, key: str) -> str:
         """The full key that begins with `key`."""
         if not re.fullmatch(r"[0-9a-f]+", key):
             raise DataError(f"'{key}' is not a key of features; see 'fedsolve features list'.")
-        found = [entry.key for entry in self.entries() if entry.key.startswith(key)]
-        if len(found) != 1:
-            seen = f"{len(found)} keys begin with" if found else "no features have a key that begins with"
+        keys = [entry.key for entry in self.entries() if entry.key.startswith(key)]
+        if len(keys) != 1:
+            seen = f"{len(keys)} keys begin with" if keys else "no features have a key that begins with"
             raise DataError(f"{seen} '{key}' in {self.folder}; see 'fedsolve features list'.")
-        return found[0]
+        return keys[0]
 
     def verify(self, key: str) -> StoredFeatures:
         """Read every byte and compare with the manifest; a `ModelFileError` names the file that differs."""
@@ -220,10 +239,10 @@ class FeatureStore:
         for name, facts in _manifest(folder)["arrays"].items():
             path = folder / f"{name}.npy"
             _open(path, facts)
-            found = _digest(path)
-            if found != facts["sha256"]:
+            digest = _digest(path)
+            if digest != facts["sha256"]:
                 raise ModelFileError(
-                    f"{path}: contents changed since they were written (SHA-256 {found[:12]}..., expected "
+                    f"{path}: contents changed since they were written (SHA-256 {digest[:12]}..., expected "
                     f"{facts['sha256'][:12]}...). {_rebuild(folder)}"
                 )
         return self._entry(folder)
@@ -235,7 +254,7 @@ class FeatureStore:
         entry = self._entry(folder)
         with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
             try:
-                # The manifest first: what is half deleted must not look complete.
+                # The manifest first: a set that is half deleted must not look complete.
                 for name in (MANIFEST, RECORD, *(f"{array}.npy" for array in _ARRAYS)):
                     (folder / name).unlink(missing_ok=True)
                 for left in folder.glob(".*"):
@@ -249,24 +268,24 @@ class FeatureStore:
         size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
         try:
             if (folder / MANIFEST).exists():
-                told = _manifest(folder)
-                done, state = sum(told["rows"].values()), "complete"
+                about = _manifest(folder)
+                done, state = sum(about["rows"].values()), "complete"
             else:
                 record = ExtractionRecord.load(folder)
                 if record is None:
                     return StoredFeatures(folder.name, "partial", nbytes=size)
-                told = record.about | {"width": record.width, "created": None}
+                about = record.about | {"width": record.width, "created": None}
                 done, state = sum(record.done.values()), "partial"
             return StoredFeatures(
                 key=folder.name,
                 state=state,  # type: ignore[arg-type]
-                dataset=told["dataset"],
-                backbone=told["backbone"],
-                rows=told["rows"],
+                dataset=about["dataset"],
+                backbone=about["backbone"],
+                rows=about["rows"],
                 done=done,
-                width=told["width"],
+                width=about["width"],
                 nbytes=size,
-                created=told["created"],
+                created=about["created"],
             )
         except (ModelFileError, KeyError, TypeError):
             return StoredFeatures(folder.name, "damaged", nbytes=size)
@@ -282,13 +301,14 @@ def _about(dataset: Dataset, backbone: Backbone | None) -> dict[str, Any]:
         "backbone": None if backbone is None else backbone.name,
         "rows": {part: len(split) for part, split in dataset.parts().items()},
         "class_names": list(dataset.class_names),
+        "classes": labels_note(dataset.classes),
     }
 
 
-def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+def _as_stored(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest as it comes back from its file."""
-    told: dict[str, Any] = json.loads(json.dumps(manifest))
-    return told
+    stored: dict[str, Any] = json.loads(json.dumps(manifest))
+    return stored
 
 
 def _runtime(backbone: Backbone) -> dict[str, str]:
@@ -334,6 +354,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             )
         for name in ("arrays", "class_names", "rows", "dataset", "backbone", "width"):
             manifest[name]
+        labels_from_note(manifest.get("classes"))
     except (ValueError, KeyError, TypeError) as problem:
         raise ModelFileError(
             f"{path}: damaged or not a manifest ({problem}). {_rebuild(folder)}"

@@ -1,4 +1,4 @@
-"""Images decoded when they are asked for, from an array or from files, named by what they contain.
+"""Images from an array or from files, decoded on demand and identified by their contents.
 
 An image is (height, width, channels) uint8: three channels in the order RGB, or one for grey images.
 """
@@ -126,11 +126,11 @@ class FileImages:
                 zip(unread, self._pool.map(_contents, map(self._path, unread.values())), strict=True)
             )
             for name, inode, (state, is_linked) in zip(names, inodes, states, strict=True):
-                found = contents[inode] if inode in contents else linked[inode]
-                if is_linked:  # the others never come again, and remembering them would take memory
-                    linked[inode] = found
+                contents_digest = contents[inode] if inode in contents else linked[inode]
+                if is_linked:  # others do not come again, and remembering them would take memory
+                    linked[inode] = contents_digest
                 spelled = name.encode("utf-8", "surrogateescape")
-                digest.update(b"%d %d " % (len(spelled), state.st_size) + spelled + found)
+                digest.update(b"%d %d " % (len(spelled), state.st_size) + spelled + contents_digest)
         return digest.hexdigest()
 
     @cached_property
@@ -158,7 +158,7 @@ def decode(path: str | os.PathLike[str]) -> Array:
         raise DataError(f"{path}: {problem}") from problem
     except library.DecompressionBombError as problem:
         raise DataError(f"{path}: {problem} Scale the image down.") from problem
-    # Pillow's decoders let out whatever the damage made them stumble over.
+    # Pillow's decoders raise whatever error the damage leads to.
     except Exception as problem:
         reason = str(problem).split("\n")[0].removesuffix(f" {str(path)!r}") or type(problem).__name__
         raise DataError(
@@ -168,7 +168,7 @@ def decode(path: str | os.PathLike[str]) -> Array:
 
 
 def to_array(image: Any) -> Array:
-    """A Pillow image as (height, width, channels) bytes, turned the way its camera says it is held.
+    """A Pillow image as (height, width, channels) bytes, turned upright as its camera recorded.
 
     Grey stays one channel, everything else becomes RGB; transparency is dropped, 16-bit grey keeps its
     upper 8 bits.

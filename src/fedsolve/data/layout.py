@@ -1,4 +1,4 @@
-"""Where things stand in a data file, and what is wanted of it."""
+"""Where a data file has its features and labels, and what is to be read from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Columns = tuple[Array, Array | None, Array | None]
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """Where things stand in a file.
+    """Where a file has its features, labels and owners.
 
     features_key, labels_key: arrays of an npz; found by their usual names when None.
     label:     label column of a csv or parquet file, by name or by position (from 0; -1 is the last).

@@ -1,4 +1,4 @@
-"""A lock between processes: a file that holds the number of the process that works."""
+"""A lock between processes: a file that holds the id of the process at work."""
 
 from __future__ import annotations
 

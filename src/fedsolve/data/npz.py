@@ -21,14 +21,14 @@ LABEL_KEYS = ("y", "Y", "labels", "label", "target")
 def open_npz(path: str | Path) -> Any:
     """The arrays of an npz file by name, each read when asked for."""
     try:
-        found = np.load(path, allow_pickle=False)
+        arrays = np.load(path, allow_pickle=False)
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
     except (ValueError, EOFError, zipfile.BadZipFile) as problem:
         raise damaged(path, "an npz file", problem) from problem
-    if isinstance(found, np.ndarray):
+    if isinstance(arrays, np.ndarray):
         raise DataError(f"{path} holds a single array; write one with np.savez(path, x=features, y=labels).")
-    return found
+    return arrays
 
 
 def read_npz(path: Path, wish: Wish) -> Columns:
@@ -68,12 +68,12 @@ def _keys(keys: Sequence[str], wish: Wish) -> tuple[str, str | None]:
 
 
 def _present(keys: Sequence[str], names: Sequence[str], what: str, option: str = "") -> str:
-    found = next((name for name in names if name in keys), None)
-    if found is None:
+    key = next((name for name in names if name in keys), None)
+    if key is None:
         spelt = option.removeprefix("--").replace("-", "_")
         remedy = f" Name it with {option} (?{spelt}= in an address)." if option else ""
         raise DataError(f"no array '{names[0]}' with {what}; the file has {', '.join(keys)}.{remedy}")
-    return found
+    return key
 
 
 def _array(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
@@ -91,7 +91,7 @@ def _array(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
 
 
 def _per_column(values: Array, name: str, features: Array) -> Array:
-    """Checked numbers to decode features = offset + scale * x with, column by column."""
+    """The checked numbers of `scale` or `offset`, with which columns are decoded as offset + scale * x."""
     if features.ndim != 2 or features.dtype.kind not in "fiub":
         raise DataError(
             f"features must be real numbers in rows and columns; got shape {features.shape}, "

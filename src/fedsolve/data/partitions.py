@@ -100,7 +100,7 @@ def pathological(
 
 
 def alike(labels: Any, own_labels: Any, owners: Any, clients: int | None = None, seed: int = 0) -> Array:
-    """Owners of further rows, such as a test part, so that each client's class shares are those it has.
+    """Owners of further rows, such as a test part, that give each client the class shares it already has.
 
     labels: of the rows to deal. own_labels, owners: of the rows that are owned already. Every class is cut
     in proportion to who owns it; a class that nobody owns, in proportion to all rows owned. Small clients
@@ -111,17 +111,17 @@ def alike(labels: Any, own_labels: Any, owners: Any, clients: int | None = None,
         raise DataError(f"{len(own_labels)} labels and {len(owners)} owners; give one owner per owned row.")
     count = int(owners.max()) + 1 if clients is None else clients
     rng = named_rng(seed, "alike")
-    found = np.empty(len(labels), dtype=np.int64)
+    new_owners = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
-        held = np.bincount(owners[own_labels == label], minlength=count)
-        if not held.any():
-            held = np.bincount(owners, minlength=count)
-        # In random order, so that what rounding gives and takes falls on nobody in particular.
+        counts = np.bincount(owners[own_labels == label], minlength=count)
+        if not counts.any():
+            counts = np.bincount(owners, minlength=count)
+        # In random order, so that rounding favours no client.
         order = rng.permutation(count)
-        bounds = np.rint(np.cumsum(held[order]) / held.sum() * len(rows)).astype(np.int64)
-        found[rows] = order[np.searchsorted(bounds, np.arange(len(rows)), side="right")]
-    return found
+        bounds = np.rint(np.cumsum(counts[order]) / counts.sum() * len(rows)).astype(np.int64)
+        new_owners[rows] = order[np.searchsorted(bounds, np.arange(len(rows)), side="right")]
+    return new_owners
 
 
 def held_out(labels: Any, owners: Any, share: float = 0.25, seed: int = 0) -> Array:
@@ -158,28 +158,28 @@ def class_counts(labels: Any, owners: Any, clients: int | None = None) -> Array:
 
 
 def heterogeneity(labels: Any, owners: Any) -> float:
-    """Distance of the clients' class shares from everybody's: 0 is IID, near 1 one class each.
+    """How far the clients' class shares are from the overall ones: 0 is IID, near 1 is one class each.
 
     Mean total variation, weighted by rows.
     """
     table = class_counts(labels, owners).astype(np.float64)
     overall = table.sum(axis=0) / table.sum()
     sizes = table.sum(axis=1)
-    held = sizes > 0
-    shares = table[held] / sizes[held, None]
-    return float(np.sum(sizes[held] * 0.5 * np.abs(shares - overall).sum(axis=1)) / sizes.sum())
+    filled = sizes > 0
+    shares = table[filled] / sizes[filled, None]
+    return float(np.sum(sizes[filled] * 0.5 * np.abs(shares - overall).sum(axis=1)) / sizes.sum())
 
 
 def _with_min_size(owners: Array, clients: int, min_size: int, rng: np.random.Generator) -> Array:
     """Move random rows from the largest clients to those below `min_size`; a bounded number of moves."""
     if min_size <= 0:
         return owners
-    held = [rng.permutation(np.flatnonzero(owners == client)).tolist() for client in range(clients)]
+    rows_of = [rng.permutation(np.flatnonzero(owners == client)).tolist() for client in range(clients)]
     for client in range(clients):
-        while len(held[client]) < min_size:
-            largest = max(range(clients), key=lambda other: len(held[other]))
-            row = held[largest].pop()
-            held[client].append(row)
+        while len(rows_of[client]) < min_size:
+            largest = max(range(clients), key=lambda other: len(rows_of[other]))
+            row = rows_of[largest].pop()
+            rows_of[client].append(row)
             owners[row] = client
     return owners
 

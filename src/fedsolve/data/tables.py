@@ -6,7 +6,6 @@ A file that cannot be opened or decoded is a `ModelFileError`; contents that can
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,16 +15,12 @@ import numpy as np
 from fedsolve.checks import check_arrays
 from fedsolve.container import Array
 from fedsolve.data.columns import read_csv, read_parquet
-from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish, number
+from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish
 from fedsolve.data.npz import open_npz, read_npz
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.labels import encode_labels
+from fedsolve.labels import encode_labels, spelled_labels, unknown_label
 
 __all__ = ["ColumnLayout", "Part", "Table", "labels_like", "parts", "read_table"]
-
-# Leading zeros make a code, such as 007, not a number.
-_WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
-_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})(\.\d*)?")
 
 
 @dataclass(frozen=True)
@@ -63,12 +58,13 @@ def read_table(
 
     part:    which part of an npz with x_train and x_test; the test part when None.
     owned:   whether to read who owns each row (`layout.client`).
-    classes: the labels a model knows; others are refused, and text is read as their type.
+    classes: the labels a model knows, in whose type labels are given (`labels_like`); others are refused.
+             When None, labels have the type of the file, and those of a csv the type that they spell.
     width:   features a model expects; others are refused, and an unlabelled file's label column is left out.
     """
     layout = layout or ColumnLayout()
     if owned and layout.client is None:
-        raise DataError("owners were asked for but no client column or key is named.")
+        raise DataError("owners are wanted, but no client column or key is named.")
     kind = _kind(path)
     wish = Wish(layout, part, labelled, owned, width)
     reader = {"npz": read_npz, "csv": read_csv, "parquet": read_parquet}[kind]
@@ -83,7 +79,7 @@ def read_table(
             raise DataError(f"rows of {width} features are expected; these have {features.shape[1]}.")
         if labels is not None:
             if kind == "csv" and classes is None:
-                labels = _spelled(labels)
+                labels = spelled_labels(labels)
             labels = _classlike(labels) if classes is None else labels_like(labels, classes)
         if owners is not None:
             owners = _owner_names(owners, len(features))
@@ -95,18 +91,21 @@ def read_table(
 
 
 def labels_like(labels: Array, classes: Array) -> Array:
-    """Labels in the type of `classes`; a label outside them is refused by value and row."""
+    """Labels in the type of `classes`; a label outside them is refused by value and row.
+
+    Text matches numbers and booleans that it spells (`spelled_labels`), numbers of any type match by value
+    (1.0 is the class 1), and booleans match the classes 0 and 1 alone.
+    """
     if classes.dtype.kind in "US":
         labels = labels.astype(str)
     elif labels.dtype.kind in "US":
-        distinct, codes = np.unique(labels, return_inverse=True)
-        values = [number(text) for text in distinct.tolist()]
-        for text, value in zip(distinct.tolist(), values, strict=True):
-            if value is None:
-                row = int(np.flatnonzero(labels == text)[0])
-                shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
-                raise DataError(f"label {text!r} in row {row} is not one of the classes ({shown}).")
-        labels = np.asarray(values)[codes]
+        texts, labels = labels, spelled_labels(labels)
+        if labels.dtype.kind == "U":
+            distinct = np.unique(texts)
+            text = next((text for text in distinct if spelled_labels([text]).dtype.kind == "U"), distinct[0])
+            raise unknown_label(texts, int(np.flatnonzero(texts == text)[0]), classes)
+    if labels.dtype.kind == "b" and len(labels) and not set(classes.tolist()) <= {0, 1}:
+        raise unknown_label(labels, 0, classes)
     encode_labels(labels, classes)
     return labels.astype(classes.dtype)
 
@@ -125,7 +124,7 @@ def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
 
 
 def _plain_labels(labels: Array) -> Array:
-    """Labels as a vector of numbers or text."""
+    """Labels as a vector of numbers, booleans or text."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
@@ -137,19 +136,8 @@ def _plain_labels(labels: Array) -> Array:
     return np.char.decode(labels, "utf-8") if labels.dtype.kind == "S" else labels
 
 
-def _spelled(labels: Array) -> Array:
-    """Text that spells whole numbers, or numbers, as such; everything else as it is."""
-    distinct, codes = np.unique(labels, return_inverse=True)
-    texts = distinct.tolist()
-    if all(_WHOLE_NUMBER.fullmatch(text) for text in texts):
-        return np.array([int(text) for text in texts], dtype=np.int64)[codes]
-    if all(_NUMBER.fullmatch(text) for text in texts):
-        return np.array([float(text) for text in texts])[codes]
-    return labels
-
-
 def _classlike(labels: Array) -> Array:
-    """The labels, unless they are measurements: fractions that hardly ever repeat."""
+    """The labels, refused if they are measurements: fractions that hardly ever repeat."""
     if labels.dtype.kind == "f":
         distinct = np.unique(labels)
         if len(distinct) > max(20, len(labels) // 2) and np.any(distinct != np.rint(distinct)):

@@ -71,7 +71,13 @@ class StoredRows:
         dataset = load_dataset(spec.address, self._data).limited(spec.limit_train, spec.limit_test)
         backbone = None if spec.backbone is None else load_backbone(spec.backbone)
         found = FeatureStore(self._store).build(dataset, backbone, progress=told)
-        return ExperimentRows(found.x_train, found.y_train, found.x_test, found.y_test, found.key)
+        classes = found.classes
+        if not np.all(classes[:-1] < classes[1:]):
+            # Partitions and models take classes in the order of their labels; names in another order than
+            # the dataset's, such as those of Fashion-MNIST, would give another result than its numbers do.
+            classes = np.arange(len(classes))
+        y_test = None if found.y_test is None else classes[found.y_test]
+        return ExperimentRows(found.x_train, classes[found.y_train], found.x_test, y_test, found.key)
 
 
 def random_rows(spec: DatasetSpec, seed: int) -> ExperimentRows:

@@ -82,12 +82,19 @@ class Agreement:
             try:
                 found = [labels_from_note(other.get("classes")) for other in notes]
                 known = [labels for labels in found if labels is not None]
-                if found[-1] is None or len({labels.dtype.kind in "US" for labels in known}) > 1:
-                    raise DataError("it names none, or names where others have numbers")
+                if found[-1] is None:
+                    raise DataError("it names none")
+                kinds = [_label_kind(labels) for labels in known]
+                if kinds[-1] != kinds[0]:
+                    raise DataError(f"they are {kinds[-1]}, those of the others {kinds[0]}")
                 np.unique(np.concatenate(known))
             except Exception as problem:  # it may have sent anything
                 return f"the classes that '{name}' sent cannot be used ({plain(problem)})."
         return None
+
+
+def _label_kind(labels: Array) -> str:
+    return {"U": "text", "S": "text", "b": "booleans"}.get(labels.dtype.kind, "numbers")
 
 
 def unfit(name: str, note: Note) -> str | None:

@@ -90,7 +90,7 @@ class Answerer:
         show: Callable[[Event], None] | None = None,
     ) -> None:
         self.name = name
-        self._data = data
+        self._site_data = self._data = data
         self._classes = None if classes is None else class_list(classes)
         self._share_classes = share_classes
         self._networks = None if networks is None else frozenset(networks)
@@ -180,6 +180,7 @@ class Answerer:
         """Refuse a class list that this site did not agree to, or that lacks one of its labels."""
         asked = labels_from_note(note.get("classes"))
         if asked is None:
+            self._answer_with(self._site_data.own_labels())
             return
         if self._classes is not None and sorted(map(str, asked)) != sorted(map(str, self._classes)):
             told = f"the server's class list {_shown(asked)} is not the one '{self.name}' agreed to"
@@ -188,18 +189,20 @@ class Answerer:
             )
         from fedsolve.data.tables import labels_like
 
-        labels = self._data.own_labels()
         try:
-            fitting = labels_like(labels, asked)
+            self._answer_with(labels_like(self._site_data.own_labels(), asked))
         except DataError as problem:
             raise Declined(
                 str(problem),
                 f"'{self.name}' has a label that is not one of the {len(asked)} classes; its own output says "
                 "which.",
             ) from problem
-        if labels.dtype.kind != asked.dtype.kind:
-            # Names of classes are text, also where the server's classes are the numbers they spell.
-            self._data = ClientData(self._data.source, fitting, self._data.rows, self._data.weights)
+
+    def _answer_with(self, labels: Array) -> None:
+        """Take the site's labels in the type that this run's class list has; the next may have another."""
+        if labels.dtype.kind != self._data.labels.dtype.kind:
+            site = self._site_data
+            self._data = ClientData(site.source, labels, site.rows, site.weights)
             self._participant = self._new_participant(self._data)
 
     # -- answering -------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Backbone(Protocol):
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """What a user wants to know of a kind of backbone before choosing it."""
+    """What a user wants to know about a kind of backbone before choosing it."""
 
     address: str
     help: str

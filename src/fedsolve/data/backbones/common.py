@@ -14,7 +14,7 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 
-# Images that go through a network at a time: bounds memory however many are given.
+# Images that go through a network at a time, so that memory is bounded however many there are.
 PIECE = 64
 
 

@@ -133,8 +133,8 @@ def compare(module: Any, file: Path) -> float:
     images = np.random.default_rng(0).uniform(-1.0, 1.0, (3, 3, 224, 224)).astype(np.float32)
     with torch.inference_mode():
         expected = module(torch.from_numpy(images)).numpy()
-    found = open_session(file).run(images)
-    difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else np.inf
+    features = open_session(file).run(images)
+    difference = float(np.abs(features - expected).max()) if features.shape == expected.shape else np.inf
     if not difference <= TOLERANCE:
         raise ModelFileError(
             f"{NAME} exported by torch {torch.__version__} differs from torch by {difference:.1e}, more than "

@@ -103,8 +103,8 @@ class Session:
         missing = -len(batch) % fixed
         filled = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
         groups = [self._run(filled[start : start + fixed]) for start in range(0, len(filled), fixed)]
-        found: Array = np.concatenate(groups)[: len(batch)]
-        return found
+        features: Array = np.concatenate(groups)[: len(batch)]
+        return features
 
     def _run(self, batch: Array) -> Array:
         try:

@@ -62,7 +62,7 @@ class Pixels:
 
     @property
     def identity(self) -> dict[str, Any]:
-        # The usual order goes without saying: features stored before there was another keep their key.
+        # The usual order is not mentioned, so that features stored before there was another keep their key.
         order = {} if self.order == ORDERS[0] else {"order": self.order}
         about = {"name": self.name, "version": VERSION, "preprocessing": self.preprocessing.as_dict()}
         return about | order
@@ -76,8 +76,8 @@ class Pixels:
             self._shape = self._shape or (shape[0], shape[1], shape[2])
             if shape != self._shape:
                 raise DataError(
-                    f"images differ in shape: {_told(shape)} after {_told(self._shape)}. Give a size, such "
-                    "as pixels:32, and channels=gray or channels=rgb when both kinds occur."
+                    f"images differ in shape: {_channels_last(shape)} after {_channels_last(self._shape)}. "
+                    "Give a size, such as pixels:32, and channels=gray or channels=rgb when both kinds occur."
                 )
             if self.order == "rows":
                 batch = batch.transpose(0, 2, 3, 1)
@@ -85,6 +85,6 @@ class Pixels:
         return np.concatenate(pieces) if pieces else np.empty((0, self.width or 0), dtype=np.float32)
 
 
-def _told(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     """(height, width, channels), as images are described everywhere else."""
     return (*shape[1:], shape[0])

@@ -90,7 +90,7 @@ class Preprocessing:
         }
 
     def adjusted(self, options: Options, allowed: Sequence[str] = OPTIONS) -> Preprocessing:
-        """This preprocessing with what an address says otherwise, as far as `allowed`.
+        """This preprocessing with the changes that an address asks for; only `allowed` ones are read.
 
         A new size without a new shorter side keeps the share of the image that is cut out.
         """
@@ -104,8 +104,8 @@ class Preprocessing:
             "channels": lambda: options.text("channels", ("rgb", "bgr", "gray")),
             "normalise": lambda: options.text("normalise", tuple(NORMALISATIONS)),
         }
-        found = {name: readers[name]() for name in allowed}
-        changes = {name: value for name, value in found.items() if value is not None}
+        wanted = {name: readers[name]() for name in allowed}
+        changes = {name: value for name, value in wanted.items() if value is not None}
         normalise = changes.pop("normalise", None)
         if normalise is not None:
             if "mean" in changes or "std" in changes:
@@ -185,15 +185,15 @@ def _cut(picture: Image.Image, size: tuple[int, int], preprocessing: Preprocessi
 
 
 def _checked(number: int, image: Any) -> Array:
-    found: Array = np.asarray(image)
-    if found.ndim == 2:
-        found = found[:, :, None]
-    if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] not in (1, 3) or found.size == 0:
+    pixels: Array = np.asarray(image)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or pixels.size == 0:
         raise DataError(
             f"image {number} of the batch must be bytes (uint8) of shape (height, width, 1 or 3); "
-            f"got {found.dtype} of shape {np.shape(image)}."
+            f"got {pixels.dtype} of shape {np.shape(image)}."
         )
-    return found
+    return pixels
 
 
 def _common_shape(images: Sequence[Array]) -> tuple[int, int, int]:

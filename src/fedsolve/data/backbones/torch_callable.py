@@ -207,14 +207,14 @@ def _import_file(file: Path, address: str) -> ModuleType:
 
 
 def _make(module: ModuleType, name: str, torch: Any, address: str) -> Any:
-    found = getattr(module, name, None)
-    if found is None:
+    attribute = getattr(module, name, None)
+    if attribute is None:
         names = ", ".join(sorted(each for each in vars(module) if not each.startswith("_")))
         raise DataError(f"{address}: {module.__name__} has no '{name}'; it has {names or 'nothing'}.")
-    if isinstance(found, torch.nn.Module):
-        return found
+    if isinstance(attribute, torch.nn.Module):
+        return attribute
     try:
-        made = found()
+        made = attribute()
     except Exception as problem:  # a user's own code may raise anything
         raise DataError(
             f"{address}: calling {name}() failed: {type(problem).__name__}: {problem}. "

@@ -152,13 +152,13 @@ def _preprocessing(transformers: Any, place: str, options: Options) -> Preproces
             f"{options.address}: no image processor can be loaded: {first_line(problem)} If there is none, "
             "describe the preprocessing: ?size=224&normalise=imagenet"
         ) from problem
-    found = _translated(processor.to_dict())
-    if found is None or not _agree(processor, found):
+    settings = _translated(processor.to_dict())
+    if settings is None or not _agree(processor, settings):
         raise DataError(
             f"{options.address}: {type(processor).__name__} prepares images in a way that fedsolve does not "
             "know. Describe the preprocessing yourself: ?size=224&normalise=imagenet"
         )
-    return found.adjusted(options)
+    return settings.adjusted(options)
 
 
 def _translated(says: dict[str, Any]) -> Preprocessing | None:

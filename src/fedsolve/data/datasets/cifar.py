@@ -135,18 +135,18 @@ def _batch(spec: CifarDataset, path: Path, batch: dict[str, Any]) -> tuple[Array
 def _unpickled(spec: CifarDataset, path: Path) -> dict[str, Any]:
     contents = read_file(path)
     try:
-        found = _Unpickler(io.BytesIO(contents), encoding="bytes").load()
+        batch = _Unpickler(io.BytesIO(contents), encoding="bytes").load()
     except DataError as problem:
         raise DataError(f"{path}: {problem} {_again(spec)}") from problem
-    # A damaged pickle fails in whatever way its bytes happen to say.
+    # A damaged pickle can fail in any way.
     except Exception as problem:
         raise DataError(
             f"{path}: truncated or damaged pickle ({type(problem).__name__}: {problem}). {_again(spec)}"
         ) from problem
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: holds a {type(found).__name__}, not a dictionary. {_again(spec)}")
+    if not isinstance(batch, dict):
+        raise DataError(f"{path}: holds a {type(batch).__name__}, not a dictionary. {_again(spec)}")
     check_digest(path, contents, spec.digests.get(path.name), spec.known)
-    return {_text(key): value for key, value in found.items()}
+    return {_text(key): value for key, value in batch.items()}
 
 
 def _again(spec: CifarDataset) -> str:

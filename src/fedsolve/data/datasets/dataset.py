@@ -13,6 +13,7 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.data.images import Images
 from fedsolve.errors import DataError
+from fedsolve.labels import spelled_labels
 
 HELD_OUT = 0.2
 """Share of every class kept for testing where a dataset has no test part of its own."""
@@ -24,7 +25,7 @@ class Split:
 
     inputs:   images, or features (rows, width).
     labels:   (rows,) positions in the dataset's class names.
-    features: (rows, width) what to take for features where images are used without a backbone, if anything.
+    features: (rows, width) what stands for features when images are used without a backbone, if anything.
     """
 
     inputs: Images | Array
@@ -41,19 +42,24 @@ class Split:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What names the contents, as JSON can hold it."""
+        """What identifies the contents, as JSON values."""
         inputs = digest_of(self.inputs) if isinstance(self.inputs, np.ndarray) else self.inputs.identity
         return {"inputs": inputs, "labels": digest_of(self.labels), "rows": len(self)}
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Labelled rows in a training and, usually, a test part, and the names of their classes."""
+    """Labelled rows in a training and, usually, a test part, and the names of their classes.
+
+    file_labels: (classes,) the label of each class as the data have it, in its type; None where names are
+                 all there is.
+    """
 
     name: str
     train: Split
     test: Split | None
     class_names: tuple[str, ...]
+    file_labels: Array | None = None
 
     def __post_init__(self) -> None:
         for title, split in self.parts().items():
@@ -80,23 +86,28 @@ class Dataset:
                 f"{self.name}: no training row of {named_classes(missing)}. Add some, or leave the class out."
             )
 
+    @cached_property
+    def classes(self) -> Array:
+        """The labels that positions stand for, and that a model learns: those of the data, or the names."""
+        return labels_of_names(self.class_names) if self.file_labels is None else self.file_labels
+
     @property
     def is_images(self) -> bool:
         """Whether rows are images, which a backbone turns into features."""
         return not isinstance(self.train.inputs, np.ndarray)
 
     def parts(self) -> dict[str, Split]:
-        """The parts there are, by name."""
+        """The parts that exist, by name."""
         return {"train": self.train} | ({} if self.test is None else {"test": self.test})
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What names the contents, as JSON can hold it; where they lie does not matter."""
+        """What identifies the contents, as JSON values; where they are stored does not matter."""
         parts = {title: split.identity for title, split in self.parts().items()}
         return parts | {"class_names": list(self.class_names)}
 
     def limited(self, train: int | None = None, test: int | None = None, seed: int = 0) -> Dataset:
-        """At most so many rows of each part, chosen at random with every class in its proportion."""
+        """At most this many rows of each part, chosen at random with every class in proportion."""
         parts: dict[str, Split] = {}
         for title, limit in (("train", train), ("test", test)):
             split = self.parts().get(title)
@@ -110,6 +121,12 @@ class Dataset:
                 )
             parts[title] = split.take(in_proportion(split.labels, limit, seed))
         return replace(self, train=parts.get("train", self.train), test=parts.get("test", self.test))
+
+
+def labels_of_names(names: Sequence[str]) -> Array:
+    """The labels that class names spell (`spelled_labels`); the names themselves if two spell the same."""
+    labels = spelled_labels(names)
+    return labels if len(np.unique(labels)) == len(names) else np.array(names)
 
 
 def digest_of(array: Array) -> str:
@@ -128,7 +145,7 @@ def named_classes(names: Sequence[str]) -> str:
 
 
 def in_proportion(labels: Array, count: int, seed: int) -> Array:
-    """Sorted rows, `count` of them, with each class in its proportion and at least once."""
+    """`count` sorted rows, with each class in proportion and at least once."""
     rows_of = _shuffled(labels, seed, "limit")
     sizes = np.array([len(rows) for rows in rows_of])
     exact = sizes * (count / len(labels))
@@ -153,20 +170,20 @@ def hold_out(split: Split, share: float, seed: int, name: str) -> tuple[Split, S
     taken = [
         rows[: min(len(rows) - 1, round(share * len(rows)))] for rows in _shuffled(split.labels, seed, "test")
     ]
-    held = np.zeros(len(split), dtype=bool)
-    held[np.concatenate(taken)] = True
-    if not held.any():
+    tested = np.zeros(len(split), dtype=bool)
+    tested[np.concatenate(taken)] = True
+    if not tested.any():
         raise DataError(
             f"{name}: {len(split)} rows are too few to hold out {share:g} of every class for testing. "
             "Add rows, or keep all for training with ?test=0."
         )
-    return split.take(np.flatnonzero(~held)), split.take(np.flatnonzero(held))
+    return split.take(np.flatnonzero(~tested)), split.take(np.flatnonzero(tested))
 
 
 def _shuffled(labels: Array, seed: int, role: str) -> list[Array]:
     """The rows of each class present, in random order.
 
-    Sorted by raw Philox integers, which numpy promises for ever: a choice made today is made tomorrow.
+    Sorted by raw Philox integers, which numpy guarantees never to change, so that choices can be repeated.
     """
     key = int.from_bytes(hashlib.sha256(f"fedsolve dataset {role} {seed}".encode()).digest()[:16], "little")
     ranks = np.random.Philox(key=key).random_raw(len(labels))

@@ -79,7 +79,7 @@ class Known:
 
     name:   its address, capitals standing for what the user fills in.
     title:  what it is, in one line.
-    files:  what is expected where.
+    files:  which files are expected, and where.
     source: where to get the files.
     """
 
@@ -115,12 +115,12 @@ def find(known: Known, root: Path | None, folders: Iterable[str], files: Iterabl
     if root is None:
         raise DataError(f"{known.name} is not embedded and no data folder was given. {HINT} {expected}")
     for folder in folders:
-        found = {file: path for file in files if (path := _present(root / folder / file)) is not None}
-        if files[0] in found:
-            missing = [file for file in files if file not in found]
+        paths = {file: path for file in files if (path := _present(root / folder / file)) is not None}
+        if files[0] in paths:
+            missing = [file for file in files if file not in paths]
             if missing:
                 raise DataError(f"{known.name}: {root / folder} has no {', '.join(missing)}. {expected}")
-            return found
+            return paths
     tried = ", ".join(dict.fromkeys(str(root / folder) for folder in folders))
     raise DataError(f"{known.name}: no file {files[0]} in {tried}. {HINT} {expected}")
 
@@ -142,20 +142,20 @@ def check_digest(path: Path, contents: bytes, expected: str | None, known: Known
     """Refuse contents whose MD5 digest is not the published one; None is not checked."""
     if expected is None:
         return
-    found = hashlib.md5(contents, usedforsecurity=False).hexdigest()
-    if found != expected:
+    checksum = hashlib.md5(contents, usedforsecurity=False).hexdigest()
+    if checksum != expected:
         raise DataError(
-            f"{path}: not the official file of {known.name}: its contents have MD5 checksum {found}, "
+            f"{path}: not the official file of {known.name}: its contents have MD5 checksum {checksum}, "
             f"expected {expected}. Get it again from {known.source}."
         )
 
 
 def data_root(root: str | os.PathLike[str] | None) -> Path | None:
-    """The data folder: the one given, or that of FEDSOLVE_DATA; None where neither is set."""
-    given = root if root is not None else os.environ.get("FEDSOLVE_DATA") or None
-    if given is None:
+    """The data folder: `root`, or that of FEDSOLVE_DATA; None where neither is set."""
+    named = root if root is not None else os.environ.get("FEDSOLVE_DATA") or None
+    if named is None:
         return None
-    folder = Path(given).expanduser()
+    folder = Path(named).expanduser()
     if not folder.is_dir():
         raise DataError(f"the data folder {folder} does not exist or is not a folder. {HINT}")
     return folder

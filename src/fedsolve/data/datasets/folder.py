@@ -31,8 +31,7 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = class_split(train, classes)
     test = next((path / name for name in TESTS if (path / name).is_dir()), None) if train != path else None
     if test is None:
-        held = hold_out(whole, share, seed, str(path))
-        return Dataset(address.text, held[0], held[1], tuple(classes))
+        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), tuple(classes))
     if "test" in address.options:
         raise DataError(f"{address.text}: {test} is the test part already; leave out the option 'test'.")
     return Dataset(address.text, whole, evaluation_split(test, classes), tuple(classes))
@@ -56,20 +55,20 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """The classes: names of the subfolders, of which there must be some."""
+    """The classes: names of the subfolders; there must be at least one."""
     names = subfolders(folder)
     if not names:
         loose = len(list_images(folder))
-        found = f"its {loose:,} images lie in no class" if loose else "it is empty"
+        contents = f"its {loose:,} images lie in no class" if loose else "it is empty"
         raise DataError(
-            f"{folder}: no class folders; {found}. Put the images ({', '.join(SUFFIXES)}) of each class "
+            f"{folder}: no class folders; {contents}. Put the images ({', '.join(SUFFIXES)}) of each class "
             "in a subfolder with the name of the class."
         )
     return names
 
 
 def class_split(folder: Path, classes: Sequence[str]) -> Split:
-    """The images of these class folders; each must have some."""
+    """The images of these class folders; none may be empty."""
     listed = [list_images(folder / name) for name in classes]
     empty = [name for name, names in zip(classes, listed, strict=True) if not names]
     if len(empty) == len(classes):
@@ -86,15 +85,15 @@ def class_split(folder: Path, classes: Sequence[str]) -> Split:
 
 
 def evaluation_split(folder: Path, classes: Sequence[str]) -> Split:
-    """The images of a test part; classes may be missing, but not be unknown."""
-    found = subfolders(folder)
-    strange = [name for name in found if name not in set(classes)]
+    """The images of a test part; classes may be missing, but none may be unknown."""
+    present = subfolders(folder)
+    strange = [name for name in present if name not in set(classes)]
     if strange:
         raise DataError(
             f"{folder / strange[0]}: a class of the test part that is not in the training part, which has "
             f"{named_classes(classes)}. Add training images of it, or remove the folder."
         )
-    listed = [list_images(folder / name) if name in set(found) else [] for name in classes]
+    listed = [list_images(folder / name) if name in set(present) else [] for name in classes]
     if not any(listed):
         raise DataError(f"{folder}: no images in the class folders of the test part.")
     missing = [name for name, names in zip(classes, listed, strict=True) if not names]

@@ -33,7 +33,7 @@ class HubImages:
 
     @cached_property
     def identity(self) -> str:
-        """Digest of the encoded images, whatever they are called and wherever they are cached."""
+        """Digest of the encoded images, whatever their names and wherever they are cached."""
         kind = importlib.import_module("datasets").Image(decode=False)
         digest = hashlib.sha256(b"hub\n")
         encoded = self._rows.select_columns([self._column]).cast_column(self._column, kind)
@@ -70,25 +70,25 @@ def load(address: Address, root: Path | None) -> Dataset:
         raise DataError(
             "datasets of Hugging Face need the package datasets. Install it: pip install 'fedsolve[hf]'."
         ) from problem
-    found = _fetch(library, address, root)
-    parts: dict[str, Any] = dict(found) if isinstance(found, dict) else {"train": found}
+    loaded = _fetch(library, address, root)
+    parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
     train = _chosen(parts, address, "train", ("train",))
     image, label = _columns(train, address)
     feature = train.features[label]
     names = list(getattr(feature, "names", None) or [])
     values = _labels(train, label)
     classes = np.arange(len(names)) if names else np.unique(values)
+    labels = None if names else classes
     names = names or [str(value) for value in classes.tolist()]
     whole = Split(HubImages(train, image, f"{address.text}, train"), _positions(values, classes, address))
-    given = address.options.get("test", "")
-    if given not in parts and (given.replace(".", "", 1).isdigit() or not set(_TESTS) & set(parts)):
+    wanted = address.options.get("test", "")
+    if wanted not in parts and (wanted.replace(".", "", 1).isdigit() or not set(_TESTS) & set(parts)):
         share, seed = address.held_out()
-        held = hold_out(whole, share, seed, address.text)
-        return Dataset(address.text, held[0], held[1], tuple(names))
+        return Dataset(address.text, *hold_out(whole, share, seed, address.text), tuple(names), labels)
     test = _chosen(parts, address, "test", _TESTS)
     images = HubImages(test, image, f"{address.text}, test")
-    labels = _positions(_labels(test, label), classes, address)
-    return Dataset(address.text, whole, Split(images, labels), tuple(names))
+    positions = _positions(_labels(test, label), classes, address)
+    return Dataset(address.text, whole, Split(images, positions), tuple(names), labels)
 
 
 def _fetch(library: Any, address: Address, root: Path | None) -> Any:
@@ -123,8 +123,8 @@ def _columns(rows: Any, address: Address) -> tuple[str, str]:
     labels = [name for name, kind in features.items() if type(kind).__name__ == "ClassLabel"]
     labels += [name for name in _LABELS if name in features and name not in labels]
     chosen = []
-    for option, found in (("image", images), ("label", labels)):
-        name = address.options.get(option) or (found[0] if found else None)
+    for option, candidates in (("image", images), ("label", labels)):
+        name = address.options.get(option) or (candidates[0] if candidates else None)
         if name is None or name not in features:
             raise DataError(
                 f"{address.text}: no column of {option}s"

@@ -102,7 +102,7 @@ def _array(path: Path, arrays: dict[str, Array], key: str) -> Array:
         raise DataError(f"{path}: no array '{key}'. Get the file again from {KNOWN[0].source}.")
     try:
         return np.asarray(arrays[key])
-    # zipfile, zlib and numpy each have their own way of finding the file short.
+    # zipfile, zlib and numpy each raise their own error for a truncated file.
     except Exception as problem:
         raise DataError(
             f"{path}: truncated or damaged ('{key}': {problem}). Get it again from {KNOWN[0].source}."

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.datasets.dataset import Dataset, Split, hold_out, named_classes
+from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.npz import open_npz
-from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, labels_like, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import plain_labels
 
@@ -52,9 +52,8 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = _split(train, classes, path)
     if test is None:
         share, seed = address.held_out()
-        held = hold_out(whole, share, seed, str(path))
-        return Dataset(address.text, held[0], held[1], names)
-    return Dataset(address.text, whole, _split(test, classes, apart or path), names)
+        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes)
+    return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes)
 
 
 def _rows(
@@ -63,14 +62,19 @@ def _rows(
     """Inputs and labels, all of them in `classes`; inputs of three or four dimensions are images."""
     images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
     if images is not None:
-        return images
+        if classes is None:
+            return images
+        try:
+            return images[0], labels_like(images[1], classes)
+        except DataError as problem:
+            raise DataError(f"{path}: {problem}") from problem
     table = read_table(path, layout, part=part, classes=classes)
     assert table.labels is not None
     return table.features, table.labels
 
 
 def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
-    """The images of an npz file, or None where it holds features; a look at the header tells."""
+    """The images of an npz file, or None where it holds features; only the header is read to tell."""
     with open_npz(path) as arrays:
         x_key, y_key = _keys(arrays.files, layout, part)
         if x_key is None or len(_shape(path, x_key)) not in (3, 4):
@@ -116,14 +120,8 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
 
 def _split(rows: tuple[Array, Array], classes: Array, path: Path) -> Split:
     inputs, labels = rows
-    positions = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    strange = np.unique(labels[classes[positions] != labels])
-    if len(strange):
-        raise DataError(
-            f"{path}: {named_classes(list(map(str, strange.tolist())))} of the test part not in the training "
-            f"part, which has {named_classes(list(map(str, classes.tolist())))}."
-        )
-    return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, positions.astype(np.int64))
+    positions = np.searchsorted(classes, labels).astype(np.int64)
+    return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, positions)
 
 
 def _existing(address: Address, root: Path | None) -> Path:
@@ -142,14 +140,14 @@ def _existing(address: Address, root: Path | None) -> Path:
 
 
 def _layout(address: Address) -> ColumnLayout:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: value for name, value in address.options.items() if name not in ("test", "seed")
     }
-    if "drop" in given:
-        given["drop"] = tuple(given["drop"].split(","))
-    if "header" in given:
-        given["header"] = given["header"].lower() not in ("0", "no", "false")
-    return ColumnLayout(**given)
+    if "drop" in settings:
+        settings["drop"] = tuple(settings["drop"].split(","))
+    if "header" in settings:
+        settings["header"] = settings["header"].lower() not in ("0", "no", "false")
+    return ColumnLayout(**settings)
 
 
 def _is_number(text: str) -> bool:
