@@ -65,7 +65,7 @@ def losing(clients: int = 4) -> Losing:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_group_that_fails_in_any_way_names_its_client(workers, monkeypatch):
-    real = engine.Group
+    real = engine.ClientGroup
 
     class Failing(real):
         def train(self):
@@ -84,7 +84,7 @@ def test_a_group_that_fails_in_any_way_names_its_client(workers, monkeypatch):
 def test_many_groups_and_a_failure_do_not_hang(monkeypatch):
     features, labels = rows(300)
     many = fs.LocalFederation.from_arrays(features, labels, np.arange(300) % 150, workers=2)
-    monkeypatch.setattr(engine.Group, "train", lambda self: (_ for _ in ()).throw(RuntimeError("no")))
+    monkeypatch.setattr(engine.ClientGroup, "train", lambda self: (_ for _ in ()).throw(RuntimeError("no")))
     outcome = []
 
     def fit():
@@ -295,14 +295,14 @@ def test_terms_with_factors_add_up_on_both_sides():
 
 
 def test_a_group_that_fails_where_its_clients_do_not_says_so(monkeypatch):
-    real = engine.Group.train
+    real = engine.ClientGroup.train
 
     def train(self):
         if len(self.clients) > 1:
             raise RuntimeError("too many")
         real(self)
 
-    monkeypatch.setattr(engine.Group, "train", train)
+    monkeypatch.setattr(engine.ClientGroup, "train", train)
     with pytest.warns(RuntimeWarning, match="could not answer together"):
         model = FedAvg(rounds=1).fit(federation(workers=1))
     assert len(model.history[0].cohort) == 4
