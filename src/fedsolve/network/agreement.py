@@ -11,9 +11,10 @@ import numpy as np
 import fedsolve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Spec
 from fedsolve.labels import class_list, labels_from_note, labels_note
-from fedsolve.network.wire import PROTOCOL, Note, plain
+from fedsolve.network.wire import PROTOCOL, Note
 
 Task = Literal["classification", "regression"]
 

@@ -8,40 +8,17 @@ then stop the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Chain, Needs, Request, packed_size
+from fedsolve.federation.messages import Chain, Needs, Request
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.running_sum import TermLayout
 
 _NOBODY = "nobody"
-_SLACK = 1 << 20
 _LARGE = 32 << 20
 """Bytes of one square matrix from which on the server does not answer itself: it would need several."""
-
-
-@dataclass(frozen=True)
-class TermLayout:
-    """Shapes as they travel, by the names of arrays; those of a client's own end in @.
-
-    symmetric: which of them are packed triangles. nbytes: all a message that holds them may take.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    symmetric: frozenset[str]
-
-    @property
-    def nbytes(self) -> int:
-        return _SLACK + 8 * sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes.values())
-
-
-def stem(name: str, client: str) -> str:
-    """The name of an array without its client's; what all clients have in common."""
-    return name.removesuffix(client) if name.endswith(f"@{client}") else name
 
 
 def _side(chain: Chain, spec: Spec) -> int:
@@ -69,10 +46,4 @@ def expected_layout(request: Request, chain: Chain, spec: Spec) -> TermLayout | 
         return None
     if isinstance(term, Needs):
         return None
-    return TermLayout(
-        {
-            stem(name, _NOBODY): (packed_size(len(array)),) if name in term.symmetric else array.shape
-            for name, array in term.arrays.items()
-        },
-        frozenset(stem(name, _NOBODY) for name in term.symmetric),
-    )
+    return TermLayout.of(term, _NOBODY)
