@@ -16,8 +16,10 @@ from fedsolve import registry
 from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
+from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Term
 from fedsolve.network.answering import Answerer
+from fedsolve.network.expected import expected_layout
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.link import Reply
 from fedsolve.network.running import State, finished, run_method, say_over_late
@@ -184,6 +186,28 @@ def test_the_server_knows_what_terms_look_like(sites, key):
     federation = federate(PretendedLink(answerers(sites)), tell=told.append)
     small(key).fit(federation)
     assert not any("the first one only" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("method", "small"),
+    [
+        (fs.AFL(), True),
+        (fs.DeepAFL(width=100), True),
+        (fs.DeepAFL(width=101), False),
+        (fs.DeepAFL(width=40, hidden_width=101), False),
+        (fs.APFL(width=40, refinement_width=101), True),  # a refinement never leaves its client
+        (fs.APFL(width=101), False),
+        (fs.Cascade(width=101), False),
+    ],
+)
+def test_the_server_answers_itself_only_where_matrices_are_small(method, small, monkeypatch):
+    monkeypatch.setattr("fedsolve.network.expected._LARGE", 8 * 100**2)
+    spec = Spec(64, np.arange(10), 10, "exchanges")
+    run = method.start(spec)
+    layout = expected_layout(run.request(("east",)), run.chain, spec)
+    assert (layout is not None) == small
+    if layout is not None:
+        assert max(max(shape) for shape in layout.shapes.values()) <= method.largest_side(spec)
 
 
 def test_a_site_without_rows_takes_part_in_training(sites):
