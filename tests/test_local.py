@@ -157,7 +157,7 @@ class TestMemoryBudget:
         )
         fs.DeepAFL(layers=1, width=32, hidden_width=48).fit(federation)
         (participant,) = federation.participants
-        found = participant._memory.cache["deepafl"]
+        found = participant.kept("deepafl")
         assert isinstance(found, LayerFeatures)
         return found
 

@@ -70,12 +70,40 @@ def encode_labels(labels: Array, classes: Array) -> Array:
     wrong = classes[codes] != labels
     if np.any(wrong):
         row = int(np.flatnonzero(wrong)[0])
-        shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
         raise DataError(
             f"label {labels[row].item()!r} in row {row} is not one of the {len(classes)} classes "
-            f"({shown}). Declare it among the classes, or remove the row."
+            f"({listed(classes)}). Declare it among the classes, or remove the row."
         )
     return codes
+
+
+def labels_like(labels: Array, classes: Array) -> Array:
+    """Labels in the type of `classes`; a label outside them is refused by value and row."""
+    if classes.dtype.kind in "US":
+        labels = labels.astype(str)
+    elif labels.dtype.kind in "US":
+        distinct, codes = np.unique(labels, return_inverse=True)
+        values = [number(text) for text in distinct.tolist()]
+        for text, value in zip(distinct.tolist(), values, strict=True):
+            if value is None:
+                row = int(np.flatnonzero(labels == text)[0])
+                raise DataError(f"label {text!r} in row {row} is not one of the classes ({listed(classes)}).")
+        labels = np.asarray(values)[codes]
+    encode_labels(labels, classes)
+    return labels.astype(classes.dtype)
+
+
+def number(text: str) -> float | None:
+    """The number that a text spells, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def listed(classes: Array) -> str:
+    """The classes for a message: the first ten of them."""
+    return ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
 
 
 def regression_targets(values: Array, outputs: int) -> Array:

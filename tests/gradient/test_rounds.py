@@ -73,7 +73,7 @@ def test_a_group_that_fails_in_any_way_names_its_client(workers, monkeypatch):
                 raise RuntimeError("out of paper")
             super().train()
 
-    monkeypatch.setattr(engine, "Group", Failing)
+    monkeypatch.setattr(engine, "ClientGroup", Failing)
     with pytest.raises(CohortError, match=r"client-3.*out of paper"):
         FedAvg(rounds=1).fit(federation(workers=workers))
     going = federation(workers=workers, missing="continue")
@@ -198,7 +198,7 @@ def test_updates_are_not_kept_after_drift_was_told():
     held = federation()
     FedAvg(rounds=2, track="drift", participation=0.5).fit(held)
     for participant in held.participants:
-        _, _, kept = participant._memory.cache.get("move", ("", 0, 0.0))
+        _, _, kept = participant.kept("move") or ("", 0, 0.0)
         assert isinstance(kept, float)
 
 

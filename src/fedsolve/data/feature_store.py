@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-import fedsolve
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.data.datasets.dataset import Dataset
 from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecord, extract
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError, ModelFileError
+from fedsolve.version import __version__
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
@@ -293,7 +293,7 @@ def _told(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def _runtime(backbone: Backbone) -> dict[str, str]:
     return {
-        "fedsolve": fedsolve.__version__,
+        "fedsolve": __version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

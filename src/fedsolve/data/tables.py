@@ -16,12 +16,12 @@ import numpy as np
 from fedsolve.checks import check_arrays
 from fedsolve.container import Array
 from fedsolve.data.columns import read_csv, read_parquet
-from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish, number
+from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish
 from fedsolve.data.npz import open_npz, read_npz
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.labels import encode_labels
+from fedsolve.labels import labels_like
 
-__all__ = ["ColumnLayout", "Part", "Table", "labels_like", "parts", "read_table"]
+__all__ = ["ColumnLayout", "Part", "Table", "parts", "read_table"]
 
 # Leading zeros make a code, such as 007, not a number.
 _WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
@@ -92,23 +92,6 @@ def read_table(
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
     return Table(features, labels, owners, str(path))
-
-
-def labels_like(labels: Array, classes: Array) -> Array:
-    """Labels in the type of `classes`; a label outside them is refused by value and row."""
-    if classes.dtype.kind in "US":
-        labels = labels.astype(str)
-    elif labels.dtype.kind in "US":
-        distinct, codes = np.unique(labels, return_inverse=True)
-        values = [number(text) for text in distinct.tolist()]
-        for text, value in zip(distinct.tolist(), values, strict=True):
-            if value is None:
-                row = int(np.flatnonzero(labels == text)[0])
-                shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
-                raise DataError(f"label {text!r} in row {row} is not one of the classes ({shown}).")
-        labels = np.asarray(values)[codes]
-    encode_labels(labels, classes)
-    return labels.astype(classes.dtype)
 
 
 def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
