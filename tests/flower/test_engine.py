@@ -207,7 +207,7 @@ def test_the_server_answers_itself_only_where_matrices_are_small(method, small, 
     layout = expected_layout(run.request(("east",)), run.chain, spec)
     assert (layout is not None) == small
     if layout is not None:
-        assert max(max(shape) for shape in layout.shapes.values()) <= method.largest_side(spec)
+        assert max(max(shape) for shape, _ in layout.forms.values()) <= method.largest_side(spec)
 
 
 def test_a_site_without_rows_takes_part_in_training(sites):
@@ -216,6 +216,20 @@ def test_a_site_without_rows_takes_part_in_training(sites):
     model = small("fedavg").fit(federate(PretendedLink(members)))
     assert model.history[0].empty == ("north",)
     expected = small("fedavg").fit(sites.local(("east", "south", "west")))
+    assert relative_difference(model, expected) <= 1e-6
+
+
+def test_a_site_without_a_full_batch_takes_part_as_in_one_process(sites):
+    rows = {name: slice(None) for name in NAMES} | {"north": slice(3)}
+
+    def data(name):
+        return fs.ClientData(sites.data.features, sites.data.labels, sites.rows(name)[rows[name]])
+
+    method = dataclasses.replace(small("fedavg"), batch=4, last_batch="drop")
+    model = method.fit(federate(PretendedLink([Answerer(name, data(name)) for name in NAMES])))
+    members = [fs.Participant(name, data(name)) for name in NAMES]
+    expected = method.fit(fs.LocalFederation(members, classes=CLASSES, workers=1))
+    assert all(record.cohort == NAMES for record in model.history)
     assert relative_difference(model, expected) <= 1e-6
 
 

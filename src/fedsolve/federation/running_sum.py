@@ -72,51 +72,52 @@ class PlainArithmetic:
 
 @dataclass(frozen=True)
 class TermLayout:
-    """Shapes by the names of arrays, of a client's own without its name; those end in @.
+    """What a term looks like: of every array its shape, as methods read it, and whether it is symmetric.
 
-    symmetric: which of them travel as triangles.
+    Names of a client's own arrays are without the client's; they end in @.
     """
 
-    shapes: Mapping[str, tuple[int, ...]]
-    symmetric: frozenset[str]
+    forms: Mapping[str, tuple[tuple[int, ...], bool]]
 
     @classmethod
     def of(cls, term: Term, client: str) -> TermLayout:
         """What this client's term looks like."""
-        stems = {name: name.removesuffix(client) if _is_own(name, client) else name for name in term.arrays}
         return cls(
-            {stem: term.shape(name) for name, stem in stems.items()},
-            frozenset(stems[name] for name in term.symmetric),
+            {
+                name.removesuffix(client) if _is_own(name, client) else name: (
+                    term.shape(name),
+                    name in term.symmetric,
+                )
+                for name in term.arrays
+            }
         )
 
     @property
     def shared(self) -> TermLayout:
-        """The arrays that are added to those of others; methods that gather have some besides."""
-        shapes = {name: shape for name, shape in self.shapes.items() if not name.endswith("@")}
-        return TermLayout(shapes, self.symmetric & shapes.keys())
+        """Only the arrays that are added to those of others; methods that gather have some besides."""
+        return TermLayout({name: form for name, form in self.forms.items() if not name.endswith("@")})
 
     @property
     def numbers(self) -> int:
         """How many numbers such a term sends."""
         return sum(
-            packed_size(shape[0]) if name in self.symmetric else int(np.prod(shape, dtype=np.int64))
-            for name, shape in self.shapes.items()
+            packed_size(shape[0]) if symmetric else int(np.prod(shape, dtype=np.int64))
+            for shape, symmetric in self.forms.values()
         )
 
     def check(self, other: TermLayout, client: str) -> None:
         """Refuse a term of this client that looks like `other`, unless that is like this one."""
         remedy = "All participants must answer the same request."
-        for name, shape in other.shapes.items():
-            alike = shape == self.shapes.get(name, shape)
-            if not alike or (name in self.shapes and (name in self.symmetric) != (name in other.symmetric)):
+        for name, form in other.forms.items():
+            if form != (expected := self.forms.get(name, form)):
                 raise TermError(
-                    f"terms do not fit together: '{name}' of '{client}' has shape {_shown(other, name)}, "
-                    f"expected {_shown(self, name)}. {remedy}"
+                    f"terms do not fit together: '{name}' of '{client}' has shape {_shown(form)}, expected "
+                    f"{_shown(expected)}. {remedy}"
                 )
-        if other.shapes.keys() != self.shapes.keys():
+        if other.forms.keys() != self.forms.keys():
             raise TermError(
-                f"terms do not fit together: '{client}' sent {sorted(other.shapes)}, expected "
-                f"{sorted(self.shapes)}. {remedy}"
+                f"terms do not fit together: '{client}' sent {sorted(other.forms)}, expected "
+                f"{sorted(self.forms)}. {remedy}"
             )
 
 
@@ -196,5 +197,6 @@ def _abstains(term: Term) -> bool:
     return not term.arrays and bool(term.counts)
 
 
-def _shown(layout: TermLayout, name: str) -> str:
-    return f"{layout.shapes[name]}{' (symmetric)' if name in layout.symmetric else ''}"
+def _shown(form: tuple[tuple[int, ...], bool]) -> str:
+    shape, symmetric = form
+    return f"{shape} (symmetric)" if symmetric else f"{shape}"

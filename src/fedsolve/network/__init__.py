@@ -8,7 +8,6 @@
     roster      its members: who is there, who is taken in or refused
     exchange    one request on its way, asked for again where need be
     expected    what terms must look like
-    waiting     how long nodes are waited for
     node        a node in one process, over Flower's Fleet API
     superlink   a SuperLink and a run on it, started and stopped by us
     server_app, client_app   the same for `flwr run` and Flower's own SuperNodes

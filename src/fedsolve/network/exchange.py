@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedsolve.errors import TermError
 from fedsolve.federation.cohort import CohortReport, Missing
@@ -17,8 +18,9 @@ from fedsolve.federation.running_sum import Answer, RunningSum
 from fedsolve.network.agreement import Agreement
 from fedsolve.network.link import Link, Reply
 from fedsolve.network.roster import Roster
-from fedsolve.network.waiting import Waiting, deadline
 from fedsolve.network.wire import PROTOCOL, Note
+
+Policy = Literal["wait", "continue", "error"]
 
 REMOVED = "not registered any more"
 
@@ -27,6 +29,23 @@ _TRIES = 3
 
 _LOST = 50
 """How often an answer may turn out not to be there: a network that breaks, not a site that never sends."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How long a node is waited for in one exchange; `FlowerFederation` says what each of these means."""
+
+    missing: Policy
+    patience: float | None
+    grace: float
+    interval: float
+
+
+def deadline(patience: float | None, started: float | None = None) -> float:
+    """The moment at which patience ends that began at `started`, or now."""
+    if patience is None:
+        return float("inf")
+    return (time.monotonic() if started is None else started) + patience
 
 
 @dataclass

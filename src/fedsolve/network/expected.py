@@ -50,4 +50,7 @@ def expected_layout(request: Request, chain: Chain, spec: Spec) -> TermLayout | 
             term = nobody.answer(request.starting_at(0, chain) if request.position else request)
     except Exception:  # a site's refusal says more than this one
         return None
-    return None if isinstance(term, Needs) else TermLayout.of(term, _NOBODY)
+    # Without arrays it abstained from training, as a site with less than a batch does; others may not.
+    if isinstance(term, Needs) or (request.position and not term.arrays):
+        return None
+    return TermLayout.of(term, _NOBODY)

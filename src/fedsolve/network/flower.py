@@ -18,11 +18,10 @@ from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.federation.running_sum import Contradiction, RunningSum
 from fedsolve.labels import class_list
 from fedsolve.network.agreement import Agreement, Task
-from fedsolve.network.exchange import REMOVED, Exchange
+from fedsolve.network.exchange import REMOVED, Exchange, Policy, Waiting, deadline
 from fedsolve.network.expected import expected_layout
 from fedsolve.network.link import Link, Node
 from fedsolve.network.roster import Roster
-from fedsolve.network.waiting import Policy, Waiting, deadline
 from fedsolve.network.wire import LARGEST
 
 if TYPE_CHECKING:
