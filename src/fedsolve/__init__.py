@@ -28,12 +28,11 @@ from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.model import Model, load_model
+from fedsolve.version import __version__
 
 if TYPE_CHECKING:
     from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
     from fedsolve.network.flower import FlowerFederation
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AFL",
@@ -56,6 +55,7 @@ __all__ = [
     "ModelFileError",
     "Participant",
     "TermError",
+    "__version__",
     "gradient",
     "load_model",
     "local_scores",

@@ -441,7 +441,7 @@ def test_random_feedback_reaches_only_earlier_layers():
 
 
 def direct_matrix(name: str, outputs: int, width: int, seed: int) -> Any:
-    from fedsolve.closedform.projections import uniform_bits
+    from fedsolve.uniforms import uniform_bits
 
     uniform = uniform_bits(seed, f"feedback {name}", 0, 0, outputs * width).reshape(outputs, width)
     return torch.from_numpy((2 * uniform - 1) / np.sqrt(outputs))

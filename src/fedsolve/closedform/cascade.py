@@ -84,6 +84,9 @@ class Cascade(Method["CascadeModel"]):
     def agreement(self) -> dict[str, Any]:
         return projection_agreement(self.seed)
 
+    def largest_side(self, spec: Spec) -> int:
+        return max(spec.features, self.width)
+
 
 def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outputs: int) -> Iterator[Array]:
     """Phi_0, Phi_1, ... of these rows: one more than there are classifiers to pass through."""

@@ -19,9 +19,9 @@ from types import MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsolve.checks import check_choice
-from fedsolve.closedform.projections import uniform_bits
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.uniforms import uniform_bits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
