@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Chain
 from fedsolve.uniforms import SCHEME, uniform_bits
 
 _CACHED_BYTES = 256 << 20
@@ -76,3 +78,15 @@ def fingerprint(seed: int) -> str:
     """Hash of a small projection of this seed, to see that two sides make the same bits."""
     small = _make(seed, "fingerprint", 0, 7, 9, 1.0, "float64")
     return hashlib.sha256(small.weight.tobytes() + small.bias.tobytes()).hexdigest()[:32]
+
+
+def check_projections(chain: Chain) -> None:
+    """Refuse a run whose random projections this participant would not make with the same bits."""
+    opening = chain.blocks[0].note["opening"]
+    mine = projection_agreement(opening["parameters"]["seed"])
+    asked = {name: opening.get(name) for name in mine}
+    if mine != asked:
+        raise TermError(
+            f"the random projections differ: the server has {asked}, this participant {mine}. "
+            "Install the same fedsolve and numpy on both sides."
+        )
