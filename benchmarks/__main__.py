@@ -233,7 +233,7 @@ def _overhead(json_path: Path | None, **how: Any) -> None:
 @main.command("sketch")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--rounds", default=40, show_default=True)
-@click.option("--sketch", default=4096, show_default=True)
+@click.option("--sketch", default=2048, show_default=True)
 @click.option("--network", default="mobilenet_v2", show_default=True)
 @click.option("--epochs", default=5, show_default=True)
 @click.option("--limit", type=int, default=None, help="Only the first images.")

@@ -10,6 +10,7 @@ import pytest
 
 from fedsolve.errors import DataError
 from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedProx, FedSOL
+from fedsolve.gradient.alignment import choose_layers
 from fedsolve.gradient.feedback import Feedback
 from tests.gradient import plain
 from tests.gradient.personal_checks import small
@@ -102,6 +103,42 @@ def test_clients_that_move_alike_agree_in_any_sketch() -> None:
     method = hosted(FedAvg, "lowest", feedback_sketch=7, rounds=2, batch=64, epochs=2)
     for record in method.fit(many).history:
         assert all(abs(z - 1) <= 1e-12 for z in record.metrics["alignment"].values())
+
+
+@pytest.fixture(scope="module")
+def mobile() -> dict[str, Any]:
+    """The record of one round of MobileNetV2 for each way to send the layers' updates; None: FedAvg alone."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 36)
+    images = np.clip(rng.normal(60 * labels[:, None], 40, (36, 784)), 0, 255).astype(np.uint8)
+    fed = federation(images, labels, np.arange(36) % 3, classes=range(4))
+    setting: dict[str, Any] = {"network": "mobilenet_v2", "rounds": 1, "batch": 6, "rate": 0.05}
+    ways: dict[str, dict[str, Any]] = {
+        "none": {},
+        "whole": {"feedback": "lowest", "feedback_sketch": 0},
+        "default": {"feedback": "lowest"},
+    }
+    return {name: FedAvg(**setting | way).fit(fed).history[0] for name, way in ways.items()}
+
+
+def test_the_default_sketch_chooses_as_whole_updates_do_within_its_error(mobile: dict[str, Any]) -> None:
+    """z of unit vectors errs by at most a few times 1 / sqrt(length); so do the two extremes it finds."""
+    exact, short = (mobile[name].metrics["alignment"] for name in ("whole", "default"))
+    assert list(exact) == list(short)
+    assert len(exact) == 52
+    errors = {layer: abs(exact[layer] - short[layer]) for layer in exact}
+    assert 1e-4 < max(errors.values()) < 4 * 2047**-0.5
+    for choice, extreme in (("lowest", min), ("highest", max)):
+        (found,) = choose_layers(short, choice)
+        assert abs(exact[found] - extreme(exact.values())) <= 2 * max(errors.values())
+    # Layers of at most 2,048 weights are not sketched, and are exact to the rounding of float32.
+    assert errors["blocks.0.depthwise"] < 1e-6
+
+
+def test_the_choice_of_layers_adds_less_than_a_tenth_to_the_upload(mobile: dict[str, Any]) -> None:
+    plain_, whole, short = (mobile[name].bytes_up for name in ("none", "whole", "default"))
+    assert whole / plain_ > 2.9
+    assert short / plain_ <= 1.10
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -76,7 +76,7 @@ class GradientMethod(Method[GradientModel]):
     feedback_scaling: Literal["layer", "row", "none"] = "layer"
     feedback_route: Literal["layer", "direct"] = "layer"
     feedback_first: bool = False
-    feedback_sketch: int = 0
+    feedback_sketch: int = 2048
     track: Literal["drift"] | None = None
     shape: str | None = None
     precision: Literal["float32", "float64"] = "float32"
