@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from fedsolve.errors import DataError
-from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedProx, FedSOL
+from fedsolve.gradient import FedACG, FedALA, FedAS, FedAvg, FedAvgM, FedProx, FedSelect, FedSOL
 from fedsolve.gradient.alignment import choose_layers
 from fedsolve.gradient.feedback import Feedback
+from fedsolve.gradient.group import Group
 from tests.gradient import plain
 from tests.gradient.personal_checks import small
 from tests.gradient.plain import CLASSES, LAYER, WIDTH, far, federation, rows, same_bits
@@ -62,6 +63,94 @@ def test_in_a_later_layer_it_changes_the_layers_before(kind: Any) -> None:
     """The layer itself and those behind it see it only from the next step on."""
     found = hosted(kind, "4", batch=64).fit(small()).weights
     assert far(found, hosted(kind, None, batch=64).fit(small()).weights) > 1e-6
+
+
+@pytest.mark.parametrize("kind", [FedALA, FedAS, FedSelect], ids=lambda kind: kind.key)
+def test_feedback_is_what_was_received_not_what_a_client_made_of_it(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local training of the last round once more in plain torch: B = W^r, rescaled after every step."""
+    prepare, terms = kind.prepare, Group.terms
+    prepared: dict[tuple[int, str], Any] = {}
+    ended: dict[tuple[int, str], Any] = {}
+
+    def watched_prepare(method: Any, group: Any) -> None:
+        prepare(method, group)
+        weights = {name: value.clone() for name, value in group.weights_of(0).items()}
+        prepared[group.round, group.clients[0]] = (weights, group.start, group.scratch.get("mask"))
+
+    def watched_terms(group: Any) -> Any:
+        ended[group.round, group.clients[0]] = {n: v.clone() for n, v in group.weights_of(0).items()}
+        return terms(group)
+
+    monkeypatch.setattr(kind, "prepare", watched_prepare)
+    monkeypatch.setattr(Group, "terms", watched_terms)
+    own = {"select_every": 1} if kind is FedSelect else {}
+    method, fed = short(kind, plain.ALIGNED, rounds=4, **own), small()
+    method.fit(fed)
+    moved = []
+    for client, data in plain.clients_of(fed).items():
+        weights, received, mask = prepared[3, client]
+        net = plain.put(plain.module(), weights)
+        moved.append(float((weights[f"{LAYER}.weight"] - received[f"{LAYER}.weight"]).norm()))
+        plan = plain.batches(method, len(data[1]), 3, client)
+        back = received[f"{LAYER}.weight"].clone()
+        for number, batch in enumerate(plan):
+            seen = torch.tanh(net[0](data[0][batch]))
+            logits = net[2](seen.detach()) + (seen - seen.detach()) @ back.T
+            loss = nn.functional.cross_entropy(logits, data[1][batch])
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+            with torch.no_grad():
+                shared = number // (len(plan) // method.passes(3)) % 2
+                for (name, value), gradient in zip(net.named_parameters(), gradients, strict=True):
+                    moves = 1.0 if mask is None else (mask[name] - shared).abs()
+                    value.sub_(method.rate * gradient * moves)
+                norms = [w.norm() for w in (net[2].weight, received[f"{LAYER}.weight"])]
+                back = received[f"{LAYER}.weight"] * (norms[0] / norms[1])
+        assert far(ended[3, client], plain.weights(net)) < 1e-12
+    assert max(moved) > 1e-2
+
+
+# -- which layers ----------------------------------------------------------------------------------
+
+
+class Branched(nn.Module):
+    """A frozen stem, two layers that read it side by side, and two behind them."""
+
+    def __init__(self, normalised: bool = False) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.stem = nn.Linear(WIDTH, 5).requires_grad_(False)
+            self.norm = nn.BatchNorm1d(5) if normalised else nn.Identity()
+            self.main, self.shortcut = nn.Linear(5, 4), nn.Linear(5, 4)
+            self.after, self.classifier = nn.Linear(4, 4), nn.Linear(4, CLASSES)
+        self.double()
+
+    def forward(self, inputs: Any) -> Any:
+        seen = torch.tanh(self.norm(self.stem(inputs)))
+        return self.classifier(torch.tanh(self.after(torch.tanh(self.main(seen) + self.shortcut(seen)))))
+
+
+def chosen_among(net: Any, **parameters: Any) -> list[str]:
+    return FedAvg(network=net, feedback="lowest", **SHORT | parameters).start(small().describe()).layers
+
+
+def test_layers_right_after_frozen_ones_are_not_chosen() -> None:
+    """Nobody uses the gradient by their input; there the rounds are the host's to the bit."""
+    assert chosen_among(Branched()) == ["after", "classifier"]
+    for layer in ("main", "shortcut"):
+        found = FedAvg(network=Branched(), feedback=layer, **SHORT).fit(small()).weights
+        assert same_bits(found, FedAvg(network=Branched(), **SHORT).fit(small()).weights)
+
+
+def test_the_papers_rule_chooses_among_all_trained_layers() -> None:
+    wanted = ["main", "shortcut", "after", "classifier"]
+    assert chosen_among(Branched(), feedback_first=True) == wanted
+
+
+def test_trained_statistics_after_a_frozen_layer_make_the_next_one_count() -> None:
+    assert chosen_among(Branched(normalised=True)) == ["main", "shortcut", "after", "classifier"]
 
 
 # -- the scores ------------------------------------------------------------------------------------

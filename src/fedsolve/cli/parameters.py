@@ -73,7 +73,7 @@ HELP = {
     "feedback_scaling": "Backward weights get the norm of the local layer, of each of its rows, or none.",
     "feedback_route": "direct: the output's error goes straight to the layer (DFA, ablation).",
     "feedback_first": "Let the first layer be chosen too, where it changes nothing (the paper's rule).",
-    "feedback_sketch": "Numbers that the update of a larger layer is sketched to for the choice; 0 sends it whole.",
+    "feedback_sketch": "Numbers a larger layer's update is sketched to for the choice; 0 sends it whole.",
     "shape": "Images as channels,height,width.  Read off the images of a dataset, or off common widths.",
     "device": "Where to train: cpu, cuda, cuda:1, or auto for a GPU where there is one.",
     "server_form": "momentum as in the paper (classic), Nesterov's, or with steps damped by 1 - beta.",

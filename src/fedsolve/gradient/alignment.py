@@ -24,6 +24,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -167,7 +168,7 @@ def _sketched(updates: Mapping[str, Any], sizes: Mapping[str, int], sketch: int,
     length = _length(sketch)
     signed = row[folding.places] * folding.signs
     if device is None:
-        folded = np.zeros((folding.count, length))
+        folded = np.zeros((folding.large, length))
         np.add.at(folded, folding.owners, signed.reshape(-1, length))
         return np.concatenate([folded.reshape(-1), row])[folding.order]
     import torch
@@ -177,12 +178,13 @@ def _sketched(updates: Mapping[str, Any], sizes: Mapping[str, int], sketch: int,
     return torch.cat([folded.reshape(-1), row])[folding.order]
 
 
-class _Folding(NamedTuple):
+@dataclass(frozen=True)
+class _Folding:
     """How a row of all updates becomes the row that is sent.
 
     The large layers are laid out in rows of the sketch's length: `places` says which entry stands where,
-    `signs` with which sign (0 beyond a layer's end), `owners` which of the `count` large layers a row is
-    part of (on a device as a matrix of 0 and 1). `order` picks what is sent from the folded layers and the
+    `signs` with which sign (0 beyond a layer's end), `owners` which of the `large` layers a row is part
+    of (on a device as a matrix of 0 and 1). `order` picks what is sent from the folded layers and the
     row, end to end.
     """
 
@@ -190,7 +192,7 @@ class _Folding(NamedTuple):
     signs: Any
     owners: Any
     order: Any
-    count: int
+    large: int
 
 
 def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device: Any) -> _Folding:
@@ -219,15 +221,17 @@ def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device:
                 owners += [number] * rows
                 order.append(number * length + np.arange(length))
             start += size
-        arrays = [np.concatenate(places), np.concatenate(signs).astype(np.float64)]
-        whose, picked = np.array(owners, dtype=np.int64), np.concatenate([np.zeros(0, dtype=np.int64), *order])
-        found = _Folding(*arrays, whose, picked, len(large))
+        whose: Any = np.array(owners, dtype=np.int64)
+        where: Any = np.concatenate(places)
+        signed: Any = np.concatenate(signs).astype(np.float64)
+        picked: Any = np.concatenate([np.zeros(0, dtype=np.int64), *order])
         if device is not None:
             import torch
 
-            layers = (np.arange(len(large))[:, None] == whose).astype(np.float64)
-            moved = [torch.from_numpy(array).to(device) for array in (*arrays, layers, picked)]
-            found = _Folding(*moved, len(large))
+            whose = (np.arange(len(large))[:, None] == whose).astype(np.float64)
+            arrays = (where, signed, whose, picked)
+            where, signed, whose, picked = (torch.from_numpy(array).to(device) for array in arrays)
+        found = _Folding(where, signed, whose, picked, len(large))
         _cache[key] = found
         if len(_cache) > _CACHED:
             _cache.popitem(last=False)

@@ -179,6 +179,7 @@ class GradientMethod(Method[GradientModel]):
             scaling=self.feedback_scaling,
             route=self.feedback_route,
             seed=self.seed,
+            received=group.start,
             in_place=group.device.type == "cuda",
         )
 

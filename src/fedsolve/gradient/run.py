@@ -16,7 +16,7 @@ from fedsolve.federation.states import ticket
 from fedsolve.gradient import alignment, networks
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.answers import DRIFT, KIND
-from fedsolve.gradient.feedback import Feedback, eligible_layers
+from fedsolve.gradient.feedback import Feedback, changing_layers, trained_layers
 from fedsolve.gradient.models import GradientModel
 from fedsolve.gradient.server import Server, Weights, doubles
 from fedsolve.gradient.streams import stream
@@ -56,22 +56,27 @@ class GradientRun(Run[GradientModel]):
         method = self.method
         if method.feedback is None:
             return []
-        layers = [
-            layer
-            for layer in eligible_layers(network, method.feedback_first)
-            if network.get_submodule(layer).weight.requires_grad
-        ]
         if method.feedback not in CHOICES:
             named = list(dict.fromkeys(layer.strip() for layer in method.feedback.split(",")))
             with Feedback(network, named):
                 return named
+        every = method.feedback_first
+        layers = trained_layers(network) if every else changing_layers(network, self._blank())
         if len(layers) < method.feedback_layers:
             raise DataError(
                 f"feedback alignment should choose {method.feedback_layers} layers, and network "
-                f"'{method.network}' has {len(layers)} after its first, where it would change nothing. "
-                "Take a deeper network, or let the first layer be chosen too (feedback_first)."
+                f"'{method.network}' has {len(layers)} after its first trained one, where it would change "
+                "nothing. Take a deeper network, or let the first layer be chosen too (feedback_first)."
             )
         return layers
+
+    def _blank(self) -> Any:
+        """Two rows of zeros, as the network takes them."""
+        import torch
+
+        method, features = self.method, self.spec.features
+        shape = networks.input_shape(method.network, features, method.image_shape)
+        return networks.as_inputs(torch.zeros(2, features), shape, method.precision)
 
     @property
     def exchanges(self) -> int:
