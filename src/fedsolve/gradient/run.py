@@ -13,7 +13,7 @@ from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.method import Run
 from fedsolve.federation.states import ticket
-from fedsolve.gradient import alignment, networks
+from fedsolve.gradient import alignment, augmentation, networks
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.answers import DRIFT, KIND
 from fedsolve.gradient.feedback import Feedback, changing_layers, trained_layers
@@ -42,6 +42,7 @@ class GradientRun(Run[GradientModel]):
             dtype=method.precision,
             shape=method.image_shape,
         )
+        augmentation.images_of(method, spec.features)  # refused now rather than by every client
         weights = {n: p.detach().numpy() for n, p in networks.float_parameters(network).items()}
         buffers = {n: b.numpy() for n, b in networks.float_buffers(network).items()}
         self.server = Server(method, spec, doubles(weights), doubles(buffers))
