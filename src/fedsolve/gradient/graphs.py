@@ -8,8 +8,7 @@ that of the recorded step, kernel by kernel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ WORTH = 4
 """Steps of one size still to come from which recording pays."""
 
 _local = threading.local()
-_CAPTURE = threading.Lock()
-"""Torch captures one graph at a time in a process."""
 
 
 class Recorder:
@@ -60,30 +57,9 @@ class Recorder:
 
         recorded = step.copied(step.inputs.clone(), step.targets.clone())
         graph = torch.cuda.CUDAGraph()
-        with _capturing(graph, _pool(step.inputs.device)):
+        with torch.cuda.graph(graph, pool=_pool(step.inputs.device), capture_error_mode="thread_local"):
             self._advance(recorded)
         return graph, recorded
-
-
-@contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Record what is done in this block; `torch.cuda.graph` without giving back all cached memory first.
-
-    Every client records anew, and would otherwise ask the driver for its memory again.
-    """
-    import torch
-
-    side = _local.__dict__.get("stream")
-    if side is None:
-        side = _local.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with _CAPTURE:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                yield
-            finally:
-                graph.capture_end()
 
 
 def _pool(device: torch.device) -> Any:
@@ -94,7 +70,7 @@ def _pool(device: torch.device) -> Any:
     if str(device) not in kept:
         handle = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with _capturing(graph, handle):
+        with torch.cuda.graph(graph, pool=handle, capture_error_mode="thread_local"):
             held = torch.zeros(1, device=device)
         kept[str(device)] = (handle, graph, held)
     return kept[str(device)][0]
