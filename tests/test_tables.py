@@ -73,8 +73,8 @@ def test_npz_keys_and_owners_can_be_named(write):
 @pytest.mark.parametrize(
     ("arrays", "layout", "message"),
     [
-        ({"z": np.ones(2)}, ColumnLayout(), "no array 'x' with features; the file has z"),
-        ({"x": np.ones((2, 2))}, ColumnLayout(), "no array 'y' with labels; the file has x"),
+        ({"z": np.ones(2)}, ColumnLayout(), "no array 'x' with features. The file has z"),
+        ({"x": np.ones((2, 2))}, ColumnLayout(), "no array 'y' with labels. The file has x"),
         ({"x": np.ones((2, 2)), "y": [0, 1]}, ColumnLayout(features_key="e"), "no array 'e' with features"),
         ({"x": np.ones((2, 2)), "y": [0, 1, 1]}, ColumnLayout(), "2 rows of features but labels of shape"),
         ({"x": np.ones((2, 2, 2)), "y": [0, 1]}, ColumnLayout(), "two-dimensional"),

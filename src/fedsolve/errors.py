@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class FedsolveError(Exception):
     """Everything fedsolve raises on purpose."""
@@ -25,3 +28,13 @@ class ModelFileError(FedsolveError):
 
 class ConditionWarning(UserWarning):
     """A linear system was singular to working precision; the minimum-norm solution was taken."""
+
+
+def did_you_mean(word: str, known: Iterable[object]) -> str:
+    """The end of a message, " Did you mean 'x'?", with the known word nearest to one that was mistyped.
+
+    Nothing where none is near. Capitals do not count.
+    """
+    spelt = {str(name).lower(): str(name) for name in known}
+    near = get_close_matches(word.lower(), spelt, 1)
+    return f" Did you mean '{spelt[near[0]]}'?" if near else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 
 T = TypeVar("T", bound=type[Any])
 
@@ -49,5 +49,6 @@ def methods() -> list[Info]:
 def method_class(key: str) -> type:
     """The class registered under `key`."""
     if key not in _METHODS:
-        raise DataError(f"unknown method '{key}'; known are {', '.join(sorted(_METHODS))}.")
+        guess = did_you_mean(key, _METHODS)
+        raise DataError(f"unknown method '{key}'.{guess} Known are {', '.join(sorted(_METHODS))}.")
     return _METHODS[key][1]

@@ -19,6 +19,7 @@ from fedsolve.federation.engine import Federation, KeepsStates, Spec
 from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
+from fedsolve.parameters import check
 
 M = TypeVar("M", bound=Model)
 
@@ -189,10 +190,14 @@ class Run(ABC, Generic[M]):
 
 
 class Method(ABC, Generic[M]):
-    """Frozen parameters of a method; subclasses are frozen dataclasses."""
+    """Frozen parameters of a method; subclasses are frozen dataclasses, their fields made by `parameter`."""
 
     key: ClassVar[str]
     gathers: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Check each parameter by itself; a method adds the rules that join several."""
+        check(self)
 
     @abstractmethod
     def start(self, spec: Spec) -> Run[M]:
