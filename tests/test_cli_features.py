@@ -110,7 +110,7 @@ def test_what_cannot_be_built_is_explained(images, store, tmp_path):
         return fedsolve("features", "build", *words, "--store", store)
 
     refused(build("folder:nowhere", "--backbone", "pixels"), 2, "nowhere", "no such folder")
-    refused(build("cifar10", "--data", tmp_path, "--backbone", "pixels"), 2, "toronto.edu", tmp_path)
+    refused(build("cifar10", "--data-root", tmp_path, "--backbone", "pixels"), 2, "toronto.edu", tmp_path)
     refused(build("cifra10"), 2, "Did you mean 'cifar10'?")
     refused(build(f"folder:{images}", "--backbone", "pixel"), 2, "pixel", "Did you mean 'pixels'?")
     refused(build(f"folder:{images}", "--backbone", "pixels", "--limit-train", 2), 2, "all 3 classes")
@@ -162,7 +162,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from fedsolve.cli.features import features
-from fedsolve.cli.main import Group
+from fedsolve.cli.main import CommandGroup
 from fedsolve.data.backbones import pixels
 
 class Waiting(pixels.Pixels):
@@ -175,7 +175,7 @@ class Waiting(pixels.Pixels):
 
 calls = []
 pixels.Pixels = Waiting
-Group("fedsolve", commands={"features": features}).main([word for word in sys.argv[1:] if word != "--wait"])
+CommandGroup("fedsolve", commands={"features": features}).main([word for word in sys.argv[1:] if word != "--wait"])
 """
 
 

@@ -180,7 +180,7 @@ def test_csv_label_column_and_dialects(write, text, layout, labels):
         ("a,label\n1,x\n-inf,y\n", ColumnLayout(), "line 3, column 'a': '-inf' is NaN or infinite"),
         ("a,label\n1,x\n2,\n", ColumnLayout(), "line 3, column 'label': the cell is empty"),
         ("a,label\n1,x\n2\n", ColumnLayout(), "line 3 has 1 cells, the first line 2"),
-        (CSV, ColumnLayout(label="species"), "no label column 'species'; the columns are a, b, label"),
+        (CSV, ColumnLayout(label="species"), "no label column 'species'. The columns are a, b, label"),
         (CSV, ColumnLayout(label="3"), "no label column '3'"),
         (CSV, ColumnLayout(label="a", drop=("a",)), "also the client column or dropped"),
         (CSV, ColumnLayout(drop=("zip",)), "no column to drop 'zip'"),
