@@ -74,5 +74,5 @@ def test_large_values_stay_finite(name, dtype):
 def test_an_unknown_activation_is_refused_by_name():
     with pytest.raises(fs.DataError, match=r"unknown activation 'swish'.*gelu, gelu_erf"):
         activate("swish", np.zeros(3))
-    with pytest.raises(fs.DataError, match="activation must be 'none', .*got 'swish'"):
+    with pytest.raises(fs.DataError, match=r"activation must be 'none', .*got 'swish'"):
         fs.DeepAFL(activation="swish")

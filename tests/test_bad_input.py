@@ -166,7 +166,7 @@ def test_clients_of_different_width() -> None:
         (lambda: fs.DeepAFL(residual_ridge=float("nan")), "residual_ridge must be a finite"),
         (
             lambda: fs.DeepAFL(activation="gelo"),
-            "activation must be 'none', 'gelu', .*got 'gelo'. Did you mean 'gelu'",
+            "'gelu', .*got 'gelo'. Did you mean 'gelu'",
         ),
         (lambda: fs.DeepAFL(zero_activation="x"), "zero_activation must be 'none', 'gelu', .*got 'x'"),
         (lambda: fs.DeepAFL(block_input="last"), "'previous' or 'initial'; got 'last'"),  # type: ignore[arg-type]

@@ -175,7 +175,8 @@ class Waiting(pixels.Pixels):
 
 calls = []
 pixels.Pixels = Waiting
-CommandGroup("fedsolve", commands={"features": features}).main([word for word in sys.argv[1:] if word != "--wait"])
+words = [word for word in sys.argv[1:] if word != "--wait"]
+CommandGroup("fedsolve", commands={"features": features}).main(words)
 """
 
 

@@ -131,7 +131,7 @@ class Description(Parameter):
         if self.default is None:
             return self.none or "none"
         if self.kinds == (bool,):
-            return self.option.replace("--", "").split("/")[not self.default]
+            return (self.flag.replace("--", "") or "yes/no").split("/")[not self.default]
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     @property
