@@ -132,6 +132,17 @@ def test_the_command_refuses_a_parameter_that_hides_an_option(monkeypatch: pytes
     refused(fedsolve("train", "digits", "--method", "hiding"), 2, "the option --clients", "flag='--OTHER'")
 
 
+def test_a_type_that_no_word_spells_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = dataclasses.make_dataclass(
+        "Widths", [("widths", tuple[int, ...], (1, 2))], bases=(AFL,), frozen=True
+    )
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    registry.register(Info("widths", "Widths", "Nobody", "1", "sums", "nothing"))(widths)
+    assert build(widths, {"widths": (3,)}) == widths(widths=(3,))
+    assert "--widths" not in helped("train", "--method", "widths", "--help")
+    assert document("train", "digits", "--method", "widths")["parameters"]["ridge"] == 0.0
+
+
 @pytest.mark.parametrize("key", method_keys())
 def test_every_parameter_has_words_of_help(key: str) -> None:
     for name, description in described(registry.method_class(key)).items():

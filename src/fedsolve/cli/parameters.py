@@ -56,6 +56,8 @@ def groups(key: str) -> dict[str, list[Description]]:
     """A method's parameters as its help page shows them: its own, then those that it shares."""
     titles: dict[str, list[Description]] = {}
     for description in described(registry.method_class(key)).values():
+        if object in description.kinds:
+            continue  # a type that words of a command line cannot spell; it keeps its default there
         shared = BY_GRADIENT if description.owner is GradientMethod else own_title(key)
         titles.setdefault(description.group or shared, []).append(description)
     return dict(sorted(titles.items(), key=lambda item: item[0] != own_title(key)))
