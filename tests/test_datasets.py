@@ -77,14 +77,14 @@ def test_addresses_are_taken_apart():
 
 
 def test_unknown_addresses_get_a_suggestion(tmp_path):
-    refused("cifar-10", None, "no dataset 'cifar-10'", "did you mean 'cifar10'?", "folder:PATH")
+    refused("cifar-10", None, "no dataset 'cifar-10'", "Did you mean 'cifar10'?", "folder:PATH")
     refused(str(tmp_path), None, f"write folder:{tmp_path}")
     refused("data.csv", None, "write csv:data.csv")
     refused("folder", None, "write folder:PATH")
     refused("digits:8", None, "write digits")
     refused("digits?size=8", None, "unknown option 'size'", "takes none")
-    refused("folder:x?sed=1", None, "unknown option 'sed'", "did you mean 'seed'?")
-    refused("medmnist:bloood", tmp_path, "did you mean 'blood'?")
+    refused("folder:x?sed=1", None, "unknown option 'sed'", "Did you mean 'seed'?")
+    refused("medmnist:bloood", tmp_path, "Did you mean 'blood'?")
     refused("mnist", tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist")
 
 
@@ -95,7 +95,7 @@ def test_named_datasets_say_what_files_they_need(tmp_path, monkeypatch):
             continue
         address = dataset.name.replace("NAME", "blood")
         for root in (None, tmp_path):
-            message = refused(address, root, "FEDSOLVE_DATA", "--data", dataset.source)
+            message = refused(address, root, "FEDSOLVE_DATA", "--data-root", dataset.source)
         assert str(tmp_path) in message
 
 
@@ -666,7 +666,7 @@ def test_files_of_features_that_cannot_be_used_are_named(tmp_path):
     refused(f"npz:{tmp_path / 'a.npz'}", None, tmp_path / "a.npz", "damaged")
     refused(f"npz:{tmp_path / 'none.npz'}", None, tmp_path / "none.npz", "no such file")
     refused(f"csv:{tmp_path / 'a.npz'}", None, "a.npz", "'csv:'")
-    refused("npz:none.npz", tmp_path, "none.npz", f"nor in {tmp_path}", "--data")
+    refused("npz:none.npz", tmp_path, "none.npz", f"nor in {tmp_path}", "--data-root")
     np.savez(tmp_path / "b.npz", x=np.full((4, 2), np.nan), y=[0, 1, 0, 1])
     refused(f"npz:{tmp_path / 'b.npz'}", None, tmp_path / "b.npz", "NaN")
     (tmp_path / "t.csv").write_text("a,label\n1,x\nno,y\n")

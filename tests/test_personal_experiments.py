@@ -296,7 +296,9 @@ def test_personal_models_need_a_method_that_has_them(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(fedsolve("train", "digits", *SIZES, "--personal", tmp_path / "file"), 2, "name a folder")
     refused(
-        fedsolve("train", "digits", *SIZES, "--balance", "half"), 2, "'half' is neither a number nor 'auto'"
+        fedsolve("train", "digits", *SIZES, "--balance", "half"),
+        2,
+        "balance must be 'auto' or a finite number >= 0; got 'half'",
     )
 
 

@@ -83,9 +83,8 @@ def method_class(key: str) -> type:
     if key not in _METHODS:
         if ":" not in key and key not in _entry_points():
             known = sorted({*_METHODS, *_entry_points()})
-            raise DataError(
-                f"unknown method '{key}';{did_you_mean(key, known)} known are {', '.join(known)}."
-            )
+            guess = did_you_mean(key, known)
+            raise DataError(f"unknown method '{key}'.{guess} Known are {', '.join(known)}.")
         address = _entry_points().get(key, key)
         if address not in _DEFINED:
             check_allowed("method", key)

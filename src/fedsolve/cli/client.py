@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.features import BACKBONE, store_option
+from fedsolve.cli.features import BACKBONE, data_root_option, store_option
 from fedsolve.cli.inputs import Reader
 from fedsolve.cli.keys import key_folder
 from fedsolve.cli.options import allow_network_option, data_options, output_options
@@ -88,13 +88,7 @@ _SITE = "This site"
     group=_DATA,
     help=f"What turns images into features.  [default: {BACKBONE}]",
 )
-@option(
-    "--data-root",
-    "root",
-    metavar="DIR",
-    group=_DATA,
-    help="Folder with the files of named datasets.  [default: FEDSOLVE_DATA]",
-)
+@data_root_option
 @data_options
 @store_option
 @config_option

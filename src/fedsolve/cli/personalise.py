@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fedsolve.cli import pixel_rows
-from fedsolve.cli.command import Command, option
+from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.options import READING, allow_network_option, output_options
 from fedsolve.cli.output import Output, check_target, facts, percent
@@ -58,7 +58,7 @@ _SITE = "The site"
 @allow_network_option("Model")
 @option(
     "--part",
-    type=click.Choice(["train", "test"]),
+    type=Choice(["train", "test"]),
     group=READING,
     help="Data with both parts: which rows.  [default: train]",
 )

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from fedsolve.cli import pixel_rows
-from fedsolve.cli.command import Command, option
+from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.confusion import Report
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.options import READING, allow_network_option, output_options
@@ -26,7 +26,7 @@ from fedsolve.permissions import allowing
 
 _part = option(
     "--part",
-    type=click.Choice(["train", "test"]),
+    type=Choice(["train", "test"]),
     group=READING,
     help="npz with x_train and x_test: which rows.  [default: test]",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fedsolve.cli.command import LAST, Command, option
+from fedsolve.cli.command import LAST, Choice, Command, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, check_target
 from fedsolve.errors import ModelFileError
@@ -53,7 +53,7 @@ def report(runs: tuple[str, ...], out: str, title: str | None, as_json: bool, qu
 @option(
     "--format",
     "form",
-    type=click.Choice(["png", "svg", "pdf"]),
+    type=Choice(["png", "svg", "pdf"]),
     default="png",
     group=LAST,
     help="Kind of files.",

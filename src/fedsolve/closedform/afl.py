@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative
 from fedsolve.closedform import moments
-from fedsolve.closedform.moments import Preparation, check_scale
+from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
@@ -26,6 +25,7 @@ from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 KIND = "afl"
@@ -43,22 +43,13 @@ KIND = "afl"
 )
 @dataclass(frozen=True)
 class AFL(Method[LinearModel]):
-    """Parameters of AFL.
-
-    ridge:     penalty on W; 0 is plain least squares, as in the paper after its regulariser is removed.
-    intercept: fit an unpenalised intercept, from sums of x and y in the same exchange.
-    scale:     None or "standard": standardise features by federated sums, one exchange more.
-    """
+    """Parameters of AFL; a ridge of 0 is the paper after its regulariser is removed."""
 
     key: ClassVar[str] = "afl"
 
-    ridge: float = 0.0
-    intercept: bool = False
-    scale: Literal["standard"] | None = None
-
-    def __post_init__(self) -> None:
-        check_not_negative(ridge=self.ridge)
-        check_scale(self.scale)
+    ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
+    intercept: bool = parameter(False, "Fit an intercept from sums.")
+    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)

@@ -22,8 +22,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
-from fedsolve.closedform.activations import activate, check_activation
+from fedsolve.closedform.activations import ACTIVATIONS, activate
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import ridge_solve
@@ -35,6 +34,7 @@ from fedsolve.federation.messages import Block, Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import labels_from_note
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 KIND = "cascade"
@@ -52,27 +52,18 @@ KIND = "cascade"
 )
 @dataclass(frozen=True)
 class Cascade(Method["CascadeModel"]):
-    """Parameters: strategy 1 to 4 as above; the rest as for DeepAFL."""
+    """Parameters of a cascade: the strategy as above, the rest as for DeepAFL."""
 
     key: ClassVar[str] = "cascade"
 
-    strategy: int = 3
-    layers: int = 20
-    width: int = 1024
-    ridge: float = 1.0
-    activation: str = "gelu"
-    zero_activation: str = "tanh"
-    gain: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.strategy not in (1, 2, 3, 4):
-            raise DataError(f"strategy must be 1, 2, 3 or 4; got {self.strategy!r}.")
-        check_whole(0, layers=self.layers, seed=self.seed)
-        check_whole(1, width=self.width)
-        check_not_negative(ridge=self.ridge, gain=self.gain)
-        check_activation(self.activation)
-        check_activation(self.zero_activation, "zero_activation")
+    strategy: int = parameter(3, "Which of the four deepening strategies.", least=1, most=4)
+    layers: int = parameter(20, "T, the number of layers after the first.", least=0)
+    width: int = parameter(1024, "Features per layer.", least=1)
+    ridge: float = parameter(1.0, "Penalty on the classifier of every layer.", least=0)
+    activation: str = parameter("gelu", "Of strategies 3 and 4.", choices=tuple(ACTIVATIONS))
+    zero_activation: str = parameter("tanh", "Of the first projection.", choices=tuple(ACTIVATIONS))
+    gain: float = parameter(1.0, "Factor on the random projections of the layers.", least=0)
+    seed: int = parameter(0, "Seed of the random projections.", least=0)
 
     @classmethod
     def trial(cls) -> Self:

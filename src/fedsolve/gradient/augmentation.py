@@ -150,8 +150,6 @@ def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
 
 def check_parameters(method: GradientMethod) -> None:
     """Refuse parameters of images that mean nothing, whatever the images."""
-    if not 0 <= method.flip <= 1:
-        raise DataError(f"flip is a chance and lies in [0, 1]; got {method.flip!r}.")
     if (method.pixel_mean is None) != (method.pixel_deviation is None):
         raise DataError(
             "pixel_mean and pixel_deviation go together; got "
