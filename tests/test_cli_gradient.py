@@ -17,8 +17,8 @@ from sklearn.datasets import load_digits
 
 import fedsolve as fs
 from fedsolve import registry
+from fedsolve.cli.method_options import is_gradient, method_keys
 from fedsolve.cli.output import Output
-from fedsolve.cli.parameters import is_gradient, method_keys
 from fedsolve.cli.pixel_rows import for_model, pixel_address
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import load_dataset

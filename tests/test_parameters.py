@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import fedsolve as fs
 from fedsolve import registry
 from fedsolve.cli.main import main
-from fedsolve.cli.parameters import is_gradient, method_keys
+from fedsolve.cli.method_options import is_gradient, method_keys
 from fedsolve.closedform.afl import AFL
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.experiments.reading import read_experiment
@@ -57,7 +57,9 @@ def helped(*words: Any) -> str:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
+    """A method of another package, known by its entry point."""
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"toy": registry.address_of(Toy)})
     registry.register(Info("toy", "Toy", "Nobody, 2026", "1", "sums", "nothing"))(Toy)
     return Toy
 
@@ -129,7 +131,7 @@ def test_the_command_refuses_a_parameter_that_hides_an_option(monkeypatch: pytes
     hiding = dataclasses.make_dataclass("Hiding", [("clients", int, 3)], bases=(AFL,), frozen=True)
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
     registry.register(Info("hiding", "Hiding", "Nobody", "1", "sums", "nothing"))(hiding)
-    refused(fedsolve("train", "digits", "--method", "hiding"), 2, "the option --clients", "flag='--OTHER'")
+    refused(fedsolve("train", "digits", "--method", hiding.key), 2, "the option --clients", "flag='--OTHER'")
 
 
 def test_a_type_that_no_word_spells_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +141,8 @@ def test_a_type_that_no_word_spells_is_left_to_python(monkeypatch: pytest.Monkey
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
     registry.register(Info("widths", "Widths", "Nobody", "1", "sums", "nothing"))(widths)
     assert build(widths, {"widths": (3,)}) == widths(widths=(3,))
-    assert "--widths" not in helped("train", "--method", "widths", "--help")
-    assert document("train", "digits", "--method", "widths")["parameters"]["ridge"] == 0.0
+    assert "--widths" not in helped("train", "--method", widths.key, "--help")
+    assert document("train", "digits", "--method", widths.key)["parameters"]["ridge"] == 0.0
 
 
 @pytest.mark.parametrize("key", method_keys())

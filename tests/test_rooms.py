@@ -22,6 +22,7 @@ SMALL = (
     "permissions",
     "uniforms",
     "checks",
+    "parameters",
     "labels",
     "registry",
     "model",

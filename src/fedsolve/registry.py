@@ -63,10 +63,11 @@ def define(method: type) -> str:
 
 
 def methods() -> list[Info]:
-    """All methods by key: those of fedsolve, of installed packages, and those registered in this process."""
+    """The methods of fedsolve and of installed packages, by key."""
     for name in _entry_points():
         method_class(name)
-    return [_METHODS[key][0] for key in sorted(_METHODS)]
+    listed = {key for key, (_, method) in _METHODS.items() if _is_ours(method)} | set(_entry_points())
+    return [_METHODS[key][0] for key in sorted(listed)]
 
 
 def info(key: str) -> Info:

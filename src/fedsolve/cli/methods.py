@@ -10,10 +10,10 @@ from rich.console import Console
 
 from fedsolve import registry
 from fedsolve.cli.command import Choice, Command, option
+from fedsolve.cli.method_options import is_gradient, method_keys
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts
 from fedsolve.cli.parameter_page import parameter_lists, parameter_page
-from fedsolve.cli.parameters import is_gradient, method_keys
 from fedsolve.errors import DataError
 
 EXTRA = "fedsolve[torch]"

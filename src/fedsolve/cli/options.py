@@ -95,15 +95,27 @@ def output_options(command: F) -> F:
     )(command)
 
 
-def allow_network_option(group: str) -> Callable[[F], F]:
-    """Decorator: --allow-network, the functions that somebody else may name to make a network."""
-    return option(
-        "--allow-network",
-        "networks",
-        metavar="P.M:F",
-        multiple=True,
-        show_default=False,
-        group=group,
-        help="Function package.module:function that may be imported and called to make a network of that "
-        "name. May be repeated.  [default: none]",
+def allow_options(group: str) -> Callable[[F], F]:
+    """Decorator: --allow-network and --allow-method, the code that somebody else may name to have it run."""
+    return options(
+        option(
+            "--allow-network",
+            "networks",
+            metavar="P.M:F",
+            multiple=True,
+            show_default=False,
+            group=group,
+            help="Function package.module:function that may be imported and called to make a network of that "
+            "name. May be repeated.  [default: none]",
+        ),
+        option(
+            "--allow-method",
+            "methods",
+            metavar="P.M:C",
+            multiple=True,
+            show_default=False,
+            group=group,
+            help="Method from outside fedsolve, as package.module:Class or by the name of its entry point, "
+            "that may be imported and run. May be repeated.  [default: none]",
+        ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING
 from typing import Any
 
-from fedsolve.cli.parameters import all_groups
+from fedsolve.cli.method_options import all_groups
 from fedsolve.parameters import Description
 
 _HEAD = """# Parameters

@@ -10,7 +10,7 @@ import click
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.inputs import Reader, row_options
-from fedsolve.cli.options import READING, allow_network_option, output_options
+from fedsolve.cli.options import READING, allow_options, output_options
 from fedsolve.cli.output import Output, check_target, facts, percent
 from fedsolve.cli.predict import classifier, device_option, prepare
 from fedsolve.closedform.dual_stream import PersonalModel
@@ -55,7 +55,7 @@ _SITE = "The site"
     help="apfl: keep the sums in the file, so that rows can be added to it in Python.",
 )
 @device_option
-@allow_network_option("Model")
+@allow_options("Model")
 @option(
     "--part",
     type=Choice(["train", "test"]),
@@ -74,7 +74,7 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
-    ctx.with_resource(allowing(networks=given["networks"]))
+    ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     prepare(ctx, model, given)
     participant_name, states = _site(ctx, given)

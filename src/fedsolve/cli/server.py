@@ -13,10 +13,10 @@ from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
+from fedsolve.cli.method_options import MethodCommand, chosen_method, method_option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
-from fedsolve.cli.parameters import MethodCommand, chosen_method, method_option
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
 from fedsolve.federation.method import Method, Record

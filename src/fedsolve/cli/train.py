@@ -16,6 +16,13 @@ from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import Division, client_options, federate, split_from
 from fedsolve.cli.command import option
 from fedsolve.cli.inputs import Reader, row_options
+from fedsolve.cli.method_options import (
+    MethodCommand,
+    chosen_method,
+    focused_option,
+    is_gradient,
+    method_option,
+)
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.own_models import (
@@ -25,13 +32,6 @@ from fedsolve.cli.own_models import (
     personal_lines,
     personalise,
     warn_of_few_rows,
-)
-from fedsolve.cli.parameters import (
-    MethodCommand,
-    chosen_method,
-    focused_option,
-    is_gradient,
-    method_option,
 )
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.tables import Table

@@ -65,8 +65,7 @@ def groups(key: str) -> dict[str, list[Description]]:
 
 def own_title(key: str) -> str:
     """The title over a method's own parameters."""
-    papers = [f" ({info.paper})" for info in registry.methods() if info.key == key]
-    return f"Parameters of {key}{''.join(papers)}"
+    return f"Parameters of {key} ({registry.info(key).paper})"
 
 
 def all_groups() -> dict[str, list[Description]]:
