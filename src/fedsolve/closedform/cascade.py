@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
+from fedsolve.checks import check_classes, check_not_negative, check_rows, check_whole
 from fedsolve.closedform.activations import activate, check_activation
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import projection, projection_agreement
-from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.solvers import regularised_risk, ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -152,17 +152,15 @@ class CascadeRun(Run[CascadeModel]):
 
     def absorb(self, total: Total) -> None:
         position, layer = len(self.chain), len(self.classifiers)
-        if total.count("rows") == 0:
-            raise DataError("no rows at all: every client that answered is empty.")
-        if self.spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
-            raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        check_rows(total.count("rows"))
+        if self.spec.classes is not None:
+            check_classes(int(np.sum(total["label_square"] > 0)))
         gram, cross, ridge = total["gram"], total["cross"], self.method.ridge
         weight = ridge_solve(gram, cross, ridge)
-        risk = np.sum(total["label_square"]) + np.sum(weight * (gram @ weight - 2.0 * cross))
-        risk += ridge * np.sum(weight**2)
+        risk = regularised_risk(weight, gram, cross, total["label_square"], ridge)
         self.classifiers.append(weight)
         self.chain.append(Block({"layer": layer}, {"weight": weight}))
-        self._record("classifier", layer, total, position, risk=float(risk), solved=(f"W{layer}",))
+        self._record("classifier", layer, total, position, risk=risk, solved=(f"W{layer}",))
 
     def model(self) -> CascadeModel:
         spec = self.spec

@@ -147,6 +147,12 @@ def held_out(labels: Any, owners: Any, share: float = 0.25, seed: int = 0) -> Ar
     return tested
 
 
+def owned_rows(owners: Any, clients: int) -> list[Array]:
+    """The rows of each client, in their order."""
+    order = np.argsort(owners, kind="stable")
+    return np.split(order, np.searchsorted(np.asarray(owners)[order], np.arange(1, clients)))
+
+
 def class_counts(labels: Any, owners: Any, clients: int | None = None) -> Array:
     """Who owns what: (clients, classes) numbers of rows, classes sorted."""
     labels, owners = np.asarray(labels), np.asarray(owners)
@@ -174,7 +180,7 @@ def _with_min_size(owners: Array, clients: int, min_size: int, rng: np.random.Ge
     """Move random rows from the largest clients to those below `min_size`; a bounded number of moves."""
     if min_size <= 0:
         return owners
-    held = [rng.permutation(np.flatnonzero(owners == client)).tolist() for client in range(clients)]
+    held = [rng.permutation(rows).tolist() for rows in owned_rows(owners, clients)]
     for client in range(clients):
         while len(held[client]) < min_size:
             largest = max(range(clients), key=lambda other: len(held[other]))

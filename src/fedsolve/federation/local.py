@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
+from fedsolve.data.partitions import owned_rows
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
@@ -116,13 +117,10 @@ class LocalFederation:
                 f"owners must lie between 0 and {count - 1}; got {owners.min()} to {owners.max()}. "
                 "Raise clients= or fix the partition."
             )
-        order = np.argsort(owners, kind="stable")
-        bounds = np.searchsorted(owners[order], np.arange(count + 1))
         digits = len(str(count - 1))
         folder = None if scratch is None else Path(scratch)
         participants = []
-        for client in range(count):
-            rows = order[bounds[client] : bounds[client + 1]]
+        for client, rows in enumerate(owned_rows(owners, count)):
             data = ClientData(features, labels, rows, weights, checked=True)
             share = memory_budget * len(rows) // len(features)
             name = f"client-{client:0{digits}d}"

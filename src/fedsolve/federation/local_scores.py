@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedsolve.container import Array
+from fedsolve.data.partitions import owned_rows
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 
@@ -144,7 +145,6 @@ def client_rows(
 ) -> list[ClientData]:
     """The rows of each client, as views into `features`; `rows`: which of them, all when None."""
     chosen = np.arange(len(owners)) if rows is None else np.flatnonzero(rows)
-    order = chosen[np.argsort(owners[chosen], kind="stable")]
-    bounds = np.searchsorted(owners[order], np.arange(clients + 1))
     labels = np.asarray(labels)
-    return [ClientData(features, labels, part, checked=True) for part in np.split(order, bounds[1:-1])]
+    parts = owned_rows(owners[chosen], clients)
+    return [ClientData(features, labels, chosen[part], checked=True) for part in parts]

@@ -15,7 +15,7 @@ from fedsolve.data.images import ArrayImages
 from fedsolve.data.npz import open_npz
 from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.labels import plain_labels
+from fedsolve.labels import plain_labels, positions
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 _OPTIONS = {
@@ -116,14 +116,14 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
 
 def _split(rows: tuple[Array, Array], classes: Array, path: Path) -> Split:
     inputs, labels = rows
-    positions = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    strange = np.unique(labels[classes[positions] != labels])
+    codes = positions(labels, classes)
+    strange = np.unique(labels[codes < 0])
     if len(strange):
         raise DataError(
             f"{path}: {named_classes(list(map(str, strange.tolist())))} of the test part not in the training "
             f"part, which has {named_classes(list(map(str, classes.tolist())))}."
         )
-    return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, positions.astype(np.int64))
+    return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, codes.astype(np.int64))
 
 
 def _existing(address: Address, root: Path | None) -> Path:
