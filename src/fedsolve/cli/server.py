@@ -19,6 +19,7 @@ from fedsolve.cli.output import Interrupted, Output, check_target, facts, megaby
 from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
+from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record
 from fedsolve.network.keyfolder import private_folder
 
@@ -178,10 +179,7 @@ def _run(
         "method": method.key,
         "parameters": method.parameters(),
         "sites": list(model.history[-1].cohort) if model.history else [],
-        "exchanges": len(model.history),
-        "bytes_up": sum(record.bytes_up for record in model.history),
-        "bytes_down": sum(record.bytes_down for record in model.history),
-        "catch_up_bytes": sum(record.catch_up_bytes for record in model.history),
+        **totals(model.history),
         "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
         "accuracy": accuracy,
         "model": given["out"] or str(held.model),
