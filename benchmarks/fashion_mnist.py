@@ -22,7 +22,7 @@ from benchmarks.machine import progress
 from fedsolve import container
 from fedsolve.data.datasets import load_dataset
 from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, panels
-from fedsolve.experiments.significance import mean_and_error
+from fedsolve.experiments.significance import mean_error
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import FedAvg, FedAvgM, FedLC
 from fedsolve.gradient.watch import Watch
@@ -139,11 +139,10 @@ def draw(out: Path) -> Any:
     groups = []
     for host in HOSTS:
         series = []
-        for plus, words in (("", "without"), ("+FLFA", "with feedback alignment")):
-            found = [mean_and_error(values) for values in zip(*curves[host + plus], strict=False)]
-            means = tuple(mean for mean, _ in found)
-            errors = tuple(float("nan") if error is None else error for _, error in found)
-            series.append(Series(words, tuple(range(1, len(found) + 1)), means, errors))
+        for look, (plus, words) in enumerate((("", "without"), ("+FLFA", "with feedback alignment"))):
+            found = [mean_error(values) for values in zip(*curves[host + plus], strict=False)]
+            means, errors = tuple(mean for mean, _ in found), tuple(error for _, error in found)
+            series.append(Series(words, look, tuple(range(1, len(found) + 1)), means, errors))
         groups.append((host, series))
     return panels(groups, Axis("round", whole=True), Axis(ACCURACY))
 

@@ -6,45 +6,21 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import fedsolve.closedform.cascade
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
-from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
+from fedsolve.experiments.comparisons import AggregationLaw, LocalRidge
+from fedsolve.experiments.softmax_fedavg import SoftmaxFedAvg
 
-
-@dataclass(frozen=True)
-class LocalRidge:
-    """Every client by itself, never aggregated (AFL, Table A.2).
-
-    ridge: of each client's own model. statistic: "mean" or "best" test accuracy over clients with rows.
-    """
-
-    ridge: float = 1.0
-    statistic: Literal["mean", "best"] = "mean"
-
-    def __post_init__(self) -> None:
-        check_not_negative(ridge=self.ridge)
-
-
-@dataclass(frozen=True)
-class AggregationLaw:
-    """AFL by the paper's own route: local solutions merged pair by pair (AFL, Tables 3 and A.1).
-
-    regulariser: what every client adds to its Gram matrix. remove: whether it is taken out again (RI).
-    """
-
-    regulariser: float = 1.0
-    remove: bool = True
-
-    def __post_init__(self) -> None:
-        check_not_negative(regulariser=self.regulariser)
-
-
-COMPARISONS: dict[str, type] = {"local": LocalRidge, "law": AggregationLaw}
+COMPARISONS: dict[str, type] = {
+    "local": LocalRidge,
+    "law": AggregationLaw,
+    "fedavg-numpy": SoftmaxFedAvg,
+}
+"""What methods are compared with and is no method of a federation; each has a `run` of its own."""
 
 
 def algorithms() -> dict[str, type]:

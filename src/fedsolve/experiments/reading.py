@@ -20,7 +20,6 @@ from fedsolve.experiments.algorithms import algorithms, parameter_names
 from fedsolve.experiments.config import (
     AXES,
     ENGINES,
-    METRICS,
     PARTITIONS,
     SCORES,
     DatasetSpec,
@@ -31,6 +30,7 @@ from fedsolve.experiments.config import (
     PartitionSpec,
     TableSpec,
 )
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.papers import check_tables
 
 

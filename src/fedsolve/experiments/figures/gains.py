@@ -23,19 +23,20 @@ def sorted_gains(gains: Mapping[str, Array], label: str = "gain in local accurac
 
     gains: by name, of each client in points; NaN where a client has no test rows.
     """
-    series = []
+    series: list[Series] = []
     for name, values in gains.items():
         found = np.sort(np.asarray(values)[~np.isnan(values)])
         places = (np.arange(len(found)) + 0.5) / max(1, len(found))
-        series.append(Series(name, tuple((100 * places).tolist()), tuple(found.tolist())))
+        look = len(series)
+        series.append(Series(name, look, tuple((100 * places).tolist()), tuple(found.tolist())))
 
     def draw() -> Figure:
         figure = blank()
         axes = figure.subplots()
         axes.axhline(0.0, color=SOFT, linewidth=1.0)
-        for index, line in enumerate(series):
+        for line in series:
             every = max(1, len(line.x) // 10)
-            style = series_style(index) | {"markevery": (index % every, every)}
+            style = series_style(line.look) | {"markevery": (line.look % every, every)}
             axes.plot(line.x, line.y, label=line.name, **style)
         axes.set_xlabel("clients, those that gain least first (%)")
         axes.set_ylabel(label)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedsolve import container
 from fedsolve.errors import DataError
-from fedsolve.experiments.figures.readings import distinct
+from fedsolve.experiments.observations import distinct
 from fedsolve.experiments.report.findings import overall
 from fedsolve.experiments.report.markup import Markup, join, tag, trusted
 from fedsolve.experiments.report.sections import Section

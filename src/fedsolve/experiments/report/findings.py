@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.experiments.figures.readings import (
-    Reading,
+from fedsolve.experiments.figures.round_curves import pairs
+from fedsolve.experiments.metrics import METRICS
+from fedsolve.experiments.observations import (
+    Observation,
     by_dataset,
     distinct,
     groups,
-    mean_error,
     names_of,
-    readings,
+    scored,
     varied,
 )
-from fedsolve.experiments.figures.round_curves import pairs
 from fedsolve.experiments.report.markup import unbroken
 from fedsolve.experiments.run_folder import RunFolder
-from fedsolve.experiments.significance import LEVEL, compare
+from fedsolve.experiments.significance import LEVEL, compare, mean_error
 from fedsolve.experiments.wording import axis_label
 
 MOST_TOLD = 4
@@ -35,7 +35,7 @@ def findings(run: RunFolder) -> dict[str, list[str]]:
     datasets = by_dataset(run)
     found = {"": _backbones(run)}
     for dataset, cells in datasets.items():
-        items = readings(cells)
+        items = scored(cells)
         sentences = []
         if items:
             sentences = [
@@ -45,7 +45,7 @@ def findings(run: RunFolder) -> dict[str, list[str]]:
                 *_best(items),
                 *_feedback(items),
                 *_depth(items),
-                *_separability(cells),
+                *_separability(items),
             ]
         if not varied(items):
             sentences += _deviation(cells)
@@ -61,7 +61,7 @@ def overall(runs: Sequence[RunFolder]) -> list[str]:
     gains = []
     for run in runs:
         for cells in by_dataset(run).values():
-            items = readings(cells)
+            items = scored(cells)
             for of in groups(items, lambda item: item.entry).values():
                 if len(distinct(item.partition for item in of)) > 1 and _closed(of[0]):
                     same, moved = (same + 1, moved) if _invariant(of) else (same, moved + 1)
@@ -91,7 +91,7 @@ def _backbones(run: RunFolder) -> list[str]:
     scores: dict[tuple[str, str], dict[str, str]] = {}
     for cells in by_dataset(run).values():
         dataset = cells[0]["dataset"]
-        for method, of in groups(_deepest(readings(cells)), lambda item: item.method).items():
+        for method, of in groups(_deepest(scored(cells)), lambda item: item.method).items():
             backbone = dataset["backbone"] or "none"
             scores.setdefault((dataset["name"], method), {})[backbone] = _percent(_score(of))
     found = []
@@ -102,7 +102,7 @@ def _backbones(run: RunFolder) -> list[str]:
     return found
 
 
-def _parameters(items: Sequence[Reading]) -> list[str]:
+def _parameters(items: Sequence[Observation]) -> list[str]:
     """Where the best point of a grid lies, and how much the grid matters."""
     found = []
     for method, of in groups(items, lambda item: item.method).items():
@@ -122,7 +122,7 @@ def _parameters(items: Sequence[Reading]) -> list[str]:
     return found
 
 
-def _noise(items: Sequence[Reading]) -> list[str]:
+def _noise(items: Sequence[Observation]) -> list[str]:
     """What flipped labels cost each method."""
     rates = sorted(distinct(item.noise for item in items))
     if len(rates) < 2:
@@ -137,7 +137,7 @@ def _noise(items: Sequence[Reading]) -> list[str]:
     return [f"{share} cost {_and(told[:MOST_TOLD])}."]
 
 
-def _partitions(items: Sequence[Reading]) -> list[str]:
+def _partitions(items: Sequence[Observation]) -> list[str]:
     """Which methods do not notice who owns the rows, and how much the others do.
 
     Where clients are scored on rows of their own, the partition deals the test rows too and tells nothing.
@@ -168,7 +168,7 @@ def _partitions(items: Sequence[Reading]) -> list[str]:
     return [f"{sentences[0]}." if same else f"The partition moves {sentences[0]}."]
 
 
-def _best(items: Sequence[Reading]) -> list[str]:
+def _best(items: Sequence[Observation]) -> list[str]:
     """The best method and the next one, with the test of their difference."""
     clean = _clean(items)
     name = names_of(clean)
@@ -189,21 +189,18 @@ def _best(items: Sequence[Reading]) -> list[str]:
     ]
 
 
-def _feedback(items: Sequence[Reading]) -> list[str]:
+def _feedback(items: Sequence[Observation]) -> list[str]:
     """What feedback alignment does to accuracy and drift, over the methods that were run with and without."""
     gains, drifts = [], []
     for host, aligned in pairs([item for item in items if _unablated(item.cell["parameters"])]):
         gains.append(_score(aligned)[0] - _score(host)[0])
-        known = [
-            [drift for item in of if (drift := item.cell["measures"].get("drift")) is not None]
-            for of in (host, aligned)
-        ]
+        known = [[item.values["drift"] for item in of if "drift" in item.values] for of in (host, aligned)]
         if all(known):
             drifts.append(float(np.mean(known[1]) / np.mean(known[0]) - 1))
     if not gains:
         return []
     if len(gains) == 1:
-        told = f"Feedback alignment moves accuracy by {gains[0]:+.2f} points"
+        told = f"Feedback alignment changes accuracy by {gains[0]:+.2f} points"
         told += f" and drift by {100 * drifts[0]:+.1f} %" if drifts else ""
         return [f"{told}."]
     raised = sum(gain > 0 for gain in gains)
@@ -219,54 +216,51 @@ def _feedback(items: Sequence[Reading]) -> list[str]:
     return [f"{told}."]
 
 
-def _depth(items: Sequence[Reading]) -> list[str]:
-    """What layers give, for the methods that have them; of a grid the other sentences speak."""
+def _depth(items: Sequence[Observation]) -> list[str]:
+    """How accuracy changes from the first layer to the last; `_parameters` speaks of methods with a grid."""
     told = []
     for method, of in groups(_clean(items), lambda item: item.method).items():
         if varied(of):
             continue
-        cells = {item.cell["key"]: item.cell for item in of}.values()
-        layers = [cell["accuracy_per_layer"] for cell in cells if _gain(cell) is not None]
+        once = {item.cell["key"]: item.layers("test") for item in of}
+        layers = [row for row in once.values() if len(row) > 1]
         if layers:
-            first, last = (100 * float(np.mean([row[place] for row in layers])) for place in (0, -1))
+            first, last = (float(np.mean([row[place] for row in layers])) for place in (0, -1))
             told.append(f"{method} from {first:.1f} to {last:.1f} % ({_count(len(layers[0]) - 1, 'layer')})")
-    return [f"Depth takes {_and(told[:MOST_TOLD])}."] if told else []
+    return [f"Depth takes the accuracy of {_and(told[:MOST_TOLD])}."] if told else []
 
 
-def _separability(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def _separability(items: Sequence[Observation]) -> list[str]:
     """How separable the test rows become along the layers, where that was measured."""
     told = []
-    for method in distinct(cell["method"] for cell in cells):
-        layers = [
-            cell["separability"]["test"]
-            for cell in cells
-            if cell["method"] == method and (cell["separability"] or {}).get("test")
-        ]
+    for method, of in groups(items, lambda item: item.method).items():
+        once = {item.cell["key"]: item.layers("test_csr") for item in of}
+        layers = [row for row in once.values() if row]
         if layers:
-            first, last = (float(np.mean([row[place]["csr"] for row in layers])) for place in (0, -1))
+            first, last = (float(np.mean([row[place] for row in layers])) for place in (0, -1))
             told.append(f"{first:.3g} to {last:.3g} for {method}")
     if not told:
         return []
-    return [f"CSR of the test rows, lower being better separated, goes from {_and(told[:MOST_TOLD])}."]
+    return [f"CSR of the test rows ({METRICS['test_csr'].direction}) goes from {_and(told[:MOST_TOLD])}."]
 
 
 def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """How far aggregated weights lie from those of the pooled rows, where that was measured."""
     worst: dict[str, float] = {}
     for cell in cells:
-        deviation = cell["measures"].get("deviation")
+        deviation = METRICS["deviation"].of(cell, None)
         if deviation is not None:
             worst[cell["method"]] = max(deviation, worst.get(cell["method"], 0.0))
     told = [f"{value:.1e} for {method}" for method, value in worst.items()]
     return [f"Aggregated weights deviate from the pooled solution by at most {_and(told)}."] if told else []
 
 
-def _plain(items: Sequence[Reading]) -> list[str]:
+def _plain(items: Sequence[Observation]) -> list[str]:
     """What the methods reach and what that takes, where there is nothing to compare."""
     found = []
     for method, of in groups(_deepest(items), lambda item: item.method).items():
         cell = of[0].cell
-        traffic = ((cell["bytes_up"] or 0) + (cell["bytes_down"] or 0)) / 1e6
+        traffic = METRICS["megabytes"].of(cell, None) or 0.0
         found.append(
             f"{method} reaches {_percent(_score(of))} in {_count(cell['exchanges'] or 0, 'exchange')} with "
             f"{traffic:.3g} MB of traffic and {cell['seconds']:.2g} seconds of training."
@@ -274,34 +268,34 @@ def _plain(items: Sequence[Reading]) -> list[str]:
     return found
 
 
-def _score(items: Sequence[Reading]) -> tuple[float, float]:
+def _score(items: Sequence[Observation]) -> tuple[float, float]:
     """Mean accuracy and standard error over seeds; partitions of one seed are no further evidence."""
     seeds = groups(items, lambda item: item.seed).values()
     return mean_error(mean_error(item.accuracy for item in of)[0] for of in seeds)
 
 
-def _scored_at_best(item: Reading) -> bool:
+def _scored_at_best(item: Observation) -> bool:
     """Whether the accuracy is that of the best round on the test rows, and not of the last."""
     rounds = item.cell.get("accuracy_per_round") or []
     return bool(rounds) and 100.0 * max(rounds) == item.accuracy != 100.0 * rounds[-1]
 
 
-def _clean(items: Sequence[Reading]) -> list[Reading]:
-    """The readings with the fewest flipped labels."""
+def _clean(items: Sequence[Observation]) -> list[Observation]:
+    """The observations with the fewest flipped labels."""
     least = min(item.noise for item in items)
     return [item for item in items if item.noise == least]
 
 
-def _deepest(items: Sequence[Reading]) -> list[Reading]:
-    """Of each method only its deepest readings."""
+def _deepest(items: Sequence[Observation]) -> list[Observation]:
+    """Of each method only its deepest observations."""
     most = {
-        method: max((item.depth for item in of if item.depth is not None), default=None)
+        method: max((item.named_depth for item in of if item.named_depth is not None), default=None)
         for method, of in groups(items, lambda item: item.method).items()
     }
-    return [item for item in items if item.depth == most[item.method]]
+    return [item for item in items if item.named_depth == most[item.method]]
 
 
-def _invariant(items: Sequence[Reading]) -> bool:
+def _invariant(items: Sequence[Observation]) -> bool:
     """Whether, seed by seed, the same number of test rows is read correctly on every partition."""
     return all(
         len({item.counts for item in of}) == 1 and of[0].counts is not None
@@ -309,12 +303,12 @@ def _invariant(items: Sequence[Reading]) -> bool:
     )
 
 
-def _spread(items: Sequence[Reading]) -> float:
+def _spread(items: Sequence[Observation]) -> float:
     means = [mean_error(i.accuracy for i in of)[0] for of in groups(items, lambda i: i.partition).values()]
     return max(means) - min(means)
 
 
-def _closed(item: Reading) -> bool:
+def _closed(item: Observation) -> bool:
     """Whether theory promises the same model on every partition: sums over all clients, nothing else."""
     same_rows = item.cell.get("local") is None
     return same_rows and (item.cell["algorithm"] == "afl" or _deepafl(item.cell))
@@ -341,7 +335,7 @@ def _gain(cell: Mapping[str, Any]) -> float | None:
     return 100.0 * (layers[-1] - layers[0]) if layers and len(layers) > 1 else None
 
 
-def _significance(first: Sequence[Reading], second: Sequence[Reading]) -> str:
+def _significance(first: Sequence[Observation], second: Sequence[Observation]) -> str:
     """The chi-squared test of two accuracies, of test sets counted once."""
     p = compare([item.counts for item in first], [item.counts for item in second])
     if p is None:

@@ -10,7 +10,7 @@ from typing import Any
 from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.figures import plots, slug
 from fedsolve.experiments.figures.plots import Plot
-from fedsolve.experiments.figures.readings import by_dataset, distinct
+from fedsolve.experiments.observations import by_dataset, distinct
 from fedsolve.experiments.papers import papers
 from fedsolve.experiments.report.findings import findings
 from fedsolve.experiments.report.html_tables import everything_table, results_table
