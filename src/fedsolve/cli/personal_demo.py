@@ -2,110 +2,94 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-from pathlib import Path
+import dataclasses
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from fedsolve import container
 from fedsolve.cli import demo_page
-from fedsolve.cli.comparison import Digits, Division, counted, relative_difference
-from fedsolve.cli.output import Output, check_target, percent, plain, table
-from fedsolve.closedform.afl import AFL
+from fedsolve.cli.output import Output, counted, percent, table
 from fedsolve.closedform.apfl import APFL, APFLModel
-from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.container import Array
-from fedsolve.data import partitions
+from fedsolve.data.partitions import class_counts
+from fedsolve.experiments.cells import train_cell
+from fedsolve.experiments.config import Experiment, Measure, MethodSpec
+from fedsolve.experiments.sources import ExperimentRows, digits
+from fedsolve.experiments.trials import Trial
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.local_scores import LocalScores, client_rows, local_scores
+from fedsolve.federation.local_scores import LocalScores
+from fedsolve.federation.participant import Participant
 
-SHARED = "APFL, shared stream alone"
+ALONE, SHARED = "local only", "APFL, shared stream alone"
 AUTO = "APFL, each client's own balance"
 
 
-def show(
-    output: Output, folder: Path, clients: int, alpha: float, seed: int, layers: int, width: int, figure: bool
-) -> None:
-    """Train, personalise, compare client by client, and reshuffle everybody else."""
-    started = time.perf_counter()
-    page = output.page()
-    check_target(str(folder / "personal.png"))
-    digits = Digits.load()
-    owners = partitions.dirichlet(digits.y_train, clients, alpha, seed=seed)
-    name = f"{counted(clients, 'client')}, Dirichlet {alpha:g}"
-    demo_page.introduce(page, digits, Division(name, owners, clients), alpha)
-    tested = partitions.alike(digits.y_test, digits.y_train, owners, clients, seed=seed)
-    tests = client_rows(digits.test, digits.y_test, tested, clients)
+def _personal(experiment: Experiment) -> Experiment:
+    """The same division with APFL, measured client by client."""
+    *_, afl, deepafl = experiment.methods
+    width = deepafl.parameters["width"]
+    # A few hundred rows need a firmer hand than the paper's tens of thousands.
+    parameters = {"width": width, "refinement_width": width, "ridge": 1.0, "balance": "auto"}
+    return dataclasses.replace(
+        experiment,
+        partitions=experiment.partitions[:1],
+        methods=(afl, deepafl, MethodSpec("APFL", "apfl", parameters, {})),
+        measure=Measure(local=True),
+    )
+
+
+def show(output: Output, experiment: Experiment, figure: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Train, personalise, compare client by client, and reshuffle everybody else.
+
+    experiment: the demo's, of which AFL and DeepAFL on the first division are taken. Gives what came out and
+        the files to write.
+    """
+    page, rows = output.page(), digits()
+    cells = _personal(experiment).cells()
+    trial = Trial.of(cells[0], rows)
+    counts = class_counts(rows.y_train, trial.owners, trial.clients)
+    demo_page.introduce(page, rows, counts, trial.cell.partition.options["alpha"])
     page.print(
         "Now each client is tested on images like its own: the test images are dealt so that its digits have "
         "the shares that they have among its training images."
     )
-    # A few hundred rows need a firmer hand than the paper's tens of thousands.
-    method = APFL(width=width, refinement_width=width, ridge=1.0, balance="auto", seed=seed)
-    federation = _federate(digits, owners, clients)
-    with output.bar("training", "step") as bar:
-        scores, model = _scores(method, federation, tests, layers, seed, bar)
-    _show_scores(page, scores, method)
-    change = _reshuffled(method, digits, owners, clients, model, seed)
+    outcomes = {}
+    with output.bar("training", "model") as bar:
+        for done, cell in enumerate(cells):
+            bar(done, len(cells), cell.method.name)
+            outcomes[cell.method.algorithm] = train_cell(cell, rows)
+    model: APFLModel = outcomes["apfl"].model
+    method: APFL = model.method
+    parts = trial.parts
+
+    def scores(algorithm: str, kind: str = "correct") -> LocalScores:
+        local = outcomes[algorithm].values["local"]
+        return LocalScores(parts.names, np.array(local[kind]), np.array(local["rows"]))
+
+    over = method.over(outcomes["deepafl"].model)
+    clients = zip(parts.names, parts.train, strict=True)
+    compared = {
+        ALONE: scores("apfl", "alone"),
+        "AFL": scores("afl"),
+        f"DeepAFL, {counted(cells[1].parameters['layers'], 'block')}": scores("deepafl"),
+        SHARED: scores("apfl", "shared"),
+        AUTO: scores("apfl"),
+        "the same over DeepAFL": parts.score(Participant(*client).personalise(over) for client in clients),
+    }
+    _show_scores(page, compared, method)
+    change = _reshuffled(model, rows, trial.owners, trial.cell.seed)
     _show_change(page, change)
     document = {
-        "data": {"name": "digits", "train_rows": len(digits.y_train), "test_rows": len(digits.y_test)},
-        "division": {"name": name, "rows_per_client": np.bincount(owners, minlength=clients)},
-        "seed": seed,
+        "data": {"name": "digits", "train_rows": len(rows.y_train), "test_rows": sum(map(len, parts.test))},
+        "division": {"name": trial.cell.partition.name, "rows_per_client": counts.sum(axis=1)},
+        "seed": trial.cell.seed,
         "parameters": method.parameters(),
-        "methods": {name: found.as_dict() for name, found in scores.items()},
-        "balances": [model.personal(client).balance for client in federation.clients],
+        "methods": {name: one.as_dict() for name, one in compared.items()},
+        "balances": outcomes["apfl"].values["local"]["balances"],
         "reshuffled": change,
-        "folder": str(folder),
     }
-    files: dict[str, bytes] = {}
-    if figure:
-        files["personal.png"] = _figure(scores)
-    document["seconds"] = time.perf_counter() - started
-    files["personal.json"] = (json.dumps(plain(document), indent=2) + "\n").encode()
-    for file, contents in files.items():
-        container.write_atomically(folder / file, contents)
-    told = " and ".join(files)
-    page.print(f"Wrote {told} to {folder}/ after {document['seconds']:.0f} seconds.", markup=False)
-    if output.as_json:
-        output.result(document, lambda page: None)
-
-
-def _federate(digits: Digits, owners: Array, clients: int) -> LocalFederation:
-    return LocalFederation.from_arrays(digits.train, digits.y_train, owners, clients=clients)
-
-
-def _scores(
-    method: APFL,
-    federation: LocalFederation,
-    tests: list[Any],
-    layers: int,
-    seed: int,
-    bar: Callable[[int, int, str], None],
-) -> tuple[dict[str, LocalScores], APFLModel]:
-    bar(0, 4, "AFL, DeepAFL")
-    afl = AFL(ridge=0.1).fit(federation)
-    deepafl = DeepAFL(layers=layers, width=method.width, seed=seed).fit(federation)
-    bar(1, 4, "APFL")
-    model = method.fit(federation)
-    own = [participant.personalise(model) for participant in federation.participants]
-    bar(2, 4, "each client alone")
-    alone = [model.alone().personal(client) for client in federation.clients]
-    bar(3, 4, "over DeepAFL")
-    deep = [participant.personalise(method.over(deepafl)) for participant in federation.participants]
-    predictors: dict[str, Any] = {
-        "local only": alone,
-        "AFL": afl,
-        f"DeepAFL, {counted(layers, 'block')}": deepafl,
-        SHARED: model,
-        AUTO: own,
-        "the same over DeepAFL": deep,
-    }
-    return {name: local_scores(found, tests, federation.clients) for name, found in predictors.items()}, model
+    return document, {"personal.png": _figure(compared)} if figure else {}
 
 
 def _show_scores(page: Console, scores: dict[str, LocalScores], method: APFL) -> None:
@@ -127,31 +111,29 @@ def _show_scores(page: Console, scores: dict[str, LocalScores], method: APFL) ->
     page.print()
 
 
-def _reshuffled(
-    method: APFL, digits: Digits, owners: Array, clients: int, model: APFLModel, seed: int
-) -> dict[str, Any]:
+def _reshuffled(model: APFLModel, rows: ExperimentRows, owners: Array, seed: int) -> dict[str, Any]:
     """Deal everybody else's images anew and see what changes for one client (Theorem 3)."""
-    sizes = np.bincount(owners, minlength=clients)
+    assert model.federation is not None
+    assert rows.x_test is not None
+    clients = model.federation.clients
+    sizes = np.bincount(owners, minlength=len(clients))
     kept = int(np.argmax(sizes))
     others = np.flatnonzero(owners != kept)
-    rest = [client for client in range(clients) if client != kept]
+    rest = [client for client in range(len(clients)) if client != kept]
     dealt = owners.copy()
     if rest:
         dealt[others] = np.random.default_rng(seed).choice(rest, len(others))
-    again = method.fit(_federate(digits, dealt, clients))
-    assert model.federation is not None
-    client = model.federation.clients[kept]
-    before, after = model.personal(client), again.personal(client)
-    shared = relative_difference(
-        before.shared.decision_function(digits.test), after.shared.decision_function(digits.test)
-    )
+    federation = LocalFederation.from_arrays(rows.x_train, rows.y_train, dealt, clients=len(clients))
+    again = model.method.fit(federation)
+    before, after = model.personal(clients[kept]), again.personal(clients[kept])
+    shared = [one.shared.decision_function(rows.x_test) for one in (before, after)]
     return {
-        "client": client,
+        "client": clients[kept],
         "rows": int(sizes[kept]),
         "moved": int(np.sum(dealt != owners)),
-        "shared": shared,
-        "own": relative_difference(before.weight, after.weight),
-        "same_predictions": bool(np.array_equal(before.predict(digits.test), after.predict(digits.test))),
+        "shared": demo_page.relative_difference(*shared),
+        "own": demo_page.relative_difference(before.weight, after.weight),
+        "same_predictions": bool(np.array_equal(before.predict(rows.x_test), after.predict(rows.x_test))),
     }
 
 
@@ -173,6 +155,6 @@ def _figure(scores: dict[str, LocalScores]) -> bytes:
 
     gains = {
         f"over {words}": 100 * scores[AUTO].gains(scores[name])
-        for name, words in ((SHARED, "the shared stream"), ("local only", "each client alone"))
+        for name, words in ((SHARED, "the shared stream"), (ALONE, "each client alone"))
     }
     return render(sorted_gains(gains), "png")
