@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,10 @@ from fedsolve import container
 from fedsolve.cli import demo_page, personal_demo
 from fedsolve.cli.command import LAST, Command, option
 from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Output, check_target, counted, plain
+from fedsolve.cli.output import Output, check_target, plain
 from fedsolve.container import Array
 from fedsolve.data.partitions import class_counts
-from fedsolve.experiments.cells import train_cell
 from fedsolve.experiments.config import (
-    Cell,
     DatasetSpec,
     Experiment,
     Measure,
@@ -32,10 +30,9 @@ from fedsolve.experiments.config import (
 from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.observations import Observation, observations
 from fedsolve.experiments.outcomes import Outcome
-from fedsolve.experiments.run_folder import RunFolder
-from fedsolve.experiments.runner import record_of
 from fedsolve.experiments.sources import ExperimentRows, digits
 from fedsolve.experiments.trials import deal
+from fedsolve.experiments.wording import counted
 
 _GROUP = "The federation"
 _MODEL = "The methods"
@@ -139,56 +136,45 @@ def _experiment(clients: int, alpha: float, seed: int, layers: int, width: int, 
 
 def _show(output: Output, experiment: Experiment, figure: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Run the experiment and tell of it; gives what came out and the files to write."""
-    page, rows, (seed,) = output.page(), digits(), experiment.seeds
+    page, rows = output.page(), digits()
     first, *others = experiment.partitions
-    counts = class_counts(rows.y_train, deal(first, rows.y_train, seed), first.clients)
+    counts = class_counts(rows.y_train, deal(first, rows.y_train, experiment.seeds[0]), first.clients)
     demo_page.introduce(page, rows, counts, first.options["alpha"])
-    cells = experiment.cells()
-    trained = _train(output, [cell for cell in cells if cell.partition is first], rows)
-    records = [record_of(experiment, cell, cell.key(rows.key), rows, of.values) for cell, of in trained]
-    run = RunFolder(Path(), experiment, records, 0, [])
-    demo_page.show_methods(page, run)
-    # The last of each kind: FedAvg with all its rounds.
-    models = {cell.method.algorithm: outcome for cell, outcome in trained}
+    dealt = {
+        one.name: [cell for cell in experiment.cells() if cell.partition is one]
+        for one in experiment.partitions
+    }
+    run, outcomes = demo_page.train(output, experiment, dealt[first.name], rows)
+    *_, fedavg, afl, deepafl = (cell.parameters for cell in dealt[first.name])
+    demo_page.show_results(
+        page,
+        run,
+        "MB is payload up and down, all clients together. FedAvg averages a softmax head on the pixels: "
+        f"{fedavg['epochs']} local epochs a round, batches of {fedavg['batch']}, rate {fedavg['rate']:g}. "
+        f"AFL and the local models solve a ridge of {afl['ridge']:g} on the pixels. DeepAFL has width "
+        f"{deepafl['width']} and its default ridges; its lines are one run read after T residual blocks, "
+        "each with what a run of that depth takes.",
+    )
     changes = []
     for partition in others:
-        last = {cell.method.algorithm: cell for cell in cells if cell.partition is partition}
-        again = {cell.method.algorithm: outcome for cell, outcome in _train(output, last.values(), rows)}
-        changes.append(_change(models, again, rows))
-    demo_page.show_changes(page, first.name, models["fedavg-numpy"].values["accuracy"], changes)
-    found = observations(run.cells)
-    document = {
-        "data": {"name": "digits", "train_rows": len(rows.y_train), "test_rows": records[0]["test_rows"]},
-        "division": {"name": first.name, "rows_per_client": counts.sum(axis=1)},
-        "seed": seed,
-        "parameters": {cell.method.name: dict(cell.parameters) for cell, _ in trained},
-        "methods": [{"name": one.method, "depth": one.depth, **one.values} for one in found],
-        "staged_accuracy": models["deepafl"].values["accuracy_per_layer"],
+        # FedAvg with all its rounds, AFL and DeepAFL.
+        _, again = demo_page.train(output, experiment, dealt[partition.name][-3:], rows)
+        changes.append(_change(outcomes[-3:], again, rows))
+    demo_page.show_changes(page, first.name, outcomes[-3].values["accuracy"], changes)
+    document = demo_page.document(run, counts) | {
+        "staged_accuracy": outcomes[-1].values["accuracy_per_layer"],
         "invariance": changes,
     }
-    return document, {"demo.png": _figure(counts, found)} if figure else {}
+    return document, {"demo.png": _figure(counts, observations(run.cells))} if figure else {}
 
 
-def _train(output: Output, cells: Collection[Cell], rows: ExperimentRows) -> list[tuple[Cell, Outcome]]:
-    """Every cell of a division with its outcome."""
-    trained: list[tuple[Cell, Outcome]] = []
-    with output.bar("training", "model") as bar:
-        for cell in cells:
-            bar(len(trained), len(cells), str(cell))
-            trained.append((cell, train_cell(cell, rows)))
-    return trained
-
-
-def _change(
-    before: Mapping[str, Outcome], after: Mapping[str, Outcome], rows: ExperimentRows
-) -> dict[str, Any]:
+def _change(before: Sequence[Outcome], after: Sequence[Outcome], rows: ExperimentRows) -> dict[str, Any]:
     """What another division of the same rows changes: the largest |W' - W| / |W| of any weight matrix W."""
-    afl, deepafl, fedavg = (
-        [outcomes[key].model for outcomes in (before, after)] for key in ("afl", "deepafl", "fedavg-numpy")
+    fedavg, afl, deepafl = zip(
+        *((outcome.model for outcome in side) for side in (before, after)), strict=True
     )
     weights = [[*model.classifiers, *(block.omega for block in model.blocks)] for model in deepafl]
-    test = rows.x_test
-    partition = after["afl"].values["partition"]
+    partition = after[0].values["partition"]
     empty = partition["empty_clients"]
     return {
         "division": partition["name"] + (f", {empty} empty" if empty else ""),
@@ -197,28 +183,38 @@ def _change(
         "deepafl": max(demo_page.relative_difference(*pair) for pair in zip(*weights, strict=True)),
         "fedavg": demo_page.relative_difference(*fedavg),
         "same_predictions": bool(
-            np.array_equal(*(model.predict(test) for model in afl))
-            and np.array_equal(*(model.staged_predict(test) for model in deepafl))
+            np.array_equal(*(model.predict(rows.x_test) for model in afl))
+            and np.array_equal(*(model.staged_predict(rows.x_test) for model in deepafl))
         ),
-        "fedavg_accuracy": after["fedavg-numpy"].values["accuracy"],
+        "fedavg_accuracy": after[0].values["accuracy"],
     }
 
 
 def _figure(counts: Array, found: Sequence[Observation]) -> bytes:
     """Who owns which digit, and accuracy over the number of blocks."""
     from fedsolve.experiments.figures.depth import BLOCKS, by_layer
-    from fedsolve.experiments.figures.lines import Axis, Panel
-    from fedsolve.experiments.figures.overview import overview
-    from fedsolve.experiments.figures.style import render
+    from fedsolve.experiments.figures.lines import Axis, Panel, draw_lines
+    from fedsolve.experiments.figures.maps import Ownership, draw_owners
+    from fedsolve.experiments.figures.style import blank, legend_above, render, styled
 
-    deepest = max(one.depth or 0 for one in found)
     # What is compared with comes first in the table and last in the legend.
     once = list({one.cell["key"]: one for one in reversed(found)}.values())
+    deepest = max(1, *(one.depth or 0 for one in found))
     least = 50.0 / found[0].cell["test_rows"]
     errors = [
         dataclasses.replace(line, y=tuple(max(100.0 - value, least) for value in line.y))
-        for line in by_layer(once, "test", end=float(max(1, deepest)))
+        for line in by_layer(once, "test", end=float(deepest))
     ]
     axis = Axis(METRICS["test"].label, errors=True)
-    panel = Panel("Test accuracy (errors on a log scale)", errors, BLOCKS, axis)
-    return render(overview("Who owns which digit (area: number of images)", counts, panel), "png")
+
+    def draw() -> Any:
+        figure = blank(10.5, 4.4)
+        left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
+        draw_owners(left, Ownership("Who owns which digit (area: number of images)", counts))
+        left.set_xlabel("client")
+        left.set_ylabel("digit")
+        draw_lines(right, Panel("Test accuracy (errors on a log scale)", errors, BLOCKS, axis))
+        legend_above(figure, [right], errors)
+        return figure
+
+    return render(styled(draw), "png")

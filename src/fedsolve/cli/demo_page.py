@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from fedsolve.cli.output import counted, percent, table
+from fedsolve.cli.output import Output, percent, table
 from fedsolve.container import Array
+from fedsolve.experiments.cells import train_cell
+from fedsolve.experiments.config import Cell, Experiment
+from fedsolve.experiments.observations import observations
+from fedsolve.experiments.outcomes import Outcome
 from fedsolve.experiments.result_tables import tables_of
 from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.experiments.runner import record_of
 from fedsolve.experiments.sources import ExperimentRows
+from fedsolve.experiments.wording import counted
 
 
 def introduce(page: Console, rows: ExperimentRows, counts: Array, alpha: float) -> None:
@@ -31,22 +37,45 @@ def introduce(page: Console, rows: ExperimentRows, counts: Array, alpha: float) 
     )
 
 
-def show_methods(page: Console, run: RunFolder) -> None:
+def train(
+    output: Output, experiment: Experiment, cells: Collection[Cell], rows: ExperimentRows
+) -> tuple[RunFolder, list[Outcome]]:
+    """Cells of the experiment with their outcomes, as a run that tables and figures read."""
+    outcomes: list[Outcome] = []
+    with output.bar("training", "model") as bar:
+        for cell in cells:
+            bar(len(outcomes), len(cells), str(cell))
+            outcomes.append(train_cell(cell, rows))
+    records = [
+        record_of(experiment, cell, cell.key(rows.key), rows, outcome.values)
+        for cell, outcome in zip(cells, outcomes, strict=True)
+    ]
+    return RunFolder(Path(), experiment, records, 0, []), outcomes
+
+
+def show_results(page: Console, run: RunFolder, remark: str) -> None:
     """What each method reaches and what it costs."""
     (results,) = tables_of(run)
-    lines = [(row.label, *(entry.text for entry in row.entries if entry is not None)) for row in results.rows]
+    lines = [
+        (row.label, *("" if entry is None else entry.text for entry in row.entries)) for row in results.rows
+    ]
     page.print(table((results.corner, *results.columns), lines))
-    of = {cell["algorithm"]: cell["parameters"] for cell in run.cells}
-    fedavg = of["fedavg-numpy"]
-    page.print(
-        "MB is payload up and down, all clients together. FedAvg averages a softmax head on the pixels: "
-        f"{fedavg['epochs']} local epochs a round, batches of {fedavg['batch']}, rate {fedavg['rate']:g}. "
-        f"AFL and the local models solve a ridge of {of['afl']['ridge']:g} on the pixels. DeepAFL has "
-        f"width {of['deepafl']['width']} and its default ridges; its lines are one run read after T residual "
-        "blocks, each with what a run of that depth takes.",
-        style="dim",
-    )
+    page.print(remark, style="dim")
     page.print()
+
+
+def document(run: RunFolder, counts: Array) -> dict[str, Any]:
+    """What came out, as JSON values."""
+    first = run.cells[0]
+    return {
+        "data": first["dataset"],
+        "division": first["partition"] | {"rows_per_client": counts.sum(axis=1)},
+        "seed": first["seed"],
+        "parameters": {cell["method"]: cell["parameters"] for cell in run.cells},
+        "methods": [
+            {"name": one.method, "depth": one.depth, **one.values} for one in observations(run.cells)
+        ],
+    }
 
 
 def show_changes(page: Console, first: str, reached: float, changes: Sequence[Mapping[str, Any]]) -> None:

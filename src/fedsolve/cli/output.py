@@ -120,11 +120,6 @@ def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
     page.print(grid)
 
 
-def counted(number: int, noun: str) -> str:
-    """The number with its noun: "1 block", "2 blocks"."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 

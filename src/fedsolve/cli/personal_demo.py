@@ -6,47 +6,27 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from fedsolve.cli import demo_page
-from fedsolve.cli.output import Output, counted, percent, table
-from fedsolve.closedform.apfl import APFL, APFLModel
+from fedsolve.cli.output import Output
+from fedsolve.closedform.apfl import APFLModel
 from fedsolve.container import Array
 from fedsolve.data.partitions import class_counts
-from fedsolve.experiments.cells import train_cell
-from fedsolve.experiments.config import Experiment, Measure, MethodSpec
+from fedsolve.experiments.config import Experiment, Measure, MethodSpec, TableSpec
 from fedsolve.experiments.sources import ExperimentRows, digits
 from fedsolve.experiments.trials import Trial
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.local_scores import LocalScores
-from fedsolve.federation.participant import Participant
 
-ALONE, SHARED = "local only", "APFL, shared stream alone"
-AUTO = "APFL, each client's own balance"
-
-
-def _personal(experiment: Experiment) -> Experiment:
-    """The same division with APFL, measured client by client."""
-    *_, afl, deepafl = experiment.methods
-    width = deepafl.parameters["width"]
-    # A few hundred rows need a firmer hand than the paper's tens of thousands.
-    parameters = {"width": width, "refinement_width": width, "ridge": 1.0, "balance": "auto"}
-    return dataclasses.replace(
-        experiment,
-        partitions=experiment.partitions[:1],
-        methods=(afl, deepafl, MethodSpec("APFL", "apfl", parameters, {})),
-        measure=Measure(local=True),
-    )
+SHARED, AUTO = "APFL, shared stream", "APFL, own balance"
 
 
 def show(output: Output, experiment: Experiment, figure: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Train, personalise, compare client by client, and reshuffle everybody else.
 
-    experiment: the demo's, of which AFL and DeepAFL on the first division are taken. Gives what came out and
-        the files to write.
+    experiment: the demo's, whose first division is taken. Gives what came out and the files to write.
     """
-    page, rows = output.page(), digits()
-    cells = _personal(experiment).cells()
+    page, rows, experiment = output.page(), digits(), _personal(experiment)
+    cells = experiment.cells()
     trial = Trial.of(cells[0], rows)
     counts = class_counts(rows.y_train, trial.owners, trial.clients)
     demo_page.introduce(page, rows, counts, trial.cell.partition.options["alpha"])
@@ -54,61 +34,48 @@ def show(output: Output, experiment: Experiment, figure: bool) -> tuple[dict[str
         "Now each client is tested on images like its own: the test images are dealt so that its digits have "
         "the shares that they have among its training images."
     )
-    outcomes = {}
-    with output.bar("training", "model") as bar:
-        for done, cell in enumerate(cells):
-            bar(done, len(cells), cell.method.name)
-            outcomes[cell.method.algorithm] = train_cell(cell, rows)
-    model: APFLModel = outcomes["apfl"].model
-    method: APFL = model.method
-    parts = trial.parts
-
-    def scores(algorithm: str, kind: str = "correct") -> LocalScores:
-        local = outcomes[algorithm].values["local"]
-        return LocalScores(parts.names, np.array(local[kind]), np.array(local["rows"]))
-
-    over = method.over(outcomes["deepafl"].model)
-    clients = zip(parts.names, parts.train, strict=True)
-    compared = {
-        ALONE: scores("apfl", "alone"),
-        "AFL": scores("afl"),
-        f"DeepAFL, {counted(cells[1].parameters['layers'], 'block')}": scores("deepafl"),
-        SHARED: scores("apfl", "shared"),
-        AUTO: scores("apfl"),
-        "the same over DeepAFL": parts.score(Participant(*client).personalise(over) for client in clients),
-    }
-    _show_scores(page, compared, method)
-    change = _reshuffled(model, rows, trial.owners, trial.cell.seed)
-    _show_change(page, change)
-    document = {
-        "data": {"name": "digits", "train_rows": len(rows.y_train), "test_rows": sum(map(len, parts.test))},
-        "division": {"name": trial.cell.partition.name, "rows_per_client": counts.sum(axis=1)},
-        "seed": trial.cell.seed,
-        "parameters": method.parameters(),
-        "methods": {name: one.as_dict() for name, one in compared.items()},
-        "balances": outcomes["apfl"].values["local"]["balances"],
-        "reshuffled": change,
-    }
-    return document, {"personal.png": _figure(compared)} if figure else {}
-
-
-def _show_scores(page: Console, scores: dict[str, LocalScores], method: APFL) -> None:
-    shared = scores[SHARED]
-    rows = []
-    for name, found in scores.items():
-        gains = found.gains(shared)
-        better, worse = (str(int(np.sum(side))) for side in (gains > 0, gains < 0))
-        rows.append((name, percent(found.mean), percent(found.worst_decile), better, worse))
-    page.print(table(("method", "local accuracy", "worst tenth", "better", "worse"), rows))
-    page.print(
-        "Local accuracy is the mean over clients; worst tenth, the mean of those that fare worst; better and "
-        "worse, how many clients gain and lose against APFL's shared stream. Both streams have width "
-        f"{method.width}; local only is a client's own stream fitted to its labels, with nothing shared. "
+    run, outcomes = demo_page.train(output, experiment, cells, rows)
+    demo_page.show_results(
+        page,
+        run,
+        "Accuracy is the mean over clients of what each reaches on its own test images. Local only is a "
+        f"ridge on a client's own pixels; both streams of APFL have width {cells[-1].parameters['width']}. "
         "One exchange trains the shared stream; a client's own stream takes none and never leaves it. Its "
         "balance is chosen from its training images by leave-one-out, in closed form.",
-        style="dim",
     )
-    page.print()
+    change = _reshuffled(outcomes[-1].model, rows, trial.owners, trial.cell.seed)
+    same = "it reads every test image as before" if change["same_predictions"] else "some answers differ"
+    page.print("Everybody else reshuffled", style="bold")
+    page.print(
+        f"{change['client']} keeps its {change['rows']} images; {change['moved']:,} images of all others "
+        f"change hands at random. Its shared stream changes by {change['shared']:.0e} and its own by "
+        f"{change['own']:.0e}, which is rounding: {same}. A client's model depends on its own rows and on "
+        "the union of all, not on how the rest is divided.\n"
+    )
+    local = outcomes[-1].values["local"]
+    document = demo_page.document(run, counts) | {"local": local, "reshuffled": change}
+    return document, {"personal.png": _figure(local)} if figure else {}
+
+
+def _personal(experiment: Experiment) -> Experiment:
+    """The same division with APFL, measured client by client."""
+    alone, *_, afl, deepafl = experiment.methods
+    width = deepafl.parameters["width"]
+    # A few hundred rows need a firmer hand than the paper's tens of thousands.
+    apfl = {"width": width, "refinement_width": width, "ridge": 1.0}
+    return dataclasses.replace(
+        experiment,
+        partitions=experiment.partitions[:1],
+        methods=(
+            dataclasses.replace(alone, name="local only"),
+            afl,
+            dataclasses.replace(deepafl, depths=()),
+            MethodSpec(SHARED, "apfl", apfl | {"balance": 0.0}, {}),
+            MethodSpec(AUTO, "apfl", apfl | {"balance": "auto"}, {}),
+        ),
+        measure=Measure(local=True),
+        table=TableSpec(("method",), ("metric",), ("test", "worst_decile", "gain_shared")),
+    )
 
 
 def _reshuffled(model: APFLModel, rows: ExperimentRows, owners: Array, seed: int) -> dict[str, Any]:
@@ -137,24 +104,8 @@ def _reshuffled(model: APFLModel, rows: ExperimentRows, owners: Array, seed: int
     }
 
 
-def _show_change(page: Console, change: dict[str, Any]) -> None:
-    page.print("Everybody else reshuffled", style="bold")
-    same = "it reads every test image as before" if change["same_predictions"] else "some answers differ"
-    page.print(
-        f"{change['client']} keeps its {change['rows']} images; {change['moved']:,} images of all others "
-        f"change hands at random. Its shared stream changes by {change['shared']:.0e} and its own by "
-        f"{change['own']:.0e}, which is rounding: {same}. A client's model depends on its own rows and on "
-        "the union of all, not on how the rest is divided."
-    )
-    page.print()
-
-
-def _figure(scores: dict[str, LocalScores]) -> bytes:
-    from fedsolve.experiments.figures.gains import sorted_gains
+def _figure(local: dict[str, Any]) -> bytes:
+    from fedsolve.experiments.figures.gains import OVER, client_gains, sorted_gains
     from fedsolve.experiments.figures.style import render
 
-    gains = {
-        f"over {words}": 100 * scores[AUTO].gains(scores[name])
-        for name, words in ((SHARED, "the shared stream"), (ALONE, "each client alone"))
-    }
-    return render(sorted_gains(gains), "png")
+    return render(sorted_gains({OVER[kind]: 100 * client_gains(local, kind) for kind in OVER}), "png")

@@ -14,29 +14,17 @@ from fedsolve.federation.local_scores import LocalScores
 from fedsolve.federation.method import Record
 from fedsolve.model import Model
 
+_COSTS = ("exchanges", "bytes_up", "bytes_down")
+_LAYERED = ("accuracy", "train_accuracy", "test_correct", "seconds", *_COSTS)
 FIELDS = (
-    "accuracy",
-    "train_accuracy",
-    "test_correct",
+    *_LAYERED,
+    *(f"{name}_per_layer" for name in _LAYERED),
     "test_rows",
-    "accuracy_per_layer",
-    "train_accuracy_per_layer",
-    "test_correct_per_layer",
     "risk",
     "separability",
     "local",
-    "exchanges",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-    "exchanges_per_layer",
-    "bytes_up_per_layer",
-    "bytes_down_per_layer",
-    "seconds_per_layer",
 )
 """What every cell has; null until somebody enters it."""
-
-_COSTS = ("exchanges", "bytes_up", "bytes_down")
 
 
 class Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedsolve.experiments.metrics import METRICS
@@ -72,3 +73,15 @@ def tell(parameter: str, value: Any) -> str:
     """A parameter's value as people write it, without its name."""
     label = axis_label(parameter, value)
     return label.partition(" = ")[2] or label
+
+
+def counted(count: int, noun: str) -> str:
+    """The number with its noun: "1 block", "2 blocks"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listed(words: Sequence[str], most: int | None = None) -> str:
+    """The words as part of a sentence; beyond `most` only how many more there are."""
+    if most is not None and len(words) > most + 1:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -21,7 +21,7 @@ from fedsolve.experiments.observations import (
 from fedsolve.experiments.report.markup import unbroken
 from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.significance import LEVEL, compare, mean_error
-from fedsolve.experiments.wording import axis_label
+from fedsolve.experiments.wording import axis_label, counted, listed
 
 MOST_TOLD = 4
 """Methods that one sentence goes through; more would not be read."""
@@ -70,7 +70,7 @@ def overall(runs: Sequence[RunFolder]) -> list[str]:
     if same and not moved:
         found.append(
             "Wherever a closed-form model was trained on several partitions of the same rows "
-            f"({_count(same, 'comparison')}), it read exactly as many test rows correctly on each."
+            f"({counted(same, 'comparison')}), it read exactly as many test rows correctly on each."
         )
     elif same:
         found.append(
@@ -97,7 +97,7 @@ def _backbones(run: RunFolder) -> list[str]:
     found = []
     for (dataset, method), reached in scores.items():
         if len(reached) > 1:
-            told = _and([f"{score} through {backbone}" for backbone, score in reached.items()])
+            told = listed([f"{score} through {backbone}" for backbone, score in reached.items()])
             found.append(f"On {dataset} {method} reaches {told}.")
     return found
 
@@ -112,9 +112,9 @@ def _parameters(items: Sequence[Observation]) -> list[str]:
         means = {grid: _score(at) for grid, at in groups(_deepest(of), lambda item: item.grid).items()}
         best = max(means, key=lambda grid: means[grid][0])
         worst = min(mean for mean, _ in means.values())
-        where = _and([axis_label(name, value) for name, value in best if name in parameters])
+        where = listed([axis_label(name, value) for name, value in best if name in parameters])
         ties = sum(mean == means[best][0] for mean, _ in means.values()) - 1
-        tied = f" ({_count(ties, 'other setting')} just as well)" if ties else ""
+        tied = f" ({counted(ties, 'other setting')} just as well)" if ties else ""
         found.append(
             f"{method} is best at {where} with {_percent(means[best])}{tied}; over the {len(means)} settings "
             f"tried, accuracy moves by {means[best][0] - worst:.1f} points."
@@ -134,7 +134,7 @@ def _noise(items: Sequence[Observation]) -> list[str]:
         )
         told.append(f"{method} {clean - worst:.1f} points ({clean:.1f} to {worst:.1f} %)")
     share = f"{100 * rates[-1]:g} % flipped labels instead of {100 * rates[0]:g} %"
-    return [f"{share} cost {_and(told[:MOST_TOLD])}."]
+    return [f"{share} cost {listed(told[:MOST_TOLD])}."]
 
 
 def _partitions(items: Sequence[Observation]) -> list[str]:
@@ -159,10 +159,10 @@ def _partitions(items: Sequence[Observation]) -> list[str]:
     if same:
         verb = "reads" if len(same) == 1 else "read"
         sentences.append(
-            f"{_and(same)} {verb} exactly as many test rows correctly on all {len(names)} partitions"
+            f"{listed(same)} {verb} exactly as many test rows correctly on all {len(names)} partitions"
         )
     if told:
-        sentences.append(f"{_and(told[:MOST_TOLD])}")
+        sentences.append(f"{listed(told[:MOST_TOLD])}")
     if same and told:
         return [f"{sentences[0]}; the partition moves {sentences[1]}."]
     return [f"{sentences[0]}." if same else f"The partition moves {sentences[0]}."]
@@ -226,8 +226,8 @@ def _depth(items: Sequence[Observation]) -> list[str]:
         layers = [row for row in once.values() if len(row) > 1]
         if layers:
             first, last = (float(np.mean([row[place] for row in layers])) for place in (0, -1))
-            told.append(f"{method} from {first:.1f} to {last:.1f} % ({_count(len(layers[0]) - 1, 'layer')})")
-    return [f"Depth takes the accuracy of {_and(told[:MOST_TOLD])}."] if told else []
+            told.append(f"{method} from {first:.1f} to {last:.1f} % ({counted(len(layers[0]) - 1, 'layer')})")
+    return [f"Depth takes the accuracy of {listed(told[:MOST_TOLD])}."] if told else []
 
 
 def _separability(items: Sequence[Observation]) -> list[str]:
@@ -241,7 +241,7 @@ def _separability(items: Sequence[Observation]) -> list[str]:
             told.append(f"{first:.3g} to {last:.3g} for {method}")
     if not told:
         return []
-    return [f"CSR of the test rows ({METRICS['test_csr'].direction}) goes from {_and(told[:MOST_TOLD])}."]
+    return [f"CSR of the test rows ({METRICS['test_csr'].direction}) goes from {listed(told[:MOST_TOLD])}."]
 
 
 def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -252,7 +252,7 @@ def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         if deviation is not None:
             worst[cell["method"]] = max(deviation, worst.get(cell["method"], 0.0))
     told = [f"{value:.1e} for {method}" for method, value in worst.items()]
-    return [f"Aggregated weights deviate from the pooled solution by at most {_and(told)}."] if told else []
+    return [f"Aggregated weights deviate from the pooled solution by at most {listed(told)}."] if told else []
 
 
 def _plain(items: Sequence[Observation]) -> list[str]:
@@ -262,7 +262,7 @@ def _plain(items: Sequence[Observation]) -> list[str]:
         cell = of[0].cell
         traffic = METRICS["megabytes"].of(cell, None) or 0.0
         found.append(
-            f"{method} reaches {_percent(_score(of))} in {_count(cell['exchanges'] or 0, 'exchange')} with "
+            f"{method} reaches {_percent(_score(of))} in {counted(cell['exchanges'] or 0, 'exchange')} with "
             f"{traffic:.3g} MB of traffic and {cell['seconds']:.2g} seconds of training."
         )
     return found
@@ -347,11 +347,3 @@ def _significance(first: Sequence[Observation], second: Sequence[Observation]) -
 def _percent(mean_and_error: tuple[float, float]) -> str:
     mean, error = mean_and_error
     return f"{mean:.2f} %" if np.isnan(error) else f"{mean:.2f} ± {error:.2f} %"
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
