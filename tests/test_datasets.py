@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 import fedsolve.data.datasets as registry
-from fedsolve.cli.comparison import Digits
 from fedsolve.data.datasets import (
     Dataset,
     Split,
@@ -111,17 +110,19 @@ def test_the_data_folder_comes_from_the_argument_or_the_environment(tmp_path, mo
 # -- what a dataset is -----------------------------------------------------------------------------
 
 
-def test_digits_are_those_of_the_demo_and_images_too():
-    dataset, demo = load_dataset("digits"), Digits.load()
-    np.testing.assert_array_equal(dataset.train.features, demo.train)
-    np.testing.assert_array_equal(dataset.test.features, demo.test)
-    np.testing.assert_array_equal(dataset.train.labels, demo.y_train)
-    np.testing.assert_array_equal(dataset.test.labels, demo.y_test)
+def test_digits_are_split_by_class_once_and_for_all_and_images_too():
+    dataset, again = load_dataset("digits"), load_dataset("digits")
+    np.testing.assert_array_equal(dataset.train.features, again.train.features)
+    np.testing.assert_array_equal(dataset.test.labels, again.test.labels)
+    tested, trained = np.bincount(dataset.test.labels), np.bincount(dataset.train.labels)
+    assert (trained.sum(), tested.sum()) == (1198, 599)
+    assert np.all(np.abs(tested / (tested + trained) - 1 / 3) < 0.01)
+    assert dataset.train.features.max() == 1.0
     assert dataset.is_images
     images = pixels_of(dataset.train)
     assert images.shape == (1198, 8, 8, 1)
     assert (images.min(), images.max()) == (0, 255)
-    assert np.abs(images.reshape(1198, 64) / 255 - demo.train).max() <= 0.5 / 255 + 1e-12
+    assert np.abs(images.reshape(1198, 64) / 255 - dataset.train.features).max() <= 0.5 / 255 + 1e-12
 
 
 def test_limits_keep_every_class_in_proportion():

@@ -21,12 +21,14 @@ from fedsolve.closedform.separability import class_sums, separability
 from fedsolve.data.noise import flip_labels
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments import runner
-from fedsolve.experiments.cells import deal, run_cell
-from fedsolve.experiments.config import AXES, METRICS, Cell, DatasetSpec
+from fedsolve.experiments.cells import run_cell
+from fedsolve.experiments.config import AXES, Cell, DatasetSpec
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.run_folder import CELLS, DAMAGED, load_run
 from fedsolve.experiments.runner import CellProgress, run_experiment
 from fedsolve.experiments.sources import ExperimentRows, StoredRows, Tick, random_rows
+from fedsolve.experiments.trials import deal
 from fedsolve.gradient import FedAvg
 from tests.command import document
 from tests.toy import opening, toy_data, toy_rows, written
@@ -209,7 +211,7 @@ def test_the_documented_file_is_one(tmp_path: Path) -> None:
     text = page.split("```toml\n")[1].split("```")[0]
     # Three seeds, two noise rates, AFL once and DeepAFL at three points of the grid.
     assert len(read_experiment(written(tmp_path, text)).cells()) == 3 * 2 * (1 + 3)
-    for axis in AXES + METRICS:
+    for axis in (*AXES, *METRICS):
         assert f"`{axis}`" in page or axis.split("_")[-1] in ("csr", "ifs", "dm")
 
 

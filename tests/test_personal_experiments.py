@@ -310,7 +310,10 @@ def test_the_demo_shows_what_each_client_gains(tmp_path: Path) -> None:
     told = document(*words)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["personal.json", "personal.png"]
     assert json.loads((tmp_path / "personal.json").read_text())["methods"] == told["methods"]
-    assert told["methods"][AUTO]["mean"] > told["methods"][SHARED]["mean"]
+    reached = {entry["name"]: entry for entry in told["methods"]}
+    assert reached[AUTO]["test"] > reached[SHARED]["test"]
+    assert reached[AUTO]["gain_shared"] == pytest.approx(reached[AUTO]["test"] - reached[SHARED]["test"])
+    assert len(told["local"]["balances"]) == 8
     assert told["reshuffled"]["own"] <= 1e-9
     assert told["reshuffled"]["shared"] <= 1e-9
     assert told["reshuffled"]["same_predictions"]

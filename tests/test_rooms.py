@@ -21,6 +21,7 @@ SMALL = (
     "attributes",
     "permissions",
     "uniforms",
+    "owners",
     "checks",
     "parameters",
     "labels",

@@ -19,6 +19,7 @@ from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
+from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record
 from fedsolve.labels import spelled_labels
 from fedsolve.network.keyfolder import private_folder
@@ -186,10 +187,7 @@ def _run(
         "method": method.key,
         "parameters": method.parameters(),
         "sites": list(model.history[-1].cohort) if model.history else [],
-        "exchanges": len(model.history),
-        "bytes_up": sum(record.bytes_up for record in model.history),
-        "bytes_down": sum(record.bytes_down for record in model.history),
-        "catch_up_bytes": sum(record.catch_up_bytes for record in model.history),
+        **totals(model.history),
         "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
         "accuracy": accuracy,
         "model": given["out"] or str(held.model),

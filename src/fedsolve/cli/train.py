@@ -37,6 +37,7 @@ from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
 from fedsolve.gradient.alignment import CHOICES
@@ -306,10 +307,7 @@ def _traffic(model: Model) -> dict[str, Any]:
     )
     risks = [record.risk for record in model.history if record.risk is not None]
     return {
-        "exchanges": len(model.history),
-        "bytes_up": sum(record.bytes_up for record in model.history),
-        "bytes_down": sum(record.bytes_down for record in model.history),
-        "catch_up_bytes": sum(record.catch_up_bytes for record in model.history),
+        **totals(model.history),
         "risk": risks[-1] if risks else None,
         "history": [
             {name: getattr(record, name) for name in told} | {"clients": len(record.cohort)}

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
-from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.solvers import regularised_risk, ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -68,12 +69,11 @@ class AFL(Method[LinearModel]):
         return self._solve(total, spec, None)
 
     def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
-        if total.count("rows") == 0:
-            raise DataError("no rows at all: every client that answered is empty.")
+        check_rows(total.count("rows"))
         if spec.classes is not None and not np.any(total["label_square"]):
             raise DataError("all sample weights are zero; at least one row must count.")
-        if spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
-            raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        if spec.classes is not None:
+            check_classes(int(np.sum(total["label_square"] > 0)))
         gram, cross = total["gram"], total["cross"]
         intercept = np.zeros(spec.outputs)
         if self.intercept:
@@ -118,11 +118,10 @@ class AFLRun(Run[LinearModel]):
             self.record(total, "moments")
             return
         self._model = self.method._solve(total, self.spec, self.preparation)
-        weight, ridge = self._model.weight, self.method.ridge
         risk = None
         if not self.method.intercept:
-            risk = float(np.sum(total["label_square"]) + ridge * np.sum(weight**2))
-            risk += float(np.sum(weight * (total["gram"] @ weight - 2.0 * total["cross"])))
+            sums = total["gram"], total["cross"], total["label_square"]
+            risk = regularised_risk(self._model.weight, *sums, self.method.ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",))
 
     def model(self) -> LinearModel:

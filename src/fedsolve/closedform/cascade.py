@@ -22,13 +22,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform.activations import ACTIVATIONS, activate
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_projections, projection, projection_agreement
-from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.solvers import regularised_risk, ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
-from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Block, Request, Term, Total
 from fedsolve.federation.method import Method, Run
@@ -150,17 +150,15 @@ class CascadeRun(Run[CascadeModel]):
 
     def absorb(self, total: Total) -> None:
         layer = len(self.classifiers)
-        if total.count("rows") == 0:
-            raise DataError("no rows at all: every client that answered is empty.")
-        if self.spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
-            raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        check_rows(total.count("rows"))
+        if self.spec.classes is not None:
+            check_classes(int(np.sum(total["label_square"] > 0)))
         gram, cross, ridge = total["gram"], total["cross"], self.method.ridge
         weight = ridge_solve(gram, cross, ridge)
-        risk = np.sum(total["label_square"]) + np.sum(weight * (gram @ weight - 2.0 * cross))
-        risk += ridge * np.sum(weight**2)
+        risk = regularised_risk(weight, gram, cross, total["label_square"], ridge)
         self.classifiers.append(weight)
         self.chain.append(Block({"layer": layer}, {"weight": weight}))
-        self.record(total, "classifier", risk=float(risk), solved=(f"W{layer}",))
+        self.record(total, "classifier", risk=risk, solved=(f"W{layer}",))
 
     def model(self) -> CascadeModel:
         spec = self.spec

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
 from fedsolve.closedform.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
@@ -28,7 +29,7 @@ from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
-from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
+from fedsolve.closedform.solvers import Sandwich, regularised_risk, ridge_solve, sandwich_solve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
@@ -263,12 +264,11 @@ class DeepAFLRun(Run[DeepModel]):
         """Eq. 12-13: sums of the cohort, then its classifier."""
         gram, cross, label_square = (total[name] for name in LEVEL)
         if not self._partial:
-            if total.count("rows") == 0:
-                raise DataError("no rows at all: every client that answered is empty.")
+            check_rows(total.count("rows"))
             # Centred targets of a single class are zero; one-hot ones leave the other columns zero.
             present = int(np.sum(label_square > 0)) + self.method.intercept
-            if self.spec.classes is not None and present < 2:
-                raise DataError("only one class in the whole federation; a classifier needs at least two.")
+            if self.spec.classes is not None:
+                check_classes(present)
         anchor = total["anchor"] if self.method.reconstruction else None
         rows = total.count("rows")
         self.sums = LayerSums(gram, cross, label_square, total.cohort, rows, len(self.blocks), anchor)
@@ -344,11 +344,11 @@ class DeepAFLRun(Run[DeepModel]):
         sums = self.sums
         assert sums is not None
         weight = ridge_solve(sums.gram, sums.cross, self.method.ridge)
-        fit = np.sum(weight * (sums.gram @ weight - 2.0 * sums.cross))
-        penalty = self.method.ridge * np.sum(weight**2)
-        penalty += self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
+        blocks = self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.classifiers.append(weight)
-        self.risks.append(float(np.sum(sums.label_square) + fit + penalty))
+        self.risks.append(
+            regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self.method.ridge, blocks)
+        )
         solved.append(f"W{len(self.classifiers) - 1}")
 
     def _send(self, array: Array) -> Array:

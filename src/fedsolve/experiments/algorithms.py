@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import fedsolve.closedform.cascade
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import parameters, registry
-from fedsolve.parameters import parameter
+from fedsolve.experiments.comparisons import AggregationLaw, LocalRidge
+from fedsolve.experiments.softmax_fedavg import SoftmaxFedAvg
 
-
-@dataclass(frozen=True)
-class LocalRidge:
-    """Every client by itself, never aggregated (AFL, Table A.2)."""
-
-    ridge: float = parameter(1.0, "Penalty on each client's own model.", least=0)
-    statistic: Literal["mean", "best"] = parameter("mean", "Test accuracy over clients with rows.")
-
-    def __post_init__(self) -> None:
-        parameters.check(self)
-
-
-@dataclass(frozen=True)
-class AggregationLaw:
-    """AFL by the paper's own route: local solutions merged pair by pair (AFL, Tables 3 and A.1)."""
-
-    regulariser: float = parameter(1.0, "What every client adds to its Gram matrix.", least=0)
-    remove: bool = parameter(True, "Whether the regulariser is taken out again (RI).")
-
-    def __post_init__(self) -> None:
-        parameters.check(self)
-
-
-COMPARISONS: dict[str, type] = {"local": LocalRidge, "law": AggregationLaw}
+COMPARISONS: dict[str, type] = {
+    "local": LocalRidge,
+    "law": AggregationLaw,
+    "fedavg-numpy": SoftmaxFedAvg,
+}
+"""What methods are compared with and is no method of a federation; each has a `run` of its own."""
 
 
 def algorithms() -> dict[str, type]:
@@ -42,11 +24,16 @@ def algorithms() -> dict[str, type]:
     return {info.key: registry.method_class(info.key) for info in registry.methods()} | COMPARISONS
 
 
+def algorithm_class(key: str) -> type:
+    """The class of an algorithm: a comparison, a method of ours, or one of other people by its address."""
+    return COMPARISONS[key] if key in COMPARISONS else registry.method_class(key)
+
+
 def parameter_names(key: str) -> list[str]:
     """The parameters of an algorithm, its seed among them where it has one."""
-    return list(parameters.described(algorithms()[key]))
+    return list(parameters.described(algorithm_class(key)))
 
 
 def build(key: str, values: Mapping[str, Any]) -> Any:
     """The algorithm with these parameters; the others keep their defaults."""
-    return parameters.build(algorithms()[key], values)
+    return parameters.build(algorithm_class(key), values)

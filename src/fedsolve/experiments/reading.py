@@ -19,7 +19,6 @@ from fedsolve.experiments.algorithms import algorithms, parameter_names
 from fedsolve.experiments.config import (
     AXES,
     ENGINES,
-    METRICS,
     PARTITIONS,
     SCORES,
     DatasetSpec,
@@ -30,6 +29,7 @@ from fedsolve.experiments.config import (
     PartitionSpec,
     TableSpec,
 )
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.papers import check_tables
 
 
@@ -241,7 +241,7 @@ def _partitions(sections: list[_Section], datasets: Sequence[str]) -> tuple[Part
 
 def _method(section: _Section, shared: Mapping[str, Any], datasets: Sequence[str]) -> MethodSpec:
     algorithm = section.take("method", str)
-    if algorithm not in algorithms():
+    if ":" not in algorithm and algorithm not in algorithms():
         raise DataError(f"unknown method '{algorithm}' in {section.where}.{_known(algorithm, algorithms())}")
     name = section.take("name", str, algorithm)
     parameters = section.take("parameters", dict, {})

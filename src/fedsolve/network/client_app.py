@@ -5,8 +5,9 @@ The node's configuration names them:
     flower-supernode ... --node-config 'name="north" features="/data/x.npy" labels="/data/y.npy"'
 
 and may add `share-classes=true`, `allow-networks="package.module:function,..."` (functions that a run may
-have called to make a network), `allow-methods="package.module:Class,..."` and `state="FOLDER"`, where the model so far is kept between messages: each
-is answered by a fresh process. `fedsolve client` is one process, and faster.
+have called to make a network), `allow-methods="package.module:Class,..."` (methods from outside fedsolve) and
+`state="FOLDER"`, where the model so far is kept between messages: each is answered by a fresh process.
+`fedsolve client` is one process, and faster.
 """
 
 from __future__ import annotations
