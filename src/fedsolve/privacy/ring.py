@@ -1,0 +1,398 @@
+"""A term as elements of a ring, so that masks can hide it and sums lose nothing.
+
+A number x is sent in fixed point, as an integer modulo a power of two:
+
+- two limbs: round(x 2^64) in Z_2^128, as two uint64 with carries between them;
+- one limb:  round(x 2^e) in Z_2^64, where e is an exponent that the request names.
+
+Each term is rounded once, by at most half a step (2^-65, or 2^-(e+1)); the sum of n terms is exact after
+that, the same bits in any order. It stays in range because every term obeys |x| <= 2^(62 - e) / n, where
+e is 0 for two limbs: their upper limb counts whole units, their lower one 64 more bits.
+
+One limb needs the size of a sum before the sum is known, so it serves only arrays whose terms are no larger
+than their total (Gram and cross matrices, as their method declares), and only once a total of that name and
+shape has been seen. A gradient's total vanishes while its terms do not: it stays in two limbs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Term, pack_triangle, packed_size, unpack_triangle
+
+CHUNK = 16384
+"""Numbers handled at a time: two limbs of them are 256 KiB and stay in the processor's cache."""
+
+HEADROOM_BITS = 62
+"""A sum uses at most this many bits of a signed limb; the one left over makes damaged sums show."""
+
+SPARE_BITS = 10
+"""A term in one limb may be 2^10 times as large as the largest number of the total before it."""
+
+FINEST = 2.0**-40
+"""Largest error of a total, relative to its largest number, with which a run may go on."""
+
+_LARGEST_EXPONENT = 900
+_WORD = np.dtype("<u8")
+
+Exponents = Mapping[tuple[str, tuple[int, ...]], int]
+"""Which arrays travel in one limb: an exponent by name and shape."""
+
+
+class OutOfRange(TermError):
+    """An array of a term is too large for the sum that was asked for; `array` is its name."""
+
+    def __init__(self, array: str, limit: float) -> None:
+        # The value stays out of the message: it is data, and messages travel.
+        super().__init__(
+            f"'{array}' has numbers beyond ±{limit:.3g} (or NaN), too large for a secure sum of this size. "
+            "If the array travels in one limb, ask for two; otherwise rescale the features."
+        )
+        self.array = array
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a term as it travels; exponent None means two limbs."""
+
+    name: str
+    shape: tuple[int, ...]
+    symmetric: bool = False
+    exponent: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers that travel: the upper triangle where the array is symmetric."""
+        return packed_size(self.shape[0]) if self.symmetric else math.prod(self.shape)
+
+    def limit(self, clients: int) -> float:
+        """The largest number that each of `clients` terms may hold."""
+        return math.ldexp(1.0, HEADROOM_BITS - (self.exponent or 0)) / clients
+
+    def error_bound(self, clients: int) -> float:
+        """How far a total of `clients` terms can be from the exact sum, before it is rounded to float64."""
+        return clients * math.ldexp(1.0, -65 if self.exponent is None else -(self.exponent + 1))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What stands where in a ring vector: arrays in two limbs, counts, then arrays in one limb, by name.
+
+    It follows from the request alone, never from a client's rows, so that it may be public.
+    """
+
+    fields: tuple[Field, ...]
+    counts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, term: Term, exponents: Exponents | None = None) -> Layout:
+        """The layout of a term; arrays whose name and shape have an exponent travel in one limb."""
+        known = exponents or {}
+        fields = [
+            Field(name, array.shape, name in term.symmetric, known.get((name, array.shape)))
+            for name, array in term.arrays.items()
+        ]
+        fields.sort(key=lambda field: (field.exponent is not None, field.name))
+        return cls(tuple(fields), tuple(sorted(term.counts)))
+
+    @cached_property
+    def wide(self) -> int:
+        """Numbers in two limbs, counts included."""
+        return sum(f.size for f in self.fields if f.exponent is None) + len(self.counts)
+
+    @cached_property
+    def narrow(self) -> int:
+        """Numbers in one limb."""
+        return sum(f.size for f in self.fields if f.exponent is not None)
+
+    def places(self) -> Iterator[tuple[Field, slice]]:
+        """Each array with its place among the numbers of its kind."""
+        start = {True: 0, False: 0}
+        for field in self.fields:
+            narrow = field.exponent is not None
+            yield field, slice(start[narrow], start[narrow] + field.size)
+            start[narrow] += field.size
+
+    def error_bounds(self, clients: int) -> dict[str, float]:
+        """By array, how far a total of `clients` terms can be from the exact sum."""
+        return {field.name: field.error_bound(clients) for field in self.fields}
+
+    def note(self) -> dict[str, Any]:
+        """The layout as JSON values."""
+        return {
+            "fields": [[f.name, list(f.shape), f.symmetric, f.exponent] for f in self.fields],
+            "counts": list(self.counts),
+        }
+
+
+class RingVector:
+    """A term, or a sum of terms, in the ring.
+
+    limbs: uint64, as they are sent: the lower limbs of all wide numbers, their upper limbs, then the
+        numbers of one limb. wide: how many numbers have two limbs.
+    """
+
+    def __init__(self, limbs: Array, wide: int) -> None:
+        if limbs.dtype != _WORD or limbs.ndim != 1 or not 0 <= 2 * wide <= len(limbs):
+            raise TermError(
+                f"a ring vector with {wide} wide numbers cannot be {limbs.dtype} of shape {limbs.shape}."
+            )
+        self.limbs = limbs
+        self.wide = wide
+
+    @classmethod
+    def zeros(cls, wide: int, narrow: int) -> RingVector:
+        """The sum of no terms."""
+        return cls(np.zeros(2 * wide + narrow, dtype=_WORD), wide)
+
+    @property
+    def low(self) -> Array:
+        """Lower limbs of the wide numbers (a view)."""
+        return self.limbs[: self.wide]
+
+    @property
+    def high(self) -> Array:
+        """Upper limbs of the wide numbers (a view)."""
+        return self.limbs[self.wide : 2 * self.wide]
+
+    @property
+    def single(self) -> Array:
+        """The numbers of one limb (a view)."""
+        return self.limbs[2 * self.wide :]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.limbs.nbytes)
+
+    def copy(self) -> RingVector:
+        return RingVector(self.limbs.copy(), self.wide)
+
+    def add(self, other: RingVector) -> None:
+        """Add another vector in place, modulo the ring."""
+        self._combine(other, add_wide, np.add)
+
+    def subtract(self, other: RingVector) -> None:
+        """Subtract another vector in place, modulo the ring."""
+        self._combine(other, subtract_wide, np.subtract)
+
+    def _combine(self, other: RingVector, both: Callable[..., None], one: Callable[..., Any]) -> None:
+        if self.wide != other.wide or len(self.limbs) != len(other.limbs):
+            raise TermError(
+                f"ring vectors do not fit together: {other.wide} wide numbers in {len(other.limbs)} limbs, "
+                f"expected {self.wide} in {len(self.limbs)}. All participants must answer the same request."
+            )
+        mine, theirs = (self.low, self.high), (other.low, other.high)
+        carry = np.empty(min(CHUNK, self.wide), dtype=bool)
+        for start in range(0, self.wide, CHUNK):
+            part = slice(start, start + CHUNK)
+            both(mine[0][part], mine[1][part], theirs[0][part], theirs[1][part], carry)
+        one(self.single, other.single, out=self.single)
+
+
+def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array) -> None:
+    """Add numbers of two limbs in place; `carry` is room for as many booleans."""
+    carry = carry[: len(low)]
+    np.add(low, other_low, out=low)
+    np.less(low, other_low, out=carry)  # a sum smaller than an addend has wrapped around
+    np.add(high, other_high, out=high)
+    np.add(high, carry, out=high)
+
+
+def subtract_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array) -> None:
+    """Subtract numbers of two limbs in place; `carry` is room for as many booleans."""
+    carry = carry[: len(low)]
+    np.less(low, other_low, out=carry)
+    np.subtract(low, other_low, out=low)
+    np.subtract(high, other_high, out=high)
+    np.subtract(high, carry, out=high)
+
+
+def encode(term: Term, layout: Layout, clients: int) -> RingVector:
+    """The term in the ring, its factors multiplied in; `OutOfRange` if `clients` such terms could overflow.
+
+    clients: how many terms the sum can have, those who might drop out included.
+    """
+    found = Layout.of(term, {(f.name, f.shape): f.exponent for f in layout.fields if f.exponent is not None})
+    if found != layout:
+        raise TermError(f"the answer is laid out as {found.note()}, the sum as {layout.note()}.")
+    vector = RingVector.zeros(layout.wide, layout.narrow)
+    for field, place in layout.places():
+        array = term.arrays[field.name]
+        # Packed as it travels: the lower triangle may hold anything while terms are being summed.
+        numbers = pack_triangle(array) if field.symmetric else np.ascontiguousarray(array).reshape(-1)
+        factor = term.factors.get(field.name, 1.0)
+        limit = field.limit(clients)
+        for start in range(0, field.size, CHUNK):
+            part = np.multiply(numbers[start : start + CHUNK], factor, dtype=np.float64)
+            if not max(part.max(), -part.min()) <= limit:  # NaN fails every comparison
+                raise OutOfRange(field.name, limit)
+            to = slice(place.start + start, place.start + start + len(part))
+            if field.exponent is None:
+                _encode_wide(part, vector.low[to], vector.high[to])
+            else:
+                np.rint(np.multiply(part, math.ldexp(1.0, field.exponent), out=part), out=part)
+                vector.single[to] = part.astype(np.int64).view(np.uint64)
+    for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
+        count = int(term.counts[name])
+        if abs(count) > (1 << HEADROOM_BITS) // clients:
+            raise OutOfRange(name, (1 << HEADROOM_BITS) / clients)
+        vector.high[place_of] = count % (1 << 64)
+    return vector
+
+
+def _encode_wide(numbers: Array, low: Array, high: Array) -> None:
+    # Magnitude first: whole part and fraction of a float64 are both exact, also of -2^-60, whose floor is -1.
+    whole = np.trunc(numbers)
+    fraction = np.abs(numbers - whole)
+    lower = np.rint(np.multiply(fraction, 2.0**64, out=fraction), out=fraction).astype(np.uint64)
+    negative = numbers < 0
+    low[...] = np.where(negative, np.negative(lower), lower)
+    high[...] = (whole.astype(np.int64) - (negative & (lower != 0))).view(np.uint64)
+
+
+def decode(total: RingVector, layout: Layout) -> Term:
+    """The term of a total: arrays in float64, correctly rounded, symmetric ones mirrored; counts exact."""
+    if total.wide != layout.wide or len(total.single) != layout.narrow:
+        raise TermError(
+            f"a total of {total.wide} wide and {len(total.single)} narrow numbers does not have the layout "
+            f"of this exchange ({layout.wide} and {layout.narrow})."
+        )
+    arrays = {}
+    for field, place in layout.places():
+        numbers = np.empty(field.size)
+        for start in range(0, field.size, CHUNK):
+            part = slice(place.start + start, min(place.start + start + CHUNK, place.stop))
+            if field.exponent is None:
+                found = _decode_wide(total.low[part], total.high[part], field.name)
+            else:
+                steps = _in_range(total.single[part], field.name)
+                found = steps.astype(np.float64) * math.ldexp(1.0, -field.exponent)
+            numbers[start : start + CHUNK] = found
+        arrays[field.name] = unpack_triangle(numbers) if field.symmetric else numbers.reshape(field.shape)
+    counts = {}
+    for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
+        counts[name] = int(_in_range(total.high[place_of : place_of + 1], name)[0])
+        if total.low[place_of]:
+            raise TermError(_damaged(name))
+    return Term(arrays, counts, frozenset(f.name for f in layout.fields if f.symmetric))
+
+
+def _decode_wide(low: Array, high: Array, name: str) -> Array:
+    """The float64 nearest to each number of two limbs."""
+    negative = _in_range(high, name) < 0
+    lower = np.where(negative, np.negative(low), low)
+    upper = np.where(negative, np.invert(high) + (low == 0), high)
+    # The leading 64 bits, with a last bit that says whether anything follows: rounded once, by the
+    # conversion. (float64 may name one bit too many for `upper`; 53 bits and a sticky one are left.)
+    shift = (64 - np.frexp(upper.astype(np.float64))[1]).astype(np.uint64)
+    leading = (upper << shift) | (lower >> (np.uint64(64) - shift))
+    leading |= (lower << shift) != 0
+    magnitude = np.ldexp(leading.astype(np.float64), -shift.astype(np.int64))
+    return np.asarray(np.where(negative, -magnitude, magnitude))
+
+
+def _in_range(limbs: Array, name: str) -> Array:
+    """Signed limbs; refused where no sum of terms in range could have given them."""
+    steps: Array = limbs.view(np.int64)
+    # Rounding adds at most one half per term to the bound that each term obeys.
+    most = (1 << HEADROOM_BITS) + (1 << 32)
+    if steps.size and not (-most <= int(steps.min()) and int(steps.max()) <= most):
+        raise TermError(_damaged(name))
+    return steps
+
+
+def _damaged(name: str) -> str:
+    return (
+        f"the total of '{name}' is out of range: a message was damaged, or masks did not cancel. "
+        "Ask again with a new slot."
+    )
+
+
+def exponent_for(largest: float, clients: int) -> int | None:
+    """The exponent for one limb when the total before had `largest` as its largest number; None: two limbs.
+
+    A term may be 2^10 times as large, with log2(clients) bits more so that all may be. Where that many
+    spare bits would leave an error above 2^-42 of `largest` (beyond 32 clients), they are fewer; where a
+    term could then not be twice `largest` (beyond 512), the array stays in two limbs.
+    """
+    if not 0 < largest < math.inf:
+        return None
+    doublings = math.ceil(math.log2(clients)) if clients > 1 else 0
+    spare = min(SPARE_BITS + doublings, 20 - doublings)
+    if spare < 1 + doublings:
+        return None
+    exponent = HEADROOM_BITS - spare - math.frexp(largest)[1]
+    return exponent if abs(exponent) <= _LARGEST_EXPONENT else None
+
+
+class KnownTotals:
+    """The sizes of the totals of a run: what exponents and the required accuracy follow from.
+
+    additive: names of arrays that may travel in one limb, declared by the method.
+    """
+
+    def __init__(self, additive: Collection[str] = ()) -> None:
+        self.additive = frozenset(additive)
+        self._latest: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._peak: dict[tuple[str, tuple[int, ...]], float] = {}
+
+    def remember(self, total: Term) -> None:
+        """Take the sizes of a decoded total."""
+        for name, array in total.arrays.items():
+            key, size = (name, array.shape), _largest(array)
+            self._latest[key] = size
+            self._peak[key] = max(size, self._peak.get(key, 0.0))
+
+    def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
+        """The exponents for the next request to so many clients."""
+        found = {
+            key: exponent_for(size, clients) for key, size in self._latest.items() if key[0] in self.additive
+        }
+        return {key: exponent for key, exponent in found.items() if exponent is not None}
+
+    def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
+        """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
+
+        The size is the total's largest number. An array that is not additive may vanish, as a gradient
+        does, and is measured by the largest it has been in this run. Zeros throughout always pass.
+        """
+        bounds = layout.error_bounds(clients)
+        for name, bound in bounds.items():
+            size = _largest(total.arrays[name])
+            if name not in self.additive and size:
+                size = max(size, self._peak.get((name, total.arrays[name].shape), 0.0))
+            if size and bound > FINEST * size:
+                raise TermError(
+                    f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "
+                    f"which is more than {FINEST:.1g} of them. Scale the features up, or sum in the open."
+                )
+        return bounds
+
+
+def _largest(array: Array) -> float:
+    return float(max(array.max(), -array.min())) if array.size else 0.0
+
+
+def exponents_note(exponents: Exponents) -> list[list[Any]]:
+    """Exponents as JSON values, for a request."""
+    return [[name, list(shape), exponent] for (name, shape), exponent in sorted(exponents.items())]
+
+
+def exponents_from(note: Any) -> dict[tuple[str, tuple[int, ...]], int]:
+    """The exponents of `exponents_note`; anything else is refused."""
+    try:
+        found = {(str(name), tuple(int(side) for side in shape)): exponent for name, shape, exponent in note}
+    except (TypeError, ValueError) as problem:
+        raise TermError(f"the exponents of this request are damaged ({problem}).") from problem
+    for (name, _), exponent in found.items():
+        if type(exponent) is not int or abs(exponent) > _LARGEST_EXPONENT:
+            raise TermError(f"the exponent of '{name}' must be a whole number; got {ascii(exponent)[:40]}.")
+    return found
