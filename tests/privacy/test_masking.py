@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedsolve.container import from_bytes, to_bytes
 from fedsolve.errors import CohortError, DataError, FedsolveError, ModelFileError, TermError
 from fedsolve.federation.messages import Term
+from fedsolve.privacy.layout import Layout
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold, relay, relayed
-from fedsolve.privacy.ring import CHUNK, Layout, RingVector, decode, encode
+from fedsolve.privacy.ring import CHUNK, RingVector, decode, encode
 from fedsolve.privacy.signatures import signer, verifier
 from fedsolve.privacy.streams import add_masks
 from fedsolve.privacy.unmasking import MaskedSum, Server
@@ -579,7 +580,7 @@ def without(name: str) -> Callable[[bytes], bytes]:
 def shorter(note: bytes) -> bytes:
     arrays, fields = from_bytes(note, what="note", error=TermError)
     # Shares for nobody are no damage, so the longest array is cut.
-    longest = max(arrays, key=lambda name: arrays[name].nbytes)
+    longest = max(sorted(arrays), key=lambda name: arrays[name].nbytes)
     return to_bytes(arrays | {longest: arrays[longest][:-1]}, fields)
 
 

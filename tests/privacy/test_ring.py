@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -12,22 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term
-from fedsolve.privacy.ring import (
-    CHUNK,
-    FINEST,
-    Field,
-    KnownTotals,
-    Layout,
-    OutOfRange,
-    RingVector,
-    decode,
-    encode,
-    exponent_for,
-    exponents_from,
-    exponents_note,
-)
+from fedsolve.privacy.layout import Field, Layout, exponents_from, exponents_note
+from fedsolve.privacy.ring import CHUNK, OutOfRange, RingVector, decode, encode
+from fedsolve.privacy.sizes import FINEST, KnownTotals, exponent_for
 
 NUMBERS = st.floats(-(2.0**55), 2.0**55, allow_subnormal=True)
 
@@ -200,6 +191,30 @@ def test_an_answer_of_another_layout_is_refused() -> None:
         RingVector.zeros(3, 0).add(RingVector.zeros(2, 2))
     with pytest.raises(TermError, match="layout"):
         decode(RingVector.zeros(3, 0), layout)
+
+
+def test_a_layout_travels_as_json() -> None:
+    terms = many_terms(1, 3)
+    layout = Layout.of(terms[0], {("gram", (9, 9)): -7})
+    note = json.loads(canonical_json(layout.note()))
+    assert Layout.from_note(note) == layout
+    first, second = note["fields"]
+    for wrong in (
+        None,
+        {},
+        {"fields": note["fields"]},
+        {"fields": [second, first], "counts": []},
+        {"fields": [first, first], "counts": []},
+        {"fields": note["fields"], "counts": ["rows", "correct"]},
+        {"fields": [["x", [2, -1], False, None]], "counts": []},
+        {"fields": [["x", [2, 3], True, None]], "counts": []},
+        {"fields": [["x", [2.0], False, None]], "counts": []},
+        {"fields": [["x", [2], False, 10**9]], "counts": []},
+        {"fields": [["x", [2], 1, None]], "counts": []},
+        {"fields": [["x", [2], False]], "counts": []},
+    ):
+        with pytest.raises(TermError, match="layout"):
+            Layout.from_note(wrong)
 
 
 def test_masks_that_did_not_cancel_are_noticed() -> None:

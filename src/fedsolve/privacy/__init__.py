@@ -1,6 +1,8 @@
 """Sums that show nothing but the sum: numbers in a ring, masks that cancel, keys shared among sites.
 
     ring        terms in fixed point, added modulo 2^128 or 2^64
+    layout      which arrays a sum has, and in how many limbs each of them travels
+    sizes       exponents for one limb, and whether a total is known well enough
     shamir      secrets that a threshold of holders can give back
     masking     the client's side: keys, masked terms, help to open a total
     unmasking   the server's side: notes passed on, terms added, masks removed

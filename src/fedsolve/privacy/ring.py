@@ -9,42 +9,26 @@ Each term is rounded once, by at most half a step (2^-65, or 2^-(e+1)); the sum 
 that, the same bits in any order. It stays in range because every term obeys |x| <= 2^(62 - e) / n, where
 e is 0 for two limbs: their upper limb counts whole units, their lower one 64 more bits.
 
-One limb needs the size of a sum before the sum is known, so it serves only arrays whose terms are no larger
-than their total (Gram and cross matrices, as their method declares), and only once a total of that name and
-shape has been seen. A gradient's total vanishes while its terms do not: it stays in two limbs.
+`layout` says which array travels how, `sizes` where exponents come from.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.errors import TermError
-from fedsolve.federation.messages import Term, pack_triangle, packed_size, unpack_triangle
+from fedsolve.federation.messages import Term, pack_triangle, unpack_triangle
+from fedsolve.privacy.layout import HEADROOM_BITS, Layout
 
 CHUNK = 16384
 """Numbers handled at a time: two limbs of them are 256 KiB and stay in the processor's cache."""
 
-HEADROOM_BITS = 62
-"""A sum uses at most this many bits of a signed limb; the one left over makes damaged sums show."""
-
-SPARE_BITS = 10
-"""A term in one limb may be 2^10 times as large as the largest number of the total before it."""
-
-FINEST = 2.0**-40
-"""Largest error of a total, relative to its largest number, with which a run may go on."""
-
-_LARGEST_EXPONENT = 900
 _WORD = np.dtype("<u8")
-
-Exponents = Mapping[tuple[str, tuple[int, ...]], int]
-"""Which arrays travel in one limb: an exponent by name and shape."""
 
 
 class OutOfRange(TermError):
@@ -57,80 +41,6 @@ class OutOfRange(TermError):
             "If the array travels in one limb, ask for two; otherwise rescale the features."
         )
         self.array = array
-
-
-@dataclass(frozen=True)
-class Field:
-    """One array of a term as it travels; exponent None means two limbs."""
-
-    name: str
-    shape: tuple[int, ...]
-    symmetric: bool = False
-    exponent: int | None = None
-
-    @property
-    def size(self) -> int:
-        """Numbers that travel: the upper triangle where the array is symmetric."""
-        return packed_size(self.shape[0]) if self.symmetric else math.prod(self.shape)
-
-    def limit(self, clients: int) -> float:
-        """The largest number that each of `clients` terms may hold."""
-        return math.ldexp(1.0, HEADROOM_BITS - (self.exponent or 0)) / clients
-
-    def error_bound(self, clients: int) -> float:
-        """How far a total of `clients` terms can be from the exact sum, before it is rounded to float64."""
-        return clients * math.ldexp(1.0, -65 if self.exponent is None else -(self.exponent + 1))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What stands where in a ring vector: arrays in two limbs, counts, then arrays in one limb, by name.
-
-    It follows from the request alone, never from a client's rows, so that it may be public.
-    """
-
-    fields: tuple[Field, ...]
-    counts: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, term: Term, exponents: Exponents | None = None) -> Layout:
-        """The layout of a term; arrays whose name and shape have an exponent travel in one limb."""
-        known = exponents or {}
-        fields = [
-            Field(name, array.shape, name in term.symmetric, known.get((name, array.shape)))
-            for name, array in term.arrays.items()
-        ]
-        fields.sort(key=lambda field: (field.exponent is not None, field.name))
-        return cls(tuple(fields), tuple(sorted(term.counts)))
-
-    @cached_property
-    def wide(self) -> int:
-        """Numbers in two limbs, counts included."""
-        return sum(f.size for f in self.fields if f.exponent is None) + len(self.counts)
-
-    @cached_property
-    def narrow(self) -> int:
-        """Numbers in one limb."""
-        return sum(f.size for f in self.fields if f.exponent is not None)
-
-    def places(self) -> Iterator[tuple[Field, slice]]:
-        """Each array with its place among the numbers of its kind."""
-        start = {True: 0, False: 0}
-        for field in self.fields:
-            narrow = field.exponent is not None
-            yield field, slice(start[narrow], start[narrow] + field.size)
-            start[narrow] += field.size
-
-    def error_bounds(self, clients: int) -> dict[str, float]:
-        """By array, how far a total of `clients` terms can be from the exact sum."""
-        return {field.name: field.error_bound(clients) for field in self.fields}
-
-    def note(self) -> dict[str, Any]:
-        """The layout as JSON values."""
-        return {
-            "fields": [[f.name, list(f.shape), f.symmetric, f.exponent] for f in self.fields],
-            "counts": list(self.counts),
-        }
 
 
 class RingVector:
@@ -314,85 +224,3 @@ def _damaged(name: str) -> str:
         f"the total of '{name}' is out of range: a message was damaged, or masks did not cancel. "
         "Ask again with a new slot."
     )
-
-
-def exponent_for(largest: float, clients: int) -> int | None:
-    """The exponent for one limb when the total before had `largest` as its largest number; None: two limbs.
-
-    A term may be 2^10 times as large, with log2(clients) bits more so that all may be. Where that many
-    spare bits would leave an error above 2^-42 of `largest` (beyond 32 clients), they are fewer; where a
-    term could then not be twice `largest` (beyond 512), the array stays in two limbs.
-    """
-    if not 0 < largest < math.inf:
-        return None
-    doublings = math.ceil(math.log2(clients)) if clients > 1 else 0
-    spare = min(SPARE_BITS + doublings, 20 - doublings)
-    if spare < 1 + doublings:
-        return None
-    exponent = HEADROOM_BITS - spare - math.frexp(largest)[1]
-    return exponent if abs(exponent) <= _LARGEST_EXPONENT else None
-
-
-class KnownTotals:
-    """The sizes of the totals of a run: what exponents and the required accuracy follow from.
-
-    additive: names of arrays that may travel in one limb, declared by the method.
-    """
-
-    def __init__(self, additive: Collection[str] = ()) -> None:
-        self.additive = frozenset(additive)
-        self._latest: dict[tuple[str, tuple[int, ...]], float] = {}
-        self._peak: dict[tuple[str, tuple[int, ...]], float] = {}
-
-    def remember(self, total: Term) -> None:
-        """Take the sizes of a decoded total."""
-        for name, array in total.arrays.items():
-            key, size = (name, array.shape), _largest(array)
-            self._latest[key] = size
-            self._peak[key] = max(size, self._peak.get(key, 0.0))
-
-    def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
-        """The exponents for the next request to so many clients."""
-        found = {
-            key: exponent_for(size, clients) for key, size in self._latest.items() if key[0] in self.additive
-        }
-        return {key: exponent for key, exponent in found.items() if exponent is not None}
-
-    def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
-        """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
-
-        The size is the total's largest number. An array that is not additive may vanish, as a gradient
-        does, and is measured by the largest it has been in this run. Zeros throughout always pass.
-        """
-        bounds = layout.error_bounds(clients)
-        for name, bound in bounds.items():
-            size = _largest(total.arrays[name])
-            if name not in self.additive and size:
-                size = max(size, self._peak.get((name, total.arrays[name].shape), 0.0))
-            if size and bound > FINEST * size:
-                raise TermError(
-                    f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "
-                    f"which is more than {FINEST:.1g} of them. Scale the features up, or sum in the open."
-                )
-        return bounds
-
-
-def _largest(array: Array) -> float:
-    return float(max(array.max(), -array.min())) if array.size else 0.0
-
-
-def exponents_note(exponents: Exponents) -> list[list[Any]]:
-    """Exponents as JSON values, for a request."""
-    return [[name, list(shape), exponent] for (name, shape), exponent in sorted(exponents.items())]
-
-
-def exponents_from(note: Any) -> dict[tuple[str, tuple[int, ...]], int]:
-    """The exponents of `exponents_note`; anything else is refused."""
-    try:
-        found = {(str(name), tuple(int(side) for side in shape)): exponent for name, shape, exponent in note}
-    except (TypeError, ValueError) as problem:
-        raise TermError(f"the exponents of this request are damaged ({problem}).") from problem
-    for (name, _), exponent in found.items():
-        if type(exponent) is not int or abs(exponent) > _LARGEST_EXPONENT:
-            raise TermError(f"the exponent of '{name}' must be a whole number; got {ascii(exponent)[:40]}.")
-    return found
