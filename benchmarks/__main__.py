@@ -250,6 +250,24 @@ def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+@main.command("masks")
+@click.option("--width", default=1024, show_default=True)
+@click.option("--classes", default=100, show_default=True)
+@click.option("--clients", multiple=True, type=int, default=(20, 200), show_default=True)
+@click.option("--slots", default=10, show_default=True, help="Sums that the keys of a setup last for.")
+@click.option("--mebibytes", default=16, show_default=True, help="Of the vector that rates are measured on.")
+@click.option("--repeats", default=5, show_default=True)
+@_json
+def _masks(json_path: Path | None, **how: Any) -> None:
+    """What secure sums cost on one core (needs fedsolve[privacy])."""
+    from benchmarks import masks
+
+    found = masks.measure(**how)
+    masks.show(Console(width=140, highlight=False, markup=False), found)
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 @main.command("fashion-mnist")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
