@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -260,17 +259,33 @@ def test_two_data_sets_differ_by_exactly_the_encoded_difference() -> None:
         assert np.array_equal(difference.limbs, expected.limbs)
 
 
-def test_masks_of_different_slots_questions_and_clients_share_nothing() -> None:
-    """The masks alone, of a zero term: any two of them agree in no limb."""
-    zero = RingVector.zeros(64, 64)
-    found = []
-    for slot, context, names in itertools.product((0, 1), (b"", b"other"), (names_of(4), names_of(3))):
-        for name in names_of(3):
-            cohort = ready(4, seed="same secrets", threshold=3)
-            note = cohort.clients[name].mask(slot, zero, names, context)
-            found.append(from_bytes(note, what="note", error=TermError)[0]["limbs"])
-    for one, other in itertools.combinations(found, 2):
-        assert not np.any(one == other)
+def watch_keys(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, int]]:
+    """Collects the key and sign of every mask that a client adds from now on."""
+    drawn: list[tuple[bytes, int]] = []
+
+    def watched(vector: RingVector, masks: Any) -> None:
+        listed = list(masks)
+        drawn.extend(listed)
+        add_masks(vector, listed)
+
+    monkeypatch.setattr("fedsolve.privacy.masking.add_masks", watched)
+    return drawn
+
+
+def test_no_key_is_common_to_two_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same secrets, so that nothing but the question tells them apart, sizes included."""
+    drawn = watch_keys(monkeypatch)
+    questions = [
+        (slot, context, names, vector)
+        for slot in (0, 1)
+        for context in (b"", b"other")
+        for names in (names_of(4), names_of(3))
+        for vector in (RingVector.zeros(4, 4), RingVector.zeros(5, 2))
+    ]
+    for slot, context, names, vector in questions:
+        ready(4, seed="same secrets").clients["site-001"].mask(slot, vector, names, context)
+    assert len(drawn) == 8 * (4 + 3)
+    assert len({key for key, _ in drawn}) == len(drawn)
 
 
 def test_a_slot_meets_one_term_only() -> None:
@@ -293,14 +308,7 @@ def test_a_slot_meets_one_term_only() -> None:
 
 def test_no_key_stream_serves_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every AES key of a run of three sums with dropouts is used by the two ends of one mask only."""
-    drawn: list[tuple[bytes, int]] = []
-
-    def watched(vector: RingVector, masks: Any) -> None:
-        listed = list(masks)
-        drawn.extend(listed)
-        add_masks(vector, listed)
-
-    monkeypatch.setattr("fedsolve.privacy.masking.add_masks", watched)
+    drawn = watch_keys(monkeypatch)
     cohort = ready(5, slots=3)
     for slot in range(3):
         cohort.open(cohort.ask(slot, vectors_of(cohort.names, *SMALL, seed=slot)))
@@ -414,6 +422,23 @@ def test_a_client_that_starts_again_goes_on(stage: str) -> None:
     pending = cohort.ask(1, vectors)
     restart("masked")
     assert np.array_equal(cohort.open(pending).limbs, plain_sum(vectors, cohort.names).limbs)
+
+
+def test_secrets_that_served_are_erased() -> None:
+    cohort = ready(4)
+    client = cohort.clients["site-001"]
+
+    def kept() -> tuple[list[bool], list[bool]]:
+        """Slot by slot: whether the client still has its own secrets, and shares of the others'."""
+        arrays, _ = from_bytes(client.save(), what="secrets", error=TermError)
+        shares = np.stack([array for name, array in arrays.items() if name.startswith("share.")], axis=1)
+        return [bool(own.any()) for own in arrays["secrets"]], [bool(held.any()) for held in shares]
+
+    assert kept() == ([True, True], [True, True])
+    pending = cohort.ask(0, vectors_of(cohort.names, *SMALL))
+    assert kept() == ([False, True], [True, True])
+    cohort.open(pending)
+    assert kept() == ([False, True], [False, True])
 
 
 def test_damaged_secrets_are_refused() -> None:

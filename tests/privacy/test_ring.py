@@ -69,7 +69,9 @@ def test_decoding_rounds_once(steps: int) -> None:
 
 @pytest.mark.parametrize("bits", range(126))
 def test_decoding_rounds_once_around_every_power_of_two(bits: int) -> None:
-    for steps in (sign * (2**bits + offset) for sign in (1, -1) for offset in (-1, 0, 1)):
+    half = 2 ** max(bits - 53, 0)  # half of float64's last place: what lies beyond it decides
+    offsets = (-1, 0, 1, half - 1, half, half + 1)
+    for steps in (sign * (2**bits + offset) for sign in (1, -1) for offset in offsets):
         limbs = np.array([steps % 2**64, (steps >> 64) % 2**64], dtype=np.uint64)
         (found,) = decode(RingVector(limbs, 1), Layout((Field("x", (1,)),))).arrays["x"]
         assert found == steps / 2**64
