@@ -34,6 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "data": (),
     "federation": (),
     "network": ("federation",),
+    "privacy": ("federation",),
     "closedform": ("federation",),
     "gradient": ("federation", "data"),
     "baselines": ("closedform", "federation", "data"),
