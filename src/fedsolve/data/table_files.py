@@ -25,6 +25,8 @@ from fedsolve.schema import Column, Schema
 CSV = (".csv", ".tsv", ".txt")
 PARQUET = (".parquet", ".pq")
 
+NEEDS_PYARROW = "parquet files need pyarrow. Install it: pip install 'fedsolve[tables]'."
+
 
 @dataclass(frozen=True)
 class DescribedRows:
@@ -156,9 +158,7 @@ class _Reader:
             import pyarrow as arrow
             from pyarrow import parquet
         except ImportError as problem:
-            raise DataError(
-                "parquet files need pyarrow. Install it: pip install 'fedsolve[tables]'."
-            ) from problem
+            raise DataError(NEEDS_PYARROW) from problem
         try:
             with open(self.path, "rb") as stream:
                 file = parquet.ParquetFile(stream)
