@@ -47,7 +47,7 @@ def row_marks(features: Any, labels: Any = None, key: int | str = 0) -> Array:
         given = plain_labels(labels)
         if len(given) != len(values):
             raise DataError(f"{len(values)} rows but {len(given)} labels.")
-        for number, column in enumerate(given.reshape(len(given), -1).T):
+        for number, column in enumerate(np.atleast_2d(given.T)):
             _enter(marks, _label_words(column), -1 - number)
     return _mixed(marks)
 

@@ -17,10 +17,11 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.data.columns import LABEL_NAMES
-from fedsolve.data.table_files import table_kind
+from fedsolve.data.layout import damaged
+from fedsolve.data.table_files import NEEDS_PYARROW, table_kind
 from fedsolve.data.text_tables import Dialect, TextSource, read_names, read_texts
 from fedsolve.encoder import MISSING, NUMBER, category_text, column_names
-from fedsolve.errors import DataError, did_you_mean
+from fedsolve.errors import DataError, ModelFileError, did_you_mean
 from fedsolve.labels import spelled_labels
 from fedsolve.schema import DAYS_A_YEAR, Column, Schema
 
@@ -46,7 +47,15 @@ def propose(
 
     label: the column of the labels; found by its usual names when None. client: the column of owners.
     """
-    texts = _texts(table, dialect or Dialect(), rows)
+    if isinstance(table, str | Path):
+        try:
+            return _of_texts(_texts(table, dialect or Dialect(), rows), label, client)
+        except DataError as problem:
+            raise DataError(f"{'standard input' if str(table) == '-' else table}: {problem}") from problem
+    return _of_texts(_texts(table, dialect or Dialect(), rows), label, client)
+
+
+def _of_texts(texts: dict[str, Array], label: str | None, client: str | None) -> Schema:
     names = list(texts)
     if label is None:
         lowered = {name.lower(): name for name in reversed(names)}
@@ -88,10 +97,17 @@ def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:
 
 def _parquet(path: str | Path) -> Any:
     try:
+        import pyarrow as arrow
         from pyarrow import parquet
     except ImportError as problem:
         raise DataError(NEEDS_PYARROW) from problem
-    return parquet.read_table(str(path))
+    try:
+        with open(path, "rb") as stream:
+            return parquet.read_table(stream)
+    except OSError as problem:
+        raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+    except arrow.ArrowException as problem:
+        raise damaged(path, "a parquet file", problem) from problem
 
 
 def _plain(cells: Iterable[Any], dialect: Dialect) -> Array:
