@@ -10,8 +10,9 @@ import pytest
 import fedsolve as fs
 from fedsolve.encoder import encode
 from fedsolve.errors import ConditionWarning, DataError
-from fedsolve.federation.described import Described
+from fedsolve.federation.described import Described, solve_preparation
 from fedsolve.federation.encoding import decode_request, encode_request
+from fedsolve.federation.messages import Term, Total
 from fedsolve.schema import Column, Schema
 from tests.oracle import relative_difference
 
@@ -114,7 +115,11 @@ def test_a_gradient_method_sees_prepared_rows(rows):
     method = fs.gradient.FedAvg(rounds=2, network="mlp:6", precision="float64")
     plain = method.fit(fs.LocalFederation.from_arrays(prepared(frame), labels, owners))
     described = Described(method, SCHEMA)
-    model = described.fit(federation(rows, owners))
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "error"
+        )  # clients that cannot answer together answer one by one, with a warning
+        model = described.fit(federation(rows, owners))
     expected = plain.decision_function(prepared(frame))
     assert relative_difference(model.decision_function(frame), expected) < 1e-9
     run = described.start(federation(rows, owners).describe())
@@ -298,6 +303,19 @@ def test_a_reference_that_is_far_away_is_told(rows):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Described(fs.AFL(), near).fit(federation((frame[["stamp"]], labels), np.arange(ROWS) % 4, near))
+
+
+def test_a_constant_is_told_from_rounding_among_many_clients():
+    """A thousand terms leave some hundred roundings of a variance that is zero."""
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0.1, 10, 200)
+    schema = Schema(tuple(Column(f"c{number}") for number in range(len(values))))
+    total = Total(Term({"moments": np.zeros((3, len(values)))}), ())
+    for rows in rng.integers(1, 500, 1000):
+        column = np.tile(values, (rows, 1))
+        moments = np.array([np.full(len(values), rows), column.sum(axis=0), (column**2).sum(axis=0)])
+        total.term.add(Term({"moments": moments}, {"rows": int(rows)}))
+    assert np.all(solve_preparation(schema, total, standardise=True).scale == 1.0)
 
 
 def test_nothing_is_asked_where_nothing_follows(rows):
