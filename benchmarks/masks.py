@@ -18,12 +18,12 @@ from rich.table import Table
 
 from benchmarks.machine import OtherWork, progress
 from fedsolve.federation.messages import Term
-from fedsolve.privacy.layout import Layout
+from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
 from fedsolve.privacy.ring import RingVector, decode, encode
+from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.signatures import signer, verifier
-from fedsolve.privacy.streams import add_masks
 from fedsolve.privacy.unmasking import Server
 
 MOST_SUMMED = 50

@@ -130,7 +130,7 @@ def report(told: Sequence[dict[str, Any]], first: int = FIRST, last: int = LAST)
 
 def draw(told: Sequence[dict[str, Any]]) -> Any:
     """Test accuracy round by round, with and without feedback alignment; a panel for each host."""
-    from fedsolve.experiments.statistics import mean_and_error
+    from fedsolve.experiments.significance import mean_error
 
     from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, panels
 
@@ -143,7 +143,7 @@ def draw(told: Sequence[dict[str, Any]]) -> Any:
     for host, by_choice in curves.items():
         series = []
         for choice, runs in by_choice.items():
-            found = [mean_and_error(values) for values in zip(*runs, strict=False)]
+            found = [mean_error(values) for values in zip(*runs, strict=False)]
             means = tuple(mean for mean, _ in found)
             errors = tuple(math.nan if error is None else error for _, error in found)
             name = f"with feedback alignment, {choice}" if choice else "without"

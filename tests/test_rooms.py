@@ -25,6 +25,9 @@ SMALL = (
     "checks",
     "parameters",
     "labels",
+    "schema",
+    "encoder",
+    "preparation",
     "registry",
     "model",
 )
@@ -37,12 +40,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "privacy": ("federation",),
     "closedform": ("federation",),
     "gradient": ("federation", "data"),
-    "baselines": ("closedform", "federation", "data"),
     "extend": ("closedform", "gradient", "federation"),
     "testing": ("federation",),
     "estimators": ("closedform", "gradient", "federation", "data"),
     "experiments": ("closedform", "gradient", "network", "federation", "data"),
-    "cli": ("experiments", "baselines", "closedform", "gradient", "network", "federation", "data"),
+    "cli": ("experiments", "closedform", "gradient", "network", "federation", "data"),
     "__main__": ("cli",),
     "__init__": ("estimators", "closedform", "gradient", "network", "federation", "data"),
 }

@@ -24,10 +24,12 @@ from fedsolve.errors import (
     ModelFileError,
     TermError,
 )
+from fedsolve.federation.described import Described
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.model import Model, load_model
+from fedsolve.schema import Column, Schema
 from fedsolve.version import __version__
 
 if TYPE_CHECKING:
@@ -42,11 +44,13 @@ __all__ = [
     "Cascade",
     "ClientData",
     "CohortError",
+    "Column",
     "ConditionWarning",
     "DataError",
     "DeepAFL",
     "DeepAFLClassifier",
     "DeepAFLRegressor",
+    "Described",
     "FedsolveError",
     "FlowerFederation",
     "LocalFederation",
@@ -54,6 +58,7 @@ __all__ = [
     "Model",
     "ModelFileError",
     "Participant",
+    "Schema",
     "TermError",
     "__version__",
     "gradient",

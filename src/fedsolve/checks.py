@@ -45,8 +45,13 @@ def check_classes(present: int, listed: str = "") -> None:
         raise DataError(f"only one class in the whole federation{listed}; a classifier needs at least two.")
 
 
-def check_arrays(features: Array, labels: Array, weights: Array | None = None) -> None:
-    """Refuse what no method can use: wrong shapes, non-numbers, NaN and infinity, negative weights."""
+def check_arrays(
+    features: Array, labels: Array, weights: Array | None = None, *, missing: bool = False
+) -> None:
+    """Refuse what no method can use: wrong shapes, non-numbers, NaN and infinity, negative weights.
+
+    missing: whether NaN stands for a missing value that will be filled.
+    """
     if features.ndim != 2:
         raise DataError(
             f"features must be two-dimensional (rows, width); got shape {features.shape}. "
@@ -75,7 +80,8 @@ def check_arrays(features: Array, labels: Array, weights: Array | None = None) -
         raise DataError(f"labels contain NaN or infinite values (first in row {bad}). Remove those rows.")
     if features.dtype.kind == "f":
         for start in range(0, len(features), _CHECK_ROWS):
-            finite = np.isfinite(features[start : start + _CHECK_ROWS])
+            part = features[start : start + _CHECK_ROWS]
+            finite = ~np.isinf(part) if missing else np.isfinite(part)
             if not finite.all():
                 row, column = (int(i) for i in np.argwhere(~finite)[0])
                 value = features[start + row, column]

@@ -5,19 +5,23 @@ A model of one's own needs `scores` and nothing else: its attributes are stored 
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from fedsolve import attributes, container, registry
 from fedsolve.container import Array
+from fedsolve.encoder import encode, is_table
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_from_note, labels_note, regression_targets
 from fedsolve.permissions import allowing, restricted
+from fedsolve.preparation import TablePreparation
+from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
     from fedsolve.federation.method import Record
@@ -26,12 +30,19 @@ if TYPE_CHECKING:
 
 MODEL_VERSION = 1
 
-_BASE = {"features", "classes", "outputs", "history"}
+_BASE = {"features", "classes", "outputs", "history", "schema", "preparing"}
+_PREPARING = "preparing."
 _FAMILIES: dict[str, type[Model]] = {}
 
 
 class Model(ABC):
-    """A trained predictor. Scores have one column per class or target: least-squares estimates, or logits."""
+    """A trained predictor. Scores have one column per class or target: least-squares estimates, or logits.
+
+    schema:    what a row is, where the model was trained on rows that a schema describes. Rows may then be a
+               table (a DataFrame, a pyarrow Table, a mapping of columns), whose columns are found by name.
+    preparing: how encoded rows are filled and standardised before the model sees them. A plain array is taken
+               as encoded and not yet prepared: what `encoder.encode` gives, NaN where a value is missing.
+    """
 
     family: ClassVar[str]
     """Under which name files say what they hold; the class's address unless it is given."""
@@ -43,6 +54,8 @@ class Model(ABC):
         self.classes = classes
         self.outputs = outputs
         self.history: Sequence[Record] = ()
+        self.schema: Schema | None = None
+        self.preparing: TablePreparation | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -109,6 +122,10 @@ class Model(ABC):
 
         states: what the client kept from the run, for methods whose clients keep something.
         """
+        return self.undescribed().own_model(self.shown(data), states).described_as(self)
+
+    def own_model(self, data: ClientData, states: StateStore | None = None) -> Model:
+        """As `personalised`, of rows that are prepared; what methods with personal models override."""
         if self.private:
             raise DataError(
                 "this model is one client's own already; personalise the shared model it was made from."
@@ -117,6 +134,25 @@ class Model(ABC):
             f"a model of family '{self.family}' is the same for everybody; train with a personalised method "
             "such as APFL, or put refinements over it with APFL(...).over(model)."
         )
+
+    # -- what a row is -----------------------------------------------------------------------------
+
+    def described_as(self, other: Model) -> Self:
+        """This model, which takes the same raw rows as `other` from now on."""
+        self.schema, self.preparing = other.schema, other.preparing
+        return self
+
+    def undescribed(self) -> Self:
+        """The model of prepared rows that is inside this one."""
+        if self.schema is None and self.preparing is None:
+            return self
+        inside = copy.copy(self)
+        inside.schema = inside.preparing = None
+        return inside
+
+    def shown(self, data: ClientData) -> ClientData:
+        """A client's rows as the model inside this one sees them."""
+        return data if self.preparing is None else data.prepared(self.preparing)
 
     def _decide(self, scores: Array) -> Array:
         if self.classes is not None:
@@ -137,6 +173,13 @@ class Model(ABC):
         return float(np.mean(1.0 - error / spread))
 
     def _checked(self, values: Any) -> Array:
+        if is_table(values):
+            if self.schema is None:
+                raise DataError(
+                    "this model knows no names of columns, only their number. Give an array with the columns "
+                    f"in the order of training ({self.features} of them)."
+                )
+            values = encode(self.schema, values)
         features: Array = values if isinstance(values, np.ndarray) else np.asarray(values)
         if features.ndim != 2 or features.shape[1] != self.features:
             raise DataError(
@@ -144,6 +187,8 @@ class Model(ABC):
             )
         if features.dtype.kind not in "fiub":
             raise DataError(f"features must be real numbers; got dtype {features.dtype}.")
+        if self.preparing is not None:
+            features = self.preparing.apply(features)
         if features.dtype.kind == "f" and not np.all(np.isfinite(features)):
             raise DataError("features contain NaN or infinite values. Remove or impute them.")
         return features
@@ -160,7 +205,12 @@ class Model(ABC):
             "outputs": self.outputs,
             "classes": labels_note(self.classes),
         }
-        return self.arrays(), note
+        arrays = self.arrays()
+        if self.schema is not None:
+            note["schema"] = self.schema.to_note()
+        if self.preparing is not None:
+            arrays |= {f"{_PREPARING}{name}": array for name, array in self.preparing.arrays().items()}
+        return arrays, note
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model file; equal models give equal bytes. One client's own is for its owner to read."""
@@ -197,7 +247,14 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
             f"{path} holds a model of family {family!r}; known are {sorted(_FAMILIES)}. Upgrade fedsolve."
         )
     try:
-        return _FAMILIES[family].restored(arrays, dict(note))
+        preparing = container.with_prefix(arrays, _PREPARING)
+        own = {name: array for name, array in arrays.items() if not name.startswith(_PREPARING)}
+        model = _FAMILIES[family].restored(own, dict(note))
+        if note.get("schema") is not None:
+            model.schema = Schema.from_note(note["schema"])
+        if preparing:
+            model.preparing = TablePreparation.from_arrays(preparing)
+        return model
     except (KeyError, TypeError, IndexError) as problem:
         raise ModelFileError(
             f"{path} is incomplete ({type(problem).__name__}: {problem}). Fetch or write it again."

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term
-from fedsolve.privacy.layout import Field, Layout, exponents_from, exponents_note
 from fedsolve.privacy.ring import CHUNK, OutOfRange, RingVector, decode, encode
+from fedsolve.privacy.ring_layout import Field, Layout, exponents_from, exponents_note
 from fedsolve.privacy.sizes import FINEST, KnownTotals, exponent_for
 
 NUMBERS = st.floats(-(2.0**55), 2.0**55, allow_subnormal=True)

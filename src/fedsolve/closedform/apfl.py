@@ -146,7 +146,8 @@ class APFL(Method["APFLModel"]):
         They correct its `estimates`: of a network, the probabilities. Of an APFL model, the shared stream is
         taken; a model that belongs to one client is refused.
         """
-        return APFLModel(shared.primary if isinstance(shared, APFLModel) else shared, self)
+        primary = shared.primary if isinstance(shared, APFLModel) else shared.undescribed()
+        return APFLModel(primary, self).described_as(shared)
 
 
 class APFLModel(Model):
@@ -174,7 +175,7 @@ class APFLModel(Model):
     def personalises(self) -> bool:
         return True
 
-    def personalised(self, data: ClientData, states: StateStore | None = None) -> PersonalModel:
+    def own_model(self, data: ClientData, states: StateStore | None = None) -> PersonalModel:
         """The predictor of the client that owns `data`: Eq. 11-14, with nothing sent to anybody."""
         return self.method.refinement.fit(self.primary, data)
 
@@ -187,7 +188,9 @@ class APFLModel(Model):
             )
         for participant in self.federation.participants:
             if participant.name == client:
-                return self.personalised(participant.data)
+                own = self.personalised(participant.data)
+                assert isinstance(own, PersonalModel)
+                return own
         raise DataError(
             f"no participant is called '{client}'; they are {', '.join(self.federation.clients[:5])}, ..."
         )
@@ -204,7 +207,8 @@ class APFLModel(Model):
             self.classes,
             getattr(self.primary, "preparation", None),
         )
-        return APFLModel(nothing, replace(self.method, balance=1.0), self.federation)
+        alone = APFLModel(nothing, replace(self.method, balance=1.0), self.federation)
+        return alone.described_as(self)
 
     def estimates(self, features: Any) -> Array:
         return self.primary.estimates(features)

@@ -119,9 +119,11 @@ class PersonalModel(Model):
     def with_balance(self, balance: float) -> PersonalModel:
         """The same streams, balanced differently; 0 is the shared stream's estimates to the bit."""
         check_not_negative(balance=balance)
-        return PersonalModel(
-            self.shared, self.refinement, self.weight, float(balance), self.sums, self.refinement_ridge
-        )
+        return self._with(self.weight, float(balance), self.sums, self.refinement_ridge)
+
+    def _with(self, weight: Array, balance: float, sums: RidgeSums | None, ridge: float) -> PersonalModel:
+        changed = PersonalModel(self.shared, self.refinement, weight, balance, sums, ridge)
+        return changed.described_as(self)
 
     def updated(self, data: ClientData) -> PersonalModel:
         """The predictor after more rows, of which `data` holds only the new ones.
@@ -135,9 +137,9 @@ class PersonalModel(Model):
                 "growing=True, or personalise again on all rows."
             )
         sums = self.sums.copy()
-        _RefinementRows(self.refinement, self.shared, data).absorb(sums)
+        _RefinementRows(self.refinement, self.shared, self.shown(data)).absorb(sums)
         weight = sums.solve(self.refinement_ridge).weight
-        return PersonalModel(self.shared, self.refinement, weight, self.balance, sums, self.refinement_ridge)
+        return self._with(weight, self.balance, sums, self.refinement_ridge)
 
     def rebalanced(self, data: ClientData) -> PersonalModel:
         """The same streams with the balance that `balance="auto"` chooses; `data` holds all rows of P.
@@ -146,14 +148,14 @@ class PersonalModel(Model):
         """
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
-        rows = _RefinementRows(self.refinement, self.shared, data)
+        rows = _RefinementRows(self.refinement, self.shared, self.shown(data))
         estimates = rows.estimates()
         if self.refinement.ridge != "auto":
             return self.with_balance(rows.balance(self.sums.solve(self.refinement_ridge), estimates))
         ridge = rows.ridge(self.sums, estimates, "auto")
         solution = self.sums.solve(ridge)
         balance = rows.balance(solution, estimates)
-        return PersonalModel(self.shared, self.refinement, solution.weight, balance, self.sums, ridge)
+        return self._with(solution.weight, balance, self.sums, ridge)
 
     def scores(self, features: Array) -> Array:
         scores = self.shared.estimates(features)

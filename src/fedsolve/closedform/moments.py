@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.closedform.solvers import EPS
 from fedsolve.closedform.sums import Accumulator, Rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Block, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.preparation import mean_and_deviation
 
 KIND = "moments"
 
@@ -37,10 +37,7 @@ class Preparation:
         weight = float(total["weight"][0])
         if weight <= 0:
             raise DataError("no rows at all: every client of the cohort is empty or has zero weights.")
-        mean = total["feature"] / weight
-        variance = total["feature_square"] / weight - mean**2
-        constant = variance <= 16 * EPS * (mean**2 + np.abs(variance))
-        deviation = np.sqrt(np.where(constant, 1.0, variance))
+        mean, deviation = mean_and_deviation(weight, total["feature"], total["feature_square"])
         target = total["target"] / weight
         return cls(
             mean=mean,

@@ -203,7 +203,7 @@ def read_parquet(path: Path, wish: Wish) -> Columns:
         from pyarrow import parquet
     except ImportError as problem:
         raise DataError(
-            "parquet files need pyarrow. Install it: pip install 'fedsolve[parquet]'."
+            "parquet files need pyarrow. Install it: pip install 'fedsolve[tables]'."
         ) from problem
     try:
         with open(path, "rb") as stream:

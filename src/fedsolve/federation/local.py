@@ -29,6 +29,7 @@ from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
 from fedsolve.owners import owned_rows
+from fedsolve.schema import Schema
 from fedsolve.threads import blas_threads, usable_cores
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class LocalFederation:
         scratch: str | Path | None = None,
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
+        schema: Schema | None = None,
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
@@ -101,10 +103,12 @@ class LocalFederation:
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
+        schema: what the features are, where `encoder.encode` made them of a table; its classes are those of
+            the federation unless others are declared.
         """
         features, labels, owners = _as_array(features), plain_labels(labels), np.asarray(owners)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        check_arrays(features, labels, weights)
+        check_arrays(features, labels, weights, missing=schema is not None)
         if len(features) == 0:
             raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
         if owners.shape != (len(features),) or owners.dtype.kind not in "iu":
@@ -122,10 +126,12 @@ class LocalFederation:
         folder = None if scratch is None else Path(scratch)
         participants = []
         for client, rows in enumerate(owned_rows(owners, count)):
-            data = ClientData(features, labels, rows, weights, checked=True)
+            data = ClientData(features, labels, rows, weights, checked=True, schema=schema)
             share = memory_budget * len(rows) // len(features)
             name = f"client-{client:0{digits}d}"
             participants.append(Participant(name, data, memory_budget=share, scratch=folder))
+        if classes is None and schema is not None and schema.classes:
+            classes = schema.classes
         return cls(
             participants,
             classes=classes,

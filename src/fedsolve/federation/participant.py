@@ -12,69 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedsolve import registry
-from fedsolve.checks import check_arrays
-from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
+from fedsolve.federation.client_data import ClientData, rows_for
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.states import StateStore
 from fedsolve.federation.workspace import Workspace
-from fedsolve.labels import plain_labels
 from fedsolve.permissions import check_allowed
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
 
+__all__ = ["ClientData", "Memory", "Participant", "answer_together", "group_size", "group_step", "step"]
+
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
-
-
-class ClientData:
-    """A client's rows: features, and labels (classification) or targets (regression), never copied whole.
-
-    features: (rows of the source, width), any real dtype, may be memory-mapped.
-    labels:   (rows of the source,) labels of any sortable type, or float targets (…,) / (…, outputs).
-    rows:     which rows of the source belong to this client; all when None.
-    weights:  (rows of the source,) non-negative sample weights; they enter sums, never the row count.
-    """
-
-    def __init__(
-        self,
-        features: Any,
-        labels: Any,
-        rows: Array | None = None,
-        weights: Any = None,
-        *,
-        checked: bool = False,
-    ) -> None:
-        self.source = features if isinstance(features, np.ndarray) else np.asarray(features)
-        self.labels = plain_labels(labels)
-        self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
-        self.rows = rows
-        if not checked:
-            check_arrays(self.source, self.labels, self.weights)
-
-    def __len__(self) -> int:
-        return len(self.source) if self.rows is None else len(self.rows)
-
-    @property
-    def width(self) -> int:
-        return int(self.source.shape[1])
-
-    def features(self, span: slice, dtype: Any = np.float64) -> Array:
-        """The features of this client's rows `span`, as a contiguous array."""
-        return np.ascontiguousarray(self._own(self.source, span), dtype=dtype)
-
-    def own_labels(self) -> Array:
-        return self._own(self.labels, slice(None))
-
-    def own_weights(self) -> Array | None:
-        return None if self.weights is None else self._own(self.weights, slice(None))
-
-    def _own(self, array: Array, span: slice) -> Array:
-        return array[span] if self.rows is None else array[self.rows[span]]
 
 
 @dataclass
@@ -183,7 +135,13 @@ class Participant:
                 "Install the same fedsolve version as the server."
             )
         self._memory.workspace = workspace if workspace is not None else Workspace()
-        return _STEPS[request.kind](self.data, request, self._memory)
+        return _STEPS[request.kind](self.rows_for(request), request, self._memory)
+
+    def rows_for(self, request: Request) -> ClientData:
+        """The rows as steps see them: prepared as the run says, where it says so."""
+        if request.position == 0:  # a question without a model, such as an evaluation
+            return self.data
+        return rows_for(self.data, request.kind, self._memory.chain, self._memory.cache)
 
     def _admit_method(self) -> None:
         """Refuse a method from outside that nobody here allowed; import one that was."""
@@ -246,4 +204,4 @@ def answer_together(
     for memory in memories:
         memory.workspace = workspace
     function, _ = _GROUP_STEPS[request.kind]
-    return function([participant.data for participant in participants], request, memories)
+    return function([participant.rows_for(request) for participant in participants], request, memories)

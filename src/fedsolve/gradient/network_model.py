@@ -119,10 +119,10 @@ class GradientModel(Model):
         kind = registry.method_class(self.parameters["method"])
         return self.private or getattr(kind, "shares_a_predictor", True)
 
-    def personalised(self, data: ClientData, states: StateStore | None = None) -> Model:
+    def own_model(self, data: ClientData, states: StateStore | None = None) -> Model:
         """The predictor of the client that owns `data`, from what it kept of the run, if anything."""
         if not self.personalises:
-            return super().personalised(data, states)
+            return super().own_model(data, states)
         if data.width != self.features:
             raise DataError(
                 f"this client has {data.width} features per row, the model uses {self.features}. "

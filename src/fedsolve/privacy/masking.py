@@ -31,10 +31,11 @@ import numpy as np
 
 from fedsolve.container import Array, from_bytes, to_bytes
 from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.notes import (
-    Keys,
     Question,
     Setup,
+    SlotKeys,
     as_array,
     check_names,
     commitment,
@@ -52,7 +53,6 @@ from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, agree, derive, p
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.signatures import Sign, Verify
-from fedsolve.privacy.streams import add_masks
 
 OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""
@@ -86,7 +86,7 @@ class Client:
         # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
         drawn = [as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
         self._secrets: Array = np.stack(drawn)
-        self._members: dict[str, Keys] = {}
+        self._members: dict[str, SlotKeys] = {}
         self._own_keys = b""
         self._shares: dict[str, Array] = {}
         self._cohorts: dict[int, tuple[str, tuple[str, ...]]] = {}
@@ -102,9 +102,9 @@ class Client:
                 as_array(commitment(self.setup, self.name, slot, pair[OF_SEED].tobytes()))
                 for slot, pair in enumerate(self._secrets)
             ]
-            keys = Keys(self.name, public_key(self._channel), np.stack(masks), np.stack(bound))
+            keys = SlotKeys(self.name, public_key(self._channel), np.stack(masks), np.stack(bound))
             signature = self._sign(keys.signed_bytes(self.setup))
-            signed = Keys(keys.name, keys.channel, keys.masks, keys.commitments, signature)
+            signed = SlotKeys(keys.name, keys.channel, keys.masks, keys.commitments, signature)
             self._own_keys = signed.to_bytes(self.setup)
         return self._own_keys
 
@@ -167,8 +167,8 @@ class Client:
             found[name] = as_array(text).reshape(shape).copy()
         self._shares |= found
 
-    def _verified(self, name: str, note: bytes) -> Keys:
-        keys = Keys.from_bytes(note, self.setup)
+    def _verified(self, name: str, note: bytes) -> SlotKeys:
+        keys = SlotKeys.from_bytes(note, self.setup)
         if keys.name != name or not self._verify(name, keys.signed_bytes(self.setup), keys.signature):
             raise TermError(
                 f"the keys sent under the name '{name}' are not signed by '{name}' as this site knows it. "
@@ -317,7 +317,7 @@ class Client:
             client._secrets = octets(arrays, "secrets", client._secrets.shape).copy()
             client._own_keys = octets(arrays, "own").tobytes()
             for place, name in enumerate(note["members"]):
-                client._members[name] = Keys.from_bytes(arrays[f"member.{place}"].tobytes(), client.setup)
+                client._members[name] = SlotKeys.from_bytes(arrays[f"member.{place}"].tobytes(), client.setup)
             for place, name in enumerate(note["shares"]):
                 client._shares[name] = arrays[f"share.{place}"].copy()
             client._cohorts = {slot: (digest, tuple(names)) for slot, digest, names in note["cohorts"]}

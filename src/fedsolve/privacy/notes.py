@@ -66,7 +66,7 @@ def commitment(setup: Setup, name: str, slot: int, seed: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Keys:
+class SlotKeys:
     """A client's public keys: one for sealed shares, and for every slot a mask key and a commitment.
 
     masks, commitments: uint8 (slots, 32).
@@ -93,7 +93,7 @@ class Keys:
         return pack("keys", setup, {"name": self.name}, arrays)
 
     @classmethod
-    def from_bytes(cls, data: bytes, setup: Setup) -> Keys:
+    def from_bytes(cls, data: bytes, setup: Setup) -> SlotKeys:
         """The keys of `to_bytes`; refused when they are of another run, epoch, number or threshold."""
         arrays, note = unpack(data, "keys", setup)
         each = (setup.slots, KEY_BYTES)

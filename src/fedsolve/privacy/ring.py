@@ -23,7 +23,7 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term, pack_triangle, unpack_triangle
-from fedsolve.privacy.layout import HEADROOM_BITS, Layout
+from fedsolve.privacy.ring_layout import HEADROOM_BITS, Layout
 
 CHUNK = 16384
 """Numbers handled at a time: two limbs of them are 256 KiB and stay in the processor's cache."""

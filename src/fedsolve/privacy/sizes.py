@@ -13,7 +13,7 @@ from collections.abc import Collection
 from fedsolve.container import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term
-from fedsolve.privacy.layout import HEADROOM_BITS, LARGEST_EXPONENT, Layout
+from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, Layout
 
 SPARE_BITS = 10
 """A term in one limb may be 2^10 times as large as the largest number of the total before it."""

@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping
 
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, TermError
+from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import OF_KEY, OF_SEED
 from fedsolve.privacy.notes import (
-    Keys,
     Question,
     Setup,
+    SlotKeys,
     check_names,
     commitment,
     listed,
@@ -30,7 +31,6 @@ from fedsolve.privacy.notes import (
 from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES, agree, derive, public_key
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Joiner
-from fedsolve.privacy.streams import add_masks
 
 
 class Server:
@@ -43,7 +43,7 @@ class Server:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._notes: dict[str, bytes] = {}
-        self._keys: dict[str, Keys] = {}
+        self._keys: dict[str, SlotKeys] = {}
         self._sealed: dict[str, dict[str, bytes]] = {}
         self._passed_on: tuple[str, ...] = ()
         self._sealed_passed_on = False
@@ -63,7 +63,7 @@ class Server:
         """Take what `Client.advertise` gave."""
         if self._passed_on:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
-        keys = Keys.from_bytes(note, self.setup)
+        keys = SlotKeys.from_bytes(note, self.setup)
         _check_sender(sender, keys.name)
         self._keys[sender], self._notes[sender] = keys, note
 
@@ -131,7 +131,7 @@ class MaskedSum:
         self,
         question: Question,
         members: tuple[str, ...],
-        keys: Mapping[str, Keys],
+        keys: Mapping[str, SlotKeys],
         masked: RingVector | None = None,
         survivors: Collection[str] = (),
     ) -> None:

@@ -180,7 +180,7 @@ KNOWN = (
     ),
     Known(
         "parquet:PATH",
-        "your own table; needs fedsolve[parquet]",
+        "your own table; needs fedsolve[tables]",
         f"a column of labels (?label=NAME) and columns of numbers; {_SPLIT}",
         "your disk",
         load,

@@ -1,0 +1,280 @@
+"""What a row is: columns by name and kind, label and classes; or a backbone and its preprocessing.
+
+A schema is agreed on before anything is sent, and it is part of the model. It turns a raw row into numbers by
+itself: no number in it depends on the data that are encoded, so that every site encodes alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from fedsolve.container import Array, canonical_json
+from fedsolve.errors import DataError, did_you_mean
+from fedsolve.labels import class_list, labels_from_note, labels_note
+
+Kind = Literal["number", "category", "date", "text", "unused"]
+
+RULES: dict[str, tuple[str, ...]] = {
+    "number": ("mean", "flag", "refuse"),
+    "date": ("mean", "flag", "refuse"),
+    "category": ("other", "flag", "refuse"),
+    "text": ("empty", "refuse"),
+    "unused": ("ignore",),
+}
+"""What may be done about a missing value, by the kind of its column; the first is the default."""
+
+DAYS_A_YEAR = 365.25
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table, by its name.
+
+    kind:       what its cells are; an "unused" column is known and left out.
+    unit:       for people; sites must agree on it.
+    categories: the values of a category in the order of their columns; all others are "other".
+    missing:    the rule for a missing value. "mean": the mean over all sites. "flag": the same, and a column
+                of 0 and 1 says so (of a category: a column of its own). "other": as an unknown category.
+                "empty": as text without words. "refuse".
+    reference, scale: a value near which the numbers lie, and about how far they spread. Sums are taken of
+                (x - reference) / scale, so that large numbers do not cancel; no result depends on them
+                beyond rounding. Of a date, the reference is in days since 1970-01-01 and the feature is
+                (days - reference) / scale.
+    buckets:    width of the hashed words of a text.
+    format:     of a date, as in strptime; ISO 8601 when None.
+    remark:     for people; in the file a comment.
+    """
+
+    name: str
+    kind: Kind = "number"
+    unit: str | None = None
+    categories: tuple[str, ...] = ()
+    missing: str = ""
+    reference: float = 0.0
+    scale: float = 0.0
+    buckets: int = 64
+    format: str | None = None
+    remark: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in RULES:
+            raise DataError(
+                f"column '{self.name}': unknown kind '{self.kind}';{did_you_mean(self.kind, RULES)} "
+                f"known are {', '.join(RULES)}."
+            )
+        if not self.missing:
+            object.__setattr__(self, "missing", RULES[self.kind][0])
+        if not self.scale:
+            object.__setattr__(self, "scale", DAYS_A_YEAR if self.kind == "date" else 1.0)
+        object.__setattr__(self, "categories", tuple(self.categories))
+        object.__setattr__(self, "reference", float(self.reference))
+        object.__setattr__(self, "scale", float(self.scale))
+        for problem in self._problems():
+            raise DataError(f"column '{self.name}': {problem}")
+
+    def _problems(self) -> Iterable[str]:
+        if self.missing not in RULES[self.kind]:
+            yield (
+                f"missing = '{self.missing}' is no rule for a {self.kind}; "
+                f"choose among {', '.join(RULES[self.kind])}."
+            )
+        if not math.isfinite(self.reference) or not (math.isfinite(self.scale) and self.scale > 0):
+            yield (f"reference must be finite and scale > 0; got {self.reference:g} and {self.scale:g}.")
+        if (self.kind == "category") != bool(self.categories):
+            yield "a category, and nothing else, needs a list of categories."
+        if len(set(self.categories)) != len(self.categories):
+            yield f"categories must differ; got {', '.join(map(repr, self.categories))}."
+        if not all(isinstance(category, str) for category in self.categories):
+            yield 'categories must be text; write "1" for the code 1.'
+        if isinstance(self.buckets, bool) or not isinstance(self.buckets, int) or self.buckets < 1:
+            yield f"buckets must be a whole number, at least 1; got {self.buckets!r}."
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        flag = (f"{self.name}=(missing)",) if self.missing == "flag" else ()
+        if self.kind in ("number", "date"):
+            return (self.name, *flag)
+        if self.kind == "category":
+            known = tuple(f"{self.name}={category}" for category in self.categories)
+            return (*known, f"{self.name}=(other)", *flag)
+        if self.kind == "text":
+            return tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets))
+        return ()
+
+    def to_note(self) -> dict[str, Any]:
+        """The column as JSON values; only what its kind uses."""
+        note: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        if self.kind == "unused":
+            return note
+        note["missing"] = self.missing
+        if self.unit is not None:
+            note["unit"] = self.unit
+        if self.kind in ("number", "date"):
+            note |= {"reference": self.reference, "scale": self.scale}
+        if self.kind == "date":
+            note["format"] = self.format
+        if self.kind == "category":
+            note["categories"] = list(self.categories)
+        if self.kind == "text":
+            note["buckets"] = self.buckets
+        return note
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """Where features of images come from: a backbone's address, preprocessing, and weights by digest."""
+
+    address: str
+    preprocessing: Mapping[str, Any]
+    weights: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a row is: the columns of a table, or the backbone that made features of images.
+
+    columns: in the order of their features; a file may have them in any order.
+    label:   the column of the labels. classes: the labels that there are; empty where none are declared.
+    client:  the column that names who owns a row.
+    """
+
+    columns: tuple[Column, ...] = ()
+    label: str | None = None
+    classes: tuple[Any, ...] = ()
+    client: str | None = None
+    extractor: Extractor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if self.classes:
+            object.__setattr__(self, "classes", tuple(class_list(self.classes).tolist()))
+        if bool(self.columns) == (self.extractor is not None):
+            raise DataError("a schema describes the columns of a table, or the features of images.")
+        names = [column.name for column in self.columns] + [n for n in (self.label, self.client) if n]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"the schema names {_quoted(twice)} more than once; a name says one thing.")
+        if self.columns and not self.used:
+            raise DataError("the schema uses no column; at least one must be of another kind than 'unused'.")
+
+    @cached_property
+    def used(self) -> tuple[Column, ...]:
+        """The columns that become features."""
+        return tuple(column for column in self.columns if column.kind != "unused")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded features, in order."""
+        if self.extractor is not None:
+            return tuple(f"feature {number}" for number in range(self.extractor.width))
+        return tuple(name for column in self.used for name in column.names)
+
+    @property
+    def width(self) -> int:
+        """How many features a row has once it is encoded."""
+        return self.extractor.width if self.extractor is not None else len(self.names)
+
+    @cached_property
+    def class_array(self) -> Array | None:
+        """The declared classes as an array in the type of the labels; None where there are none."""
+        return class_list(self.classes) if self.classes else None
+
+    def places(self, *kinds: str) -> list[tuple[int, Column]]:
+        """Where the first feature of every column of these kinds stands."""
+        found, place = [], 0
+        for column in self.used:
+            if column.kind in kinds:
+                found.append((place, column))
+            place += len(column.names)
+        return found
+
+    # -- agreement ---------------------------------------------------------------------------------
+
+    def to_note(self) -> dict[str, Any]:
+        """The schema as JSON values, for the opening of a run and the model file."""
+        return {
+            "columns": [column.to_note() for column in self.columns],
+            "label": self.label,
+            "classes": labels_note(self.class_array),
+            "client": self.client,
+            "extractor": None if self.extractor is None else dataclasses.asdict(self.extractor),
+        }
+
+    @classmethod
+    def from_note(cls, note: Mapping[str, Any]) -> Schema:
+        """The schema that `to_note` described."""
+        classes = labels_from_note(note["classes"])
+        return cls(
+            tuple(Column(**column) for column in note["columns"]),
+            note["label"],
+            () if classes is None else tuple(classes.tolist()),
+            note["client"],
+            None if note["extractor"] is None else Extractor(**note["extractor"]),
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what sites must agree on: not of unused columns and the one that names owners."""
+        note = self.to_note() | {"client": None}
+        note["columns"] = [column.to_note() for column in self.used]
+        return hashlib.sha256(canonical_json(note).encode()).hexdigest()
+
+    def differences(self, other: Schema) -> list[str]:
+        """What this schema has otherwise than `other`, one phrase each; nothing where their digests agree."""
+        if self.digest == other.digest:
+            return []
+        mine, theirs = ({column.name: column for column in schema.used} for schema in (self, other))
+        phrases = [f"column '{name}' is missing" for name in theirs if name not in mine]
+        phrases += [f"column '{name}' is not known there" for name in mine if name not in theirs]
+        for name in mine.keys() & theirs.keys():
+            ours, others = mine[name].to_note(), theirs[name].to_note()
+            phrases += [
+                f"column '{name}' has {key} {ours.get(key)!r}, there {others.get(key)!r}"
+                for key in sorted(ours.keys() | others.keys())
+                if ours.get(key) != others.get(key)
+            ]
+        for key in ("label", "classes", "extractor"):
+            if getattr(self, key) != getattr(other, key):
+                phrases.append(f"{key} is {getattr(self, key)!r}, there {getattr(other, key)!r}")
+        return sorted(phrases) or ["the columns are in another order"]
+
+    def check_columns(
+        self, names: Iterable[str], labelled: bool = False, extra: Literal["refuse", "ignore"] = "refuse"
+    ) -> None:
+        """Refuse a table whose columns do not fit, naming all of them; their order does not matter.
+
+        labelled: whether the label column must be there. extra: what to do about columns of other names.
+        """
+        there = [str(name) for name in names]
+        wanted = [column.name for column in self.used]
+        if labelled and self.label is not None:
+            wanted.append(self.label)
+        known = {column.name for column in self.columns} | {self.label, self.client}
+        strange = [name for name in there if name not in known]
+        problems = []
+        twice = sorted({name for name in there if there.count(name) > 1})
+        if twice:
+            problems.append(f"more than one column is called {_quoted(twice)}")
+        for name in wanted:
+            if name not in there:
+                hint = did_you_mean(name, strange).strip()
+                problems.append(f"column '{name}' is missing{f' ({hint})' * bool(hint)}")
+        if extra == "refuse":
+            problems += [f"column '{name}' is not in the schema" for name in strange]
+        if problems:
+            raise DataError(
+                f"the columns do not fit the schema: {'; '.join(problems)}. Rename them, or declare a column "
+                'that is not to be used with kind = "unused".'
+            )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
