@@ -233,7 +233,7 @@ def _overhead(json_path: Path | None, **how: Any) -> None:
 @main.command("sketch")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--rounds", default=40, show_default=True)
-@click.option("--sketch", default=4096, show_default=True)
+@click.option("--sketch", default=2048, show_default=True)
 @click.option("--network", default="mobilenet_v2", show_default=True)
 @click.option("--epochs", default=5, show_default=True)
 @click.option("--limit", type=int, default=None, help="Only the first images.")
@@ -250,50 +250,13 @@ def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
-@main.command("fashion-mnist")
-@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
-@click.option("--rounds", default=100, show_default=True)
-@click.option("--seeds", default="0,1,2", show_default=True, help="One process per arm and seed.")
-@click.option("--device", default="auto", show_default=True)
-@click.option(
-    "--seconds", default=1e9, show_default=False, help="Stop after this time; the same command continues."
-)
-@click.option("--arm", "arms", multiple=True, help="Only these, such as FedLC+FLFA.")
-@click.option("--seed", type=int, default=None, help="Run one arm and seed in this process.")
-@click.option("--table", is_flag=True, help="Train nothing: print what OUT holds.")
-@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves (PNG).")
-def _fashion_mnist(
-    data: Path | None,
-    out: Path,
-    rounds: int,
-    seeds: str,
-    device: str,
-    seconds: float,
-    arms: tuple[str, ...],
-    seed: int | None,
-    table: bool,
-    figure: Path | None,
-) -> None:
+@main.command("fashion-mnist", add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def _fashion_mnist(words: tuple[str, ...]) -> None:
     """FLFA on Fashion-MNIST in the paper's setting, with and without feedback alignment (needs torch)."""
     from benchmarks import fashion_mnist
-    from fedsolve.experiments.figures.style import render
 
-    if data is None and not table:
-        raise click.UsageError("name the folder with Fashion-MNIST (DATA), or print results with --table.")
-    chosen = list(arms or fashion_mnist.ARMS)
-    if seed is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        fashion_mnist.run_arm(chosen[0], seed, data, out, rounds, device, seconds)
-        return
-    if table:
-        told = fashion_mnist.summary(out)
-    else:
-        numbers = [int(s) for s in seeds.split(",")]
-        told = fashion_mnist.run_all(data, out, rounds, numbers, device, seconds, chosen)
-    if figure is not None:
-        figure.write_bytes(render(fashion_mnist.draw(out), "png"))
-    report.show_arms(Console(width=140, highlight=False, markup=False), told)
+    fashion_mnist.main(words)
 
 
 if __name__ == "__main__":

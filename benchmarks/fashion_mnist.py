@@ -1,175 +1,87 @@
-"""FLFA on Fashion-MNIST in the paper's setting: every host with and without feedback alignment.
+"""FLFA on Fashion-MNIST in the paper's setting: hosts with and without feedback alignment, paired by seed.
 
-100 clients, 10 % of them a round, Dirichlet 0.3, MobileNetV2, 5 local epochs of SGD with momentum 0.9, rate
-0.01 (x 0.998 a round), weight decay 1e-3, batches of 64; scored by the mean test accuracy over the last
-tenth of the rounds (paper, Sec. 10). Each run is a process of its own that continues from its checkpoint,
-so that a GPU lent for minutes at a time is enough.
+`docs/experiment-flfa.md` has the question, the fixed settings and the rule of decision. Every run continues
+from its checkpoint, and the command ends by itself after --seconds, so that a GPU lent for minutes at a time
+is enough. Training needs numpy, scipy and torch alone: `python -m benchmarks.fashion_mnist` is the same
+command as `python -m benchmarks fashion-mnist`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import subprocess
+import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fedsolve as fs
-from benchmarks.machine import progress
+from benchmarks.paired import ARMS, FIRST, LAST, ROUNDS, draw, report, results
+from benchmarks.sharing import Job, run_jobs, shared_gpu, tell
 from fedsolve import container
 from fedsolve.data.datasets import load_dataset
-from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, panels
-from fedsolve.experiments.significance import mean_and_error
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import FedAvg, FedAvgM, FedLC
 from fedsolve.gradient.watch import Watch
 
 HOSTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "FedAvg": (FedAvg, {}),
-    "FedAvgM": (FedAvgM, {"server_momentum": 0.4, "server_form": "classic"}),
     "FedLC": (FedLC, {"calibration": 1.0}),
+    "FedAvgM-classic": (FedAvgM, {"server_momentum": 0.4, "server_form": "classic"}),
+    "FedAvgM-damped": (FedAvgM, {"server_momentum": 0.1, "server_form": "damped"}),
+    "FedAvg": (FedAvg, {}),
 }
-FEEDBACK: dict[str, dict[str, Any]] = {"": {}, "+FLFA": {"feedback": "lowest", "feedback_sketch": 4096}}
-ARMS = [f"{host}{plus}" for host in HOSTS for plus in FEEDBACK]
 CLIENTS, ALPHA = 100, 0.3
-CHECKPOINT_EVERY = 5
+CHECKPOINT_EVERY = 10
+SETTING: dict[str, Any] = {
+    "network": "mobilenet_v2",
+    "participation": 0.1,
+    "epochs": 5,
+    "batch": 64,
+    "rate": 0.01,
+    "rate_decay": 0.998,
+    "momentum": 0.9,
+    "weight_decay": 1e-3,
+    "crop": 2,
+    "flip": 0.5,
+    "pixel_mean": "0.2860",
+    "pixel_deviation": "0.3530",
+}
+WAYS = "processes:1,processes:12,mps:12,mps:16,processes:12/4"
+MODULE = "benchmarks.fashion_mnist"
 
 
 def method_of(arm: str, rounds: int, seed: int, device: str, **changed: Any) -> Any:
-    """The method of an arm, such as "FedLC+FLFA"."""
-    host, plus, _ = arm.partition("+")
+    """The method of an arm, such as "FedLC+lowest"."""
+    host, _, choice = arm.partition("+")
     kind, own = HOSTS[host]
-    setting: dict[str, Any] = {
-        "network": "mobilenet_v2",
-        "rounds": rounds,
-        "participation": 0.1,
-        "epochs": 5,
-        "batch": 64,
-        "rate": 0.01,
-        "rate_decay": 0.998,
-        "momentum": 0.9,
-        "weight_decay": 1e-3,
-        "track": "drift",
-        "device": device,
-        "seed": seed,
-    }
-    return kind(**(setting | own | FEEDBACK["+FLFA" if plus else ""] | changed))
+    feedback = {"feedback": choice, "feedback_first": True} if choice else {}
+    named = {"rounds": rounds, "seed": seed, "device": device}
+    return kind(**(SETTING | named | own | feedback | changed))
 
 
-def run_arm(arm: str, seed: int, folder: Path, out: Path, rounds: int, device: str, seconds: float) -> bool:
-    """Train one arm, from its checkpoint if there is one, for at most `seconds`; whether it is finished."""
-    images, labels, test, truth = pixel_rows(folder)
-    owners = fs.partition.dirichlet(labels, CLIENTS, alpha=ALPHA, seed=seed)
-    federation = fs.LocalFederation.from_arrays(images, labels, owners, clients=CLIENTS, workers=1)
-    method = method_of(arm, rounds, seed, device)
-    run = method.start(federation.describe())
-    checkpoint = out / f"{_stem(arm)}-{seed}.checkpoint"
-    if checkpoint.exists():
-        run.restore(container.read(checkpoint), str(checkpoint))
-    watch = Watch(test, truth, representation=True)
-    started = time.monotonic()
-    for record in exchanges(run, federation):
-        record.metrics.update(watch(run))
-        finished = run.server.round >= rounds and record.kind == "drift"
-        due = record.kind == "drift" and run.server.round % CHECKPOINT_EVERY == 0
-        late = time.monotonic() - started > seconds and record.kind == "drift"
-        if due or late or finished:
-            container.write_atomically(checkpoint, run.to_bytes())
-        if late:
-            break
-    (out / f"{_stem(arm)}-{seed}.json").write_text(
-        json.dumps(
-            {"arm": arm, "seed": seed, "parameters": method.parameters(), "rounds": _rounds(run.history)}
-        )
-        + "\n"
-    )
-    return bool(run.server.round >= rounds)
+# -- training --------------------------------------------------------------------------------------
 
 
-def run_all(
-    folder: Path, out: Path, rounds: int, seeds: list[int], device: str, seconds: float, arms: list[str]
-) -> list[dict[str, Any]]:
-    """All arms and seeds at once, each in a process; the results so far."""
-    out.mkdir(parents=True, exist_ok=True)
-    processes = {}
-    for seed in seeds:
-        for arm in arms:
-            command = [sys.executable, "-m", "benchmarks", "fashion-mnist", str(folder), "--out", str(out)]
-            command += ["--arm", arm, "--seed", str(seed), "--rounds", str(rounds), "--device", device]
-            with (out / f"{_stem(arm)}-{seed}.log").open("w") as log:
-                started = subprocess.Popen([*command, "--seconds", str(seconds)], stdout=log, stderr=log)
-            processes[arm, seed] = started
-    for (arm, seed), process in processes.items():
-        if process.wait() != 0:
-            tail = (out / f"{_stem(arm)}-{seed}.log").read_text()[-2000:]
-            progress(f"{arm}, seed {seed}: exit status {process.returncode}\n{tail}")
-    return summary(out)
+@dataclass(frozen=True)
+class Data:
+    """Images as rows of bytes, and labels, of the training and test part."""
+
+    images: Any
+    labels: Any
+    test: Any
+    truth: Any
 
 
-def summary(out: Path) -> list[dict[str, Any]]:
-    """One entry per arm: accuracy over the last tenth of the rounds and drift, seed by seed."""
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(out.glob("*.json")):
-        told = json.loads(path.read_text())
-        rounds = told["rounds"]
-        last = rounds[-max(1, round(0.1 * len(rounds))) :]
-        entry = found.setdefault(told["arm"], {"arm": told["arm"], "seeds": []})
-        entry["seeds"].append(
-            {
-                "seed": told["seed"],
-                "rounds": len(rounds),
-                "accuracy": float(np.mean([r["test_accuracy"] for r in last])),
-                "best": max(r["test_accuracy"] for r in rounds),
-                "drift": float(np.mean([r["drift"] for r in rounds])),
-                "seconds_per_round": float(np.median([r["seconds"] for r in rounds])),
-            }
-        )
-    return [found[arm] for arm in ARMS if arm in found]
-
-
-def draw(out: Path) -> Any:
-    """Test accuracy round by round, with and without feedback alignment; a panel for each host."""
-    curves: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
-    for path in sorted(out.glob("*.json")):
-        told = json.loads(path.read_text())
-        curves[told["arm"]].append([100 * entry["test_accuracy"] for entry in told["rounds"]])
-    groups = []
-    for host in HOSTS:
-        series = []
-        for plus, words in (("", "without"), ("+FLFA", "with feedback alignment")):
-            found = [mean_and_error(values) for values in zip(*curves[host + plus], strict=False)]
-            means = tuple(mean for mean, _ in found)
-            errors = tuple(float("nan") if error is None else error for _, error in found)
-            series.append(Series(words, tuple(range(1, len(found) + 1)), means, errors))
-        groups.append((host, series))
-    return panels(groups, Axis("round", whole=True), Axis(ACCURACY))
-
-
-def _rounds(history: Any) -> list[dict[str, Any]]:
-    """One flat entry per round, without the cohorts."""
-    rounds: list[dict[str, Any]] = []
-    for record in history:
-        if record.kind == "train":
-            rounds.append(
-                {
-                    "seconds": round(record.seconds, 3),
-                    "bytes_up": record.bytes_up,
-                    "bytes_down": record.bytes_down,
-                }
-                | {name: _short(value) for name, value in record.metrics.items()}
-            )
-        elif record.kind == "drift":
-            rounds[-1]["drift"] = _short(record.metrics["drift"])
-    return rounds
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.7g}")
-    return {name: _short(v) for name, v in value.items()} if isinstance(value, dict) else value
+def load(folder: Path, limit: int | None = None) -> Data:
+    """The whole dataset, or only its first images."""
+    return Data(*(part[:limit] for part in pixel_rows(folder)))
 
 
 def pixel_rows(folder: Path) -> tuple[Any, Any, Any, Any]:
@@ -182,5 +94,303 @@ def pixel_rows(folder: Path) -> tuple[Any, Any, Any, Any]:
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def _stem(arm: str) -> str:
-    return arm.lower().replace("+", "-")
+def federation_of(data: Data, seed: int) -> Any:
+    """The paper's clients: the partition follows the seed."""
+    owners = fs.partition.dirichlet(data.labels, CLIENTS, alpha=ALPHA, seed=seed)
+    return fs.LocalFederation.from_arrays(data.images, data.labels, owners, clients=CLIENTS, workers=1)
+
+
+def run_arm(
+    data: Data, arm: str, seed: int, out: Path, rounds: int, device: str, until: float, **changed: Any
+) -> bool:
+    """Train one arm, from its checkpoint if there is one, until `time.time()`; whether it is finished."""
+    federation = federation_of(data, seed)
+    method = method_of(arm, rounds, seed, device, **changed)
+    run = method.start(federation.describe())
+    checkpoint = out / f"{stem(arm, seed)}.checkpoint"
+    if checkpoint.exists():
+        run.restore(container.read(checkpoint), str(checkpoint))
+    watch = Watch(data.test, data.truth)
+    before = time.time()
+    for record in exchanges(run, federation):
+        record.metrics.update(watch(run))
+        now = time.time()
+        accuracy = record.metrics["test_accuracy"]
+        print(f"ROUND {arm} {seed} {run.server.round} {now:.2f} {accuracy:.4f}", flush=True)
+        # The next round takes about as long as this one, and a checkpoint has to be written after it.
+        late = now + 1.3 * (now - before) + 2 > until
+        finished = run.server.round >= rounds
+        if finished or late or run.server.round % CHECKPOINT_EVERY == 0:
+            container.write_atomically(checkpoint, run.to_bytes())
+        if late:
+            break
+        before = now
+    result = result_of(arm, seed, method.parameters(), run.history)
+    (out / f"{stem(arm, seed)}.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
+    return bool(run.server.round >= rounds)
+
+
+def result_of(arm: str, seed: int, parameters: dict[str, Any], history: Sequence[Any]) -> dict[str, Any]:
+    """What is kept of a run: parameters, traffic of its last round, and a line for every round."""
+    rounds = []
+    for record in history:
+        metrics = record.metrics
+        line: dict[str, Any] = {name: _short(metrics[name]) for name in KEPT if name in metrics}
+        scores = metrics.get("alignment")
+        if scores:
+            ends = [min(scores, key=scores.get), max(scores, key=scores.get)]
+            line["alignment"] = {layer: _short(scores[layer]) for layer in ends}
+        rounds.append(line | {"seconds": round(record.seconds, 2)})
+    last = history[-1]
+    traffic = {"bytes_up": last.bytes_up, "bytes_down": last.bytes_down}
+    return {"arm": arm, "seed": seed, "parameters": parameters} | traffic | {"rounds": rounds}
+
+
+KEPT = ("round", "test_accuracy", "test_loss", "loss", "local_accuracy", "feedback")
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def stem(arm: str, seed: int) -> str:
+    return f"{arm.lower().replace('+', '-')}-{seed}"
+
+
+def run_here(
+    data: Data,
+    runs: Sequence[tuple[str, int]],
+    out: Path,
+    rounds: int,
+    device: str,
+    until: float,
+    **changed: Any,
+) -> None:
+    """Runs in this process: several as threads, each on a stream of its own of the GPU."""
+    if len(runs) == 1:
+        ((arm, seed),) = runs
+        run_arm(data, arm, seed, out, rounds, device, until, **changed)
+        return
+    import torch
+
+    # The engine sets these for the length of a client's training, which is not a thread's own affair.
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+    def one(arm: str, seed: int) -> bool:
+        with _own_stream(device):
+            return run_arm(data, arm, seed, out, rounds, device, until, **changed)
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        for done in [pool.submit(one, arm, seed) for arm, seed in runs]:
+            done.result()
+
+
+@contextmanager
+def _own_stream(device: str) -> Iterator[None]:
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield
+
+
+def run_all(
+    given: argparse.Namespace, runs: Sequence[tuple[str, int]], out: Path, until: float, way: Way
+) -> tuple[bool, bool]:
+    """All runs in processes that share the GPU in this way; whether none failed, and whether MPS was used.
+
+    given: the command's arguments, of which data, rounds, device, network and limit count.
+    """
+    log = out / "logs"
+    log.mkdir(parents=True, exist_ok=True)
+    jobs = []
+    for first in range(0, len(runs), way.threads):
+        together = runs[first : first + way.threads]
+        words = [str(given.data), "--out", str(out), "--until", f"{until:.1f}"]
+        for name in ("rounds", "device", "network", "limit"):
+            if getattr(given, name) is not None:
+                words += [f"--{name}", str(getattr(given, name))]
+        words += ["--runs", ",".join(f"{arm}:{seed}" for arm, seed in together)]
+        jobs.append(Job(words, log / f"{stem(*together[0])}.log"))
+    for job in jobs:
+        job.log.unlink(missing_ok=True)
+    with shared_gpu(way.kind) as sharing:
+        return run_jobs(MODULE, jobs, max(1, way.runs // way.threads), sharing, until), bool(sharing)
+
+
+def unfinished(out: Path, arms: Sequence[str], seeds: Sequence[int], rounds: int) -> list[tuple[str, int]]:
+    """Runs that have not all their rounds yet, seed after seed."""
+
+    def done(arm: str, seed: int) -> bool:
+        path = out / f"{stem(arm, seed)}.json"
+        return path.exists() and len(json.loads(path.read_text())["rounds"]) >= rounds
+
+    return [(arm, seed) for seed in seeds for arm in arms if not done(arm, seed)]
+
+
+# -- ways to share a GPU ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """How runs share a GPU: by MPS or as processes that take turns, how many at once, threads of each."""
+
+    kind: str
+    runs: int
+    threads: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Way:
+        """`mps:12`, or `processes:12/4` for three processes of four threads."""
+        kind, _, sizes = text.partition(":")
+        runs, _, threads = sizes.partition("/")
+        if kind not in ("mps", "processes", "auto"):
+            raise SystemExit(f"unknown way to share a GPU: {text!r}. Say mps:12, processes:12 or mps:12/4.")
+        return cls(kind, int(runs or 12), int(threads or 1))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.runs}" + (f"/{self.threads}" if self.threads > 1 else "")
+
+
+def trial(given: argparse.Namespace, ways: Sequence[Way]) -> list[dict[str, Any]]:
+    """Seconds per run and round of each way to share the GPU, within the seconds given for all."""
+    shares = [0.4 if way.runs == 1 else 1.0 for way in ways]
+    found = []
+    for number, (way, share) in enumerate(zip(ways, shares, strict=True)):
+        until = time.time() + given.seconds * share / sum(shares)
+        place = given.out / f"way-{number}"
+        runs = [(ARMS[index % 2], index // 2) for index in range(way.runs)]
+        whole, mps = run_all(given, runs, place, until, way)
+        ends = _round_ends("\n".join(path.read_text() for path in (place / "logs").glob("*.log")))
+        each = seconds_per_round(ends)
+        found.append(
+            {
+                "way": str(way),
+                "mps": mps,
+                "rounds": sum(map(len, ends.values())),
+                "seconds": each,
+                "digest": _digest(place),
+                "failed": not whole,
+            }
+        )
+        told = "too few rounds" if each is None else f"{each:.3f} s per run and round"
+        tell(f"{way}: {told}; {found[-1]['rounds']} rounds{'' if whole else ', with failures'}")
+        for checkpoint in place.glob("*.checkpoint"):
+            checkpoint.unlink()
+    return found
+
+
+def _round_ends(text: str) -> dict[str, list[float]]:
+    """When each run's rounds ended, from what the runs print."""
+    ends: dict[str, list[float]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 6 and words[0] == "ROUND":
+            ends.setdefault(f"{words[1]}:{words[2]}", []).append(float(words[4]))
+    return ends
+
+
+def seconds_per_round(ends: dict[str, list[float]]) -> float | None:
+    """One over the rounds that all runs make in a second, the first of each, with all start-up, left out."""
+    rates = [(len(times) - 1) / (times[-1] - times[0]) for times in ends.values() if len(times) > 1]
+    return 1 / sum(rates) if rates and len(rates) == len(ends) else None
+
+
+def _digest(place: Path) -> str:
+    """The first run's accuracies, to see that all ways train alike."""
+    path = place / f"{stem(ARMS[0], 0)}.json"
+    if not path.exists():
+        return ""
+    return " ".join(f"{line['test_accuracy']:.4f}" for line in json.loads(path.read_text())["rounds"][:3])
+
+
+def profile(data: Data, device: str, **changed: Any) -> str:
+    """The kernels that a round of FedLC+lowest spends its time on."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    federation = federation_of(data, 0)
+    run = method_of("FedLC+lowest", 3, 0, device, **changed).start(federation.describe())
+    rounds = exchanges(run, federation)
+    next(rounds)
+    started = time.time()
+    next(rounds)
+    plain = time.time() - started
+    with profiled(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        next(rounds)
+    order = "self_cuda_time_total" if device != "cpu" else "self_cpu_time_total"
+    table = seen.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=70)
+    return f"{table}\na round by itself: {plain:.2f} s"
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("data", nargs="?", type=Path, help="folder with Fashion-MNIST's idx files")
+    parser.add_argument("--out", type=Path, required=True, help="folder for results and checkpoints")
+    parser.add_argument("--arm", action="append", choices=[*ARMS], help="only these; all of the protocol")
+    parser.add_argument("--seeds", default="0,1,2,3,4,5")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end by then; the same command goes on")
+    parser.add_argument(
+        "--share", default="auto:12", help="mps:12, processes:12, mps:12/4 (threads), auto:12"
+    )
+    parser.add_argument("--trial", action="store_true", help="time each of --ways to share the GPU")
+    parser.add_argument("--ways", default=WAYS)
+    parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
+    parser.add_argument("--table", action="store_true", help="train nothing: tell what OUT holds")
+    parser.add_argument("--score", default=f"{FIRST}-{LAST}", help="rounds of the score, counted from 1")
+    parser.add_argument("--figure", type=Path, help="draw the curves (PNG)")
+    parser.add_argument("--network", help="another network, to try the command on a processor")
+    parser.add_argument("--limit", type=int, help="only the first images, likewise")
+    parser.add_argument("--runs", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    if given.data is None and not given.table:
+        parser.error("name the folder with Fashion-MNIST (DATA), or tell results with --table.")
+    return given
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command."""
+    # What is started here, such as the daemon of MPS, is stopped when the command is told to end.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    started = time.time()
+    given = arguments(words)
+    changed = {} if given.network is None else {"network": given.network}
+    if given.runs is not None:
+        runs = [(arm, int(seed)) for arm, _, seed in (run.rpartition(":") for run in given.runs.split(","))]
+        given.out.mkdir(parents=True, exist_ok=True)
+        data = load(given.data, given.limit)
+        run_here(data, runs, given.out, given.rounds, given.device, given.until, **changed)
+        return
+    if given.profile:
+        print(profile(load(given.data, given.limit), given.device, **changed))
+        return
+    if given.trial:
+        ways = [Way.parse(text) for text in given.ways.split(",")]
+        told = trial(given, ways)
+        (given.out / "trial.txt").write_text(json.dumps(told, indent=1) + "\n")
+        print(json.dumps(told, indent=1))
+        return
+    if not given.table:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
+        runs = unfinished(given.out, given.arm or ARMS, seeds, given.rounds)
+        tell(f"{len(runs)} runs to do")
+        run_all(given, runs, given.out, started + given.seconds, Way.parse(given.share))
+    told = results(given.out)
+    first, last = (int(number) for number in given.score.split("-"))
+    print(report(told, first, last))
+    if given.figure is not None:
+        from fedsolve.experiments.figures.style import render
+
+        given.figure.write_bytes(render(draw(told), "png"))
+
+
+if __name__ == "__main__":
+    main()

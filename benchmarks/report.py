@@ -186,22 +186,3 @@ def show_overhead(console: Console, found: dict[str, Any]) -> None:
             f"{entry['baseline_seconds']:.3f}",
         )
     console.print(table)
-
-
-def show_arms(console: Console, told: list[dict[str, Any]]) -> None:
-    """Accuracy over the last tenth of the rounds and drift, arm by arm."""
-    table = Table(title="Mean over seeds; accuracy over the last tenth of the rounds")
-    for heading in ("arm", "seeds", "rounds", "accuracy %", "each seed", "drift H", "s a round"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
-    for entry in told:
-        seeds = entry["seeds"]
-        table.add_row(
-            entry["arm"],
-            str(len(seeds)),
-            "/".join(sorted({str(s["rounds"]) for s in seeds})),
-            f"{100 * sum(s['accuracy'] for s in seeds) / len(seeds):.2f}",
-            " ".join(f"{100 * s['accuracy']:.2f}" for s in seeds),
-            f"{sum(s['drift'] for s in seeds) / len(seeds):.4f}",
-            f"{sum(s['seconds_per_round'] for s in seeds) / len(seeds):.2f}",
-        )
-    console.print(table)

@@ -34,7 +34,8 @@ class FedAvgSketched(FedAvg):
 
     key: ClassVar[str] = "fedavg-sketched"
     feedback: str | None = "lowest"
-    beside: int = 4096
+    feedback_sketch: int = 0
+    beside: int = 2048
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         weights, start = group.weights_of(client), group.start
@@ -83,14 +84,14 @@ def measure(
             same[choice].append(pick == truth)
             found.append(abs(exact[pick] - exact[truth]) <= WITHIN)
         progress(f"round {record.step + 1} of {rounds}: largest error of z {errors[-1]:.4f}")
-    entries = sum(run.server.weights[f"{layer}.weight"].size for layer in run.layers)
+    sizes = {layer: run.server.weights[f"{layer}.weight"].size for layer in run.layers}
     return {
         "network": network,
         "rounds": rounds,
         "layers": len(run.layers),
         "sketch": sketch,
-        "entries": entries,
-        "sent": len(run.layers) * (sketch - 1 + sketch % 2),
+        "entries": sum(sizes.values()),
+        "sent": sum(alignment.sent_lengths(sizes, sketch)),
         "largest_error": max(errors),
         "same_layer": {choice: sum(found) / rounds for choice, found in same.items()},
         "right": {choice: sum(found) / rounds for choice, found in right.items()},

@@ -162,7 +162,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from fedsolve.cli.features import features
-from fedsolve.cli.main import Group
+from fedsolve.cli.main import CommandGroup
 from fedsolve.data.backbones import pixels
 
 class Waiting(pixels.Pixels):
@@ -175,7 +175,8 @@ class Waiting(pixels.Pixels):
 
 calls = []
 pixels.Pixels = Waiting
-Group("fedsolve", commands={"features": features}).main([word for word in sys.argv[1:] if word != "--wait"])
+words = [word for word in sys.argv[1:] if word != "--wait"]
+CommandGroup("fedsolve", commands={"features": features}).main(words)
 """
 
 

@@ -452,6 +452,23 @@ def test_a_model_of_the_library_reads_images_in_its_own_shape(tmp_path, store):
 
 
 @pytest.mark.torch
+def test_a_model_trained_on_augmented_images_reads_them_as_they_are(tmp_path, store):
+    words = ("--method", "fedavg", "--network", "cnn", "--clients", "3", "--rounds", "3", "--rate", "0.1")
+    images = ("--crop", "1", "--flip", "0.5", "--pixel-mean", "0.3", "--pixel-deviation", "0.4")
+    told = document("train", "digits", *words, *images, "--out", tmp_path / "m.safetensors")
+    model = fs.load_model(tmp_path / "m.safetensors")
+    named = [model.parameters[name] for name in ("crop", "flip", "pixel_mean", "pixel_deviation")]
+    assert named == [1, 0.5, "0.3", "0.4"]
+    found = document("evaluate", tmp_path / "m.safetensors", "digits")
+    assert found["accuracy"] == told["accuracy"]["test"]
+    test = load_dataset("digits").test
+    rows = np.stack(test.inputs.read(slice(0, None))).reshape(-1, 64)
+    right = model.predict(rows).astype(str) == np.asarray(test.labels).astype(str)
+    assert np.mean(right) == pytest.approx(found["accuracy"])
+    refused(fedsolve("train", "digits", "--method", "fedavg", "--flip", "0.5"), 2, "are for images")
+
+
+@pytest.mark.torch
 def test_mobilenet_with_feedback_alignment(pictures, store):
     words = ("--method", "fedavg", "--network", "mobilenet_v2", "--clients", "2", "--rounds", "2")
     more = ("--batch", "16", "--feedback-alignment", "lowest", "--feedback-sketch", "512")
@@ -471,7 +488,7 @@ def test_the_blocks_of_the_how_to_run(tmp_path, store, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if language == "sh" for line in block.splitlines()]
-    assert len(lines) == 11
+    assert len(lines) == 12
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "fedsolve"

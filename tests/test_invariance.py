@@ -161,7 +161,7 @@ def test_workers_do_not_change_a_bit_of_afl(synthetic):
 
 
 def mapped(participant: fs.Participant) -> bool:
-    return participant._memory.cache["deepafl"].mapped
+    return participant.kept("deepafl").mapped
 
 
 @pytest.mark.parametrize("exchange", PLANS)

@@ -157,7 +157,7 @@ class TestMemoryBudget:
         )
         fs.DeepAFL(layers=1, width=32, hidden_width=48).fit(federation)
         (participant,) = federation.participants
-        found = participant._memory.cache["deepafl"]
+        found = participant.kept("deepafl")
         assert isinstance(found, LayerFeatures)
         return found
 
@@ -212,7 +212,9 @@ def test_a_term_that_does_not_fit_is_its_participants_failure(workers: int) -> N
     request = Request("test", 0, 0, tuple(s.name for s in silos))
     for _ in range(10):
         federation = fs.LocalFederation(silos, classes=[0, 1], workers=workers)
-        with pytest.raises(fs.CohortError, match=r"'client-005x' failed.*'value' has shape \(3,\)"):
+        with pytest.raises(
+            fs.CohortError, match=r"'client-005x' failed.*'value' of 'client-005x' has shape \(3,\)"
+        ):
             federation.exchange(request, Chain())
     tolerant = fs.LocalFederation(silos, classes=[0, 1], workers=workers, missing="continue")
     total = tolerant.exchange(request, Chain())

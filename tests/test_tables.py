@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from fedsolve.data.tables import ColumnLayout, labels_like, parts, read_table
+from fedsolve.data.tables import ColumnLayout, parts, read_table
 from fedsolve.errors import DataError, ModelFileError
+from fedsolve.labels import labels_like
 
 CSV = "a,b,label\n1,2,cat\n3.5,-4e1,dog\n5,6,cat\n"
 

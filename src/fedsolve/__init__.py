@@ -30,12 +30,11 @@ from fedsolve.federation.local_scores import LocalScores, local_scores
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.model import Model, load_model
 from fedsolve.schema import Column, Schema
+from fedsolve.version import __version__
 
 if TYPE_CHECKING:
     from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
     from fedsolve.network.flower import FlowerFederation
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AFL",
@@ -61,6 +60,7 @@ __all__ = [
     "Participant",
     "Schema",
     "TermError",
+    "__version__",
     "gradient",
     "load_model",
     "local_scores",

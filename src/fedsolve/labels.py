@@ -97,11 +97,43 @@ def encode_labels(labels: Array, classes: Array) -> Array:
 
 def unknown_label(labels: Array, row: int, classes: Array) -> DataError:
     """The error for a row whose label is none of the classes."""
-    shown = ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
     return DataError(
         f"label {labels[row].item()!r} in row {row} is not one of the {len(classes)} classes "
-        f"({shown}). Declare it among the classes, or remove the row."
+        f"({listed(classes)}). Declare it among the classes, or remove the row."
     )
+
+
+def labels_like(labels: Array, classes: Array) -> Array:
+    """Labels in the type of `classes`; a label outside them is refused by value and row.
+
+    Text matches numbers and booleans that it spells (`spelled_labels`), numbers of any type match by value
+    (1.0 is the class 1), and booleans match the classes 0 and 1 alone.
+    """
+    if classes.dtype.kind in "US":
+        labels = labels.astype(str)
+    elif labels.dtype.kind in "US":
+        texts, labels = labels, spelled_labels(labels)
+        if labels.dtype.kind == "U":
+            distinct = np.unique(texts)
+            text = next((text for text in distinct if spelled_labels([text]).dtype.kind == "U"), distinct[0])
+            raise unknown_label(texts, int(np.flatnonzero(texts == text)[0]), classes)
+    if labels.dtype.kind == "b" and len(labels) and not set(classes.tolist()) <= {0, 1}:
+        raise unknown_label(labels, 0, classes)
+    encode_labels(labels, classes)
+    return labels.astype(classes.dtype)
+
+
+def number(text: str) -> float | None:
+    """The number that a text spells, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def listed(classes: Array) -> str:
+    """The classes for a message: the first ten of them."""
+    return ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
 
 
 def regression_targets(values: Array, outputs: int) -> Array:

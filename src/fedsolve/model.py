@@ -9,6 +9,7 @@ import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedsolve.container import Array
 from fedsolve.encoder import encode, is_table
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_from_note, labels_note, regression_targets
-from fedsolve.permissions import allowing
+from fedsolve.permissions import allowing, restricted
 from fedsolve.preparation import TablePreparation
 from fedsolve.schema import Schema
 
@@ -216,14 +217,16 @@ class Model(ABC):
         container.write_atomically(path, container.to_bytes(*self.contents()), private=self.private)
 
 
-def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] = ()) -> Model:
+def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] | None = None) -> Model:
     """The model saved at `path`.
 
     allow_methods: methods from outside fedsolve, as "package.module:Class" or by the name of their entry
-        point, whose code the file may have imported. Those imported already need no leave.
+        point, whose code the file may have imported; none when None, unless `permissions.allowing` says more
+        at this moment. Those imported already need no leave.
     """
     arrays, note = container.from_bytes(container.read(path), what=f"model file {path}", error=ModelFileError)
-    with allowing(methods=allow_methods):
+    settled = allow_methods is None and restricted()
+    with nullcontext() if settled else allowing(networks=None, methods=allow_methods or ()):
         return model_from_contents(arrays, note, str(path))
 
 

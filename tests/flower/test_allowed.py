@@ -20,11 +20,11 @@ from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Block, Chain, Request
 from fedsolve.federation.states import StateStore
 from fedsolve.gradient.networks import build_network
-from fedsolve.gradient.networks.custom import allowing
 from fedsolve.labels import labels_note
 from fedsolve.network.agreement import Agreement
 from fedsolve.network.answering import Answerer, Event
 from fedsolve.network.flower import FlowerFederation
+from fedsolve.permissions import NotAllowed, allowing, check_allowed
 from tests.command import fedsolve, refused
 from tests.flower.pretended import PretendedLink
 
@@ -101,13 +101,27 @@ def test_a_function_that_the_site_allowed_is_called() -> None:
 
 @pytest.mark.torch
 def test_allowing_ends_with_its_block_and_leaves_known_networks_alone() -> None:
-    with allowing([]):
+    with allowing():
         build_network("mlp:4", 6, 3)
         with pytest.raises(DataError, match="nobody here allowed"):
             build_network(NETWORK, 6, 3)
-        with allowing([NETWORK]):
+        with allowing(networks=[NETWORK]):
             build_network(NETWORK, 6, 3)
     build_network(NETWORK, 6, 3)
+
+
+@pytest.mark.parametrize("kind", ["network", "method"])
+def test_code_of_every_kind_is_allowed_by_name_and_for_its_kind_alone(kind: Any) -> None:
+    check_allowed(kind, "a.b:c")  # one's own process allows everything
+    with allowing(**{f"{kind}s": ["a.b:c"]}):
+        check_allowed(kind, "a.b:c")
+        with pytest.raises(NotAllowed, match=rf"{kind} 'a.b:d' .*allowed: a.b:c.*--allow-{kind} a.b:d"):
+            check_allowed(kind, "a.b:d")
+        with pytest.raises(NotAllowed, match="allowed: none"):
+            check_allowed("method" if kind == "network" else "network", "a.b:c")
+    with allowing(**{f"{kind}s": None}):
+        check_allowed(kind, "a.b:d")
+    check_allowed(kind, "a.b:d")
 
 
 @pytest.mark.torch

@@ -16,8 +16,10 @@ from fedsolve import registry
 from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
+from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Term
 from fedsolve.network.answering import Answerer
+from fedsolve.network.expected import expected_layout
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.link import Reply
 from fedsolve.network.running import State, finished, run_method, say_over_late
@@ -186,12 +188,48 @@ def test_the_server_knows_what_terms_look_like(sites, key):
     assert not any("the first one only" in text for text in told)
 
 
+@pytest.mark.parametrize(
+    ("method", "small"),
+    [
+        (fs.AFL(), True),
+        (fs.DeepAFL(width=100), True),
+        (fs.DeepAFL(width=101), False),
+        (fs.DeepAFL(width=40, hidden_width=101), False),
+        (fs.APFL(width=40, refinement_width=101), True),  # a refinement never leaves its client
+        (fs.APFL(width=101), False),
+        (fs.Cascade(width=101), False),
+    ],
+)
+def test_the_server_answers_itself_only_where_matrices_are_small(method, small, monkeypatch):
+    monkeypatch.setattr("fedsolve.network.expected._LARGE", 8 * 100**2)
+    spec = Spec(64, np.arange(10), 10, "exchanges")
+    run = method.start(spec)
+    layout = expected_layout(run.request(("east",)), run.chain, spec)
+    assert (layout is not None) == small
+    if layout is not None:
+        assert max(max(shape) for shape, _ in layout.forms.values()) <= method.largest_side(spec)
+
+
 def test_a_site_without_rows_takes_part_in_training(sites):
     members = answerers(sites)
     members[1] = Answerer("north", fs.ClientData(np.zeros((0, 64)), np.zeros(0, dtype=int)))
     model = small("fedavg").fit(federate(PretendedLink(members)))
     assert model.history[0].empty == ("north",)
     expected = small("fedavg").fit(sites.local(("east", "south", "west")))
+    assert relative_difference(model, expected) <= 1e-6
+
+
+def test_a_site_without_a_full_batch_takes_part_as_in_one_process(sites):
+    rows = {name: slice(None) for name in NAMES} | {"north": slice(3)}
+
+    def data(name):
+        return fs.ClientData(sites.data.features, sites.data.labels, sites.rows(name)[rows[name]])
+
+    method = dataclasses.replace(small("fedavg"), batch=4, last_batch="drop")
+    model = method.fit(federate(PretendedLink([Answerer(name, data(name)) for name in NAMES])))
+    members = [fs.Participant(name, data(name)) for name in NAMES]
+    expected = method.fit(fs.LocalFederation(members, classes=CLASSES, workers=1))
+    assert all(record.cohort == NAMES for record in model.history)
     assert relative_difference(model, expected) <= 1e-6
 
 

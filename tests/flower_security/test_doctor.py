@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedsolve.cli.doctor import look_at_backbone, look_at_data
 from fedsolve.network import certificates, diagnosis, security
 from fedsolve.network.diagnosis import ServerAddress
 from fedsolve.network.keyfolder import Keys
@@ -186,18 +187,18 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
             (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "images" / name / f"{number}.png")
     address = f"folder:{tmp_path / 'images'}"
-    assert "2 classes" in diagnosis.data(address).seen
+    assert "2 classes" in look_at_data(address).seen
     for path in (tmp_path / "images" / "dog").iterdir():
         path.write_bytes(b"not an image")
     code, found = examined("--keys", tmp_path, "--data", address, "--backbone", "pixels")
     assert code == 2
     assert found["data"]["state"] == "failed"
     assert found["backbone"]["state"] == "ok"
-    assert diagnosis.data("folder:/no/such/folder").code == 2
+    assert look_at_data("folder:/no/such/folder").code == 2
     rows = tmp_path / "rows.csv"
     rows.write_text("a,b,diagnosis\n1,2,ill\n3,4,well\n")
     code, found = examined("--keys", tmp_path, "--data", rows, "--label", "diagnosis")
     assert code == 0
     assert "2 rows of 2 features, 2 labels" in found["data"]["seen"]
     assert examined("--keys", tmp_path, "--data", rows, "--label", "outcome")[0] == 2
-    assert diagnosis.backbone("no-such-network").code == 2
+    assert look_at_backbone("no-such-network").code == 2

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedsolve.errors import DataError
-from fedsolve.gradient.feedback import Feedback, eligible_layers
+from fedsolve.gradient.feedback import Feedback, changing_layers, eligible_layers, trained_layers
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -95,12 +95,24 @@ def train(
 # Which layers
 
 
-def test_eligible_layers_in_order_without_the_first():
+def test_eligible_layers_in_order_and_those_after_the_first():
     network = Small()
-    assert eligible_layers(network, first=True) == LAYERS
-    assert eligible_layers(network) == LAYERS[1:]
-    assert eligible_layers(nn.Linear(3, 2)) == []
-    assert eligible_layers(nn.Linear(3, 2), first=True) == [""]
+    assert eligible_layers(network) == trained_layers(network) == LAYERS
+    assert changing_layers(network, INPUTS) == LAYERS[1:]
+    assert eligible_layers(nn.Linear(3, 2)) == [""]
+    assert changing_layers(nn.Linear(3, 2), torch.zeros(2, 3)) == []
+
+
+def test_trying_which_layers_change_leaves_the_network_as_it_is():
+    network = Small()
+    network.stem.requires_grad_(False)
+    before, state = {n: v.clone() for n, v in network.state_dict().items()}, torch.get_rng_state()
+    assert trained_layers(network) == LAYERS[1:]
+    changing_layers(network, INPUTS)
+    assert network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(part._forward_pre_hooks for part in network.modules())
 
 
 def test_layers_with_a_forward_of_their_own_are_not_eligible():
@@ -116,7 +128,7 @@ def test_layers_with_a_forward_of_their_own_are_not_eligible():
             "plain": nn.Linear(4, 4),
         }
     )
-    assert eligible_layers(network, first=True) == ["plain"]
+    assert eligible_layers(network) == ["plain"]
 
 
 def test_unknown_layer_names_the_near_ones():
@@ -441,7 +453,7 @@ def test_random_feedback_reaches_only_earlier_layers():
 
 
 def direct_matrix(name: str, outputs: int, width: int, seed: int) -> Any:
-    from fedsolve.closedform.projections import uniform_bits
+    from fedsolve.uniforms import uniform_bits
 
     uniform = uniform_bits(seed, f"feedback {name}", 0, 0, outputs * width).reshape(outputs, width)
     return torch.from_numpy((2 * uniform - 1) / np.sqrt(outputs))

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from fedsolve.errors import DataError
-from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedProx, FedSOL
+from fedsolve.gradient import FedACG, FedALA, FedAS, FedAvg, FedAvgM, FedProx, FedSelect, FedSOL
+from fedsolve.gradient.alignment import choose_layers
 from fedsolve.gradient.feedback import Feedback
+from fedsolve.gradient.group import ClientGroup
 from tests.gradient import plain
 from tests.gradient.personal_checks import small
 from tests.gradient.plain import CLASSES, LAYER, WIDTH, far, federation, rows, same_bits
@@ -63,6 +65,94 @@ def test_in_a_later_layer_it_changes_the_layers_before(kind: Any) -> None:
     assert far(found, hosted(kind, None, batch=64).fit(small()).weights) > 1e-6
 
 
+@pytest.mark.parametrize("kind", [FedALA, FedAS, FedSelect], ids=lambda kind: kind.key)
+def test_feedback_is_what_was_received_not_what_a_client_made_of_it(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local training of the last round once more in plain torch: B = W^r, rescaled after every step."""
+    prepare, terms = kind.prepare, ClientGroup.terms
+    prepared: dict[tuple[int, str], Any] = {}
+    ended: dict[tuple[int, str], Any] = {}
+
+    def watched_prepare(method: Any, group: Any) -> None:
+        prepare(method, group)
+        weights = {name: value.clone() for name, value in group.weights_of(0).items()}
+        prepared[group.round, group.clients[0]] = (weights, group.start, group.scratch.get("mask"))
+
+    def watched_terms(group: Any) -> Any:
+        ended[group.round, group.clients[0]] = {n: v.clone() for n, v in group.weights_of(0).items()}
+        return terms(group)
+
+    monkeypatch.setattr(kind, "prepare", watched_prepare)
+    monkeypatch.setattr(ClientGroup, "terms", watched_terms)
+    own = {"select_every": 1} if kind is FedSelect else {}
+    method, fed = short(kind, plain.ALIGNED, rounds=4, **own), small()
+    method.fit(fed)
+    moved = []
+    for client, data in plain.clients_of(fed).items():
+        weights, received, mask = prepared[3, client]
+        net = plain.put(plain.module(), weights)
+        moved.append(float((weights[f"{LAYER}.weight"] - received[f"{LAYER}.weight"]).norm()))
+        plan = plain.batches(method, len(data[1]), 3, client)
+        back = received[f"{LAYER}.weight"].clone()
+        for number, batch in enumerate(plan):
+            seen = torch.tanh(net[0](data[0][batch]))
+            logits = net[2](seen.detach()) + (seen - seen.detach()) @ back.T
+            loss = nn.functional.cross_entropy(logits, data[1][batch])
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+            with torch.no_grad():
+                shared = number // (len(plan) // method.passes(3)) % 2
+                for (name, value), gradient in zip(net.named_parameters(), gradients, strict=True):
+                    moves = 1.0 if mask is None else (mask[name] - shared).abs()
+                    value.sub_(method.rate * gradient * moves)
+                norms = [w.norm() for w in (net[2].weight, received[f"{LAYER}.weight"])]
+                back = received[f"{LAYER}.weight"] * (norms[0] / norms[1])
+        assert far(ended[3, client], plain.weights(net)) < 1e-12
+    assert max(moved) > 1e-2
+
+
+# -- which layers ----------------------------------------------------------------------------------
+
+
+class Branched(nn.Module):
+    """A frozen stem, two layers that read it side by side, and two behind them."""
+
+    def __init__(self, normalised: bool = False) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.stem = nn.Linear(WIDTH, 5).requires_grad_(False)
+            self.norm = nn.BatchNorm1d(5) if normalised else nn.Identity()
+            self.main, self.shortcut = nn.Linear(5, 4), nn.Linear(5, 4)
+            self.after, self.classifier = nn.Linear(4, 4), nn.Linear(4, CLASSES)
+        self.double()
+
+    def forward(self, inputs: Any) -> Any:
+        seen = torch.tanh(self.norm(self.stem(inputs)))
+        return self.classifier(torch.tanh(self.after(torch.tanh(self.main(seen) + self.shortcut(seen)))))
+
+
+def chosen_among(net: Any, **parameters: Any) -> list[str]:
+    return FedAvg(network=net, feedback="lowest", **SHORT | parameters).start(small().describe()).layers
+
+
+def test_layers_right_after_frozen_ones_are_not_chosen() -> None:
+    """Nobody uses the gradient by their input; there the rounds are the host's to the bit."""
+    assert chosen_among(Branched()) == ["after", "classifier"]
+    for layer in ("main", "shortcut"):
+        found = FedAvg(network=Branched(), feedback=layer, **SHORT).fit(small()).weights
+        assert same_bits(found, FedAvg(network=Branched(), **SHORT).fit(small()).weights)
+
+
+def test_the_papers_rule_chooses_among_all_trained_layers() -> None:
+    wanted = ["main", "shortcut", "after", "classifier"]
+    assert chosen_among(Branched(), feedback_first=True) == wanted
+
+
+def test_trained_statistics_after_a_frozen_layer_make_the_next_one_count() -> None:
+    assert chosen_among(Branched(normalised=True)) == ["main", "shortcut", "after", "classifier"]
+
+
 # -- the scores ------------------------------------------------------------------------------------
 
 
@@ -102,6 +192,42 @@ def test_clients_that_move_alike_agree_in_any_sketch() -> None:
     method = hosted(FedAvg, "lowest", feedback_sketch=7, rounds=2, batch=64, epochs=2)
     for record in method.fit(many).history:
         assert all(abs(z - 1) <= 1e-12 for z in record.metrics["alignment"].values())
+
+
+@pytest.fixture(scope="module")
+def mobile() -> dict[str, Any]:
+    """The record of one round of MobileNetV2 for each way to send the layers' updates; None: FedAvg alone."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 36)
+    images = np.clip(rng.normal(60 * labels[:, None], 40, (36, 784)), 0, 255).astype(np.uint8)
+    fed = federation(images, labels, np.arange(36) % 3, classes=range(4))
+    setting: dict[str, Any] = {"network": "mobilenet_v2", "rounds": 1, "batch": 6, "rate": 0.05}
+    ways: dict[str, dict[str, Any]] = {
+        "none": {},
+        "whole": {"feedback": "lowest", "feedback_sketch": 0},
+        "default": {"feedback": "lowest"},
+    }
+    return {name: FedAvg(**setting | way).fit(fed).history[0] for name, way in ways.items()}
+
+
+def test_the_default_sketch_chooses_as_whole_updates_do_within_its_error(mobile: dict[str, Any]) -> None:
+    """z of unit vectors errs by at most a few times 1 / sqrt(length); so do the two extremes it finds."""
+    exact, short = (mobile[name].metrics["alignment"] for name in ("whole", "default"))
+    assert list(exact) == list(short)
+    assert len(exact) == 52
+    errors = {layer: abs(exact[layer] - short[layer]) for layer in exact}
+    assert 1e-4 < max(errors.values()) < 4 * 2047**-0.5
+    for choice, extreme in (("lowest", min), ("highest", max)):
+        (found,) = choose_layers(short, choice)
+        assert abs(exact[found] - extreme(exact.values())) <= 2 * max(errors.values())
+    # Layers of at most 2,048 weights are not sketched, and are exact to the rounding of float32.
+    assert errors["blocks.0.depthwise"] < 1e-6
+
+
+def test_the_choice_of_layers_adds_less_than_a_tenth_to_the_upload(mobile: dict[str, Any]) -> None:
+    plain_, whole, short = (mobile[name].bytes_up for name in ("none", "whole", "default"))
+    assert whole / plain_ > 2.9
+    assert short / plain_ <= 1.10
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -28,6 +28,8 @@ METHODS = [
     FedACG,
 ]
 
+AUGMENTED = {"crop": 2, "flip": 0.5, "pixel_mean": "0.3", "pixel_deviation": "0.35"}
+
 
 def federation(rows: int = 600, clients: int = 3) -> fs.LocalFederation:
     rng = np.random.default_rng(0)
@@ -42,7 +44,8 @@ def weights(method, rows: int = 600):
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("feedback", [None, "lowest"])
-def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, monkeypatch):
+@pytest.mark.parametrize("images", [{}, AUGMENTED], ids=["plain", "augmented"])
+def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, images, monkeypatch):
     method = kind(
         network="mobilenet_v2",
         rounds=3,
@@ -52,6 +55,7 @@ def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, monkeypatch)
         momentum=0.9,
         device="cuda",
         feedback=feedback,
+        **images,
     )
     replayed = weights(method)
     monkeypatch.setattr(kind, "recordable", False)
@@ -60,8 +64,10 @@ def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
-def test_results_are_those_of_the_processor(kind):
+@pytest.mark.parametrize("images", [{}, AUGMENTED], ids=["plain", "augmented"])
+def test_results_are_those_of_the_processor(kind, images):
     setting = {"network": "cnn", "rounds": 2, "epochs": 2, "batch": 32, "rate": 0.01, "precision": "float64"}
+    setting |= images
     here = weights(kind(device="cuda", **setting), rows=200)
     there = weights(kind(device="cpu", **setting), rows=200)
     for name in there:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedsolve.errors import DataError
-from fedsolve.gradient import networks
+from fedsolve.gradient import FedAvg, learners, networks
 from fedsolve.gradient.networks import (
     as_inputs,
     build_network,
@@ -732,3 +732,28 @@ def test_stages_of_other_networks() -> None:
     assert stage_of("resnet18:gn", "stem") == "stem"
     assert stage_of("mlp:32,32", "hidden2") == "hidden2"
     assert stage_of("some.package:make", "blocks.0") == "blocks.0"
+
+
+# --- modules that are used again
+
+
+def test_modules_of_the_kinds_used_last_are_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learners, "_POOL", OrderedDict())
+
+    def lent(width: int) -> Any:
+        with learners.borrowed(FedAvg(network=f"mlp:{width}"), 6, 3, torch.device("cpu")) as lend:
+            return lend()
+
+    first, second = lent(1), lent(2)
+    assert lent(1) is first
+    for width in range(10, 10 + learners._KINDS - 1):
+        lent(width)
+        assert lent(1) is first  # used last, so it stays
+    assert len(learners._POOL) == learners._KINDS
+    assert lent(2) is not second
+    for width in range(100, 150):
+        lent(width)
+    assert sum(map(len, learners._POOL.values())) == learners._KINDS
+    assert lent(1) is not first

@@ -235,6 +235,54 @@ def test_fedlpa_solves_the_kronecker_system(name: str) -> None:
     assert far(run.server.weights, run.server.aggregated) > 1e-3
 
 
+def convolved() -> tuple[Any, Any]:
+    """A convolution of nine positions and a linear layer, and images of two clients for it."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(24) % CLASSES
+    features = 0.5 * rng.standard_normal((24, 2 * 5 * 5)) + labels[:, None]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(36, CLASSES)).double()
+    return net, federation(features, labels, np.arange(24) // 12)
+
+
+def authors_factors(net: Any, inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """A and B of the convolution `net[0]` as the authors' ComputeCovA and ComputeCovG form them."""
+    patches = F.unfold(inputs, 3).transpose(1, 2)
+    rows, positions, _ = patches.shape
+    flat = patches.reshape(rows * positions, -1)
+    flat = torch.cat([flat, torch.ones(len(flat), 1, dtype=flat.dtype)], dim=1) / positions
+    maps = net[0](inputs)
+    maps.retain_grad()
+    F.cross_entropy(net[1:](maps), targets, reduction="sum").backward()
+    slopes = maps.grad.permute(0, 2, 3, 1).reshape(rows * positions, -1) * positions
+    return flat.T @ flat / rows, slopes.T @ slopes / (rows * positions)
+
+
+def test_damping_of_convolutions_means_what_it_does_in_the_authors_code() -> None:
+    net, parts = convolved()
+    method = FedLPA(network=net, shape="2,5,5", **COMMON)
+    total = _gathered(method, parts)
+    left_side, right_side = 0.0, np.zeros((4, 19))
+    for client, (features, labels) in plain.clients_of(parts).items():
+        images, trained = features.reshape(-1, 2, 5, 5), convolved()[0]
+        plain.local(trained, method, (images, labels), 0, client)
+        right, left = (
+            factor.numpy() + method.damping * np.eye(len(factor))
+            for factor in authors_factors(trained, images, labels)
+        )
+        np.testing.assert_allclose(total[f"right.0@{client}"], right, rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(total[f"left.0@{client}"], left, rtol=1e-10, atol=1e-13)
+        weights = plain.weights(trained)
+        matrix = torch.cat([weights["0.weight"].flatten(1), weights["0.bias"][:, None]], dim=1).numpy()
+        right_side = right_side + 0.5 * left @ matrix @ right
+        left_side = left_side + 0.5 * np.kron(left, right)
+    wanted = np.linalg.solve(left_side, right_side.reshape(-1)).reshape(4, 19)
+    found = finished(method, convolved()[1]).server.weights
+    np.testing.assert_allclose(found["0.weight"].reshape(4, -1), wanted[:, :-1], rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(found["0.bias"], wanted[:, -1], rtol=1e-8, atol=1e-9)
+
+
 @each_network
 def test_kronecker_fedfisher_solves_the_same_system_without_damping(name: str) -> None:
     method = made(FedFisherKFAC, name, floor=1e-4)

@@ -198,7 +198,7 @@ def test_updates_are_not_kept_after_drift_was_told():
     held = federation()
     FedAvg(rounds=2, track="drift", participation=0.5).fit(held)
     for participant in held.participants:
-        _, _, kept = participant._memory.cache.get("move", ("", 0, 0.0))
+        _, _, kept = participant.kept("move") or ("", 0, 0.0)
         assert isinstance(kept, float)
 
 

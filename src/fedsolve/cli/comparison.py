@@ -54,7 +54,7 @@ class Digits:
 
 
 @dataclass(frozen=True)
-class Division:
+class DemoDivision:
     """A way to deal the rows: what to call it, who owns each row, how many clients."""
 
     name: str
@@ -86,7 +86,7 @@ class Change:
     afl, deepafl, fedavg: largest relative difference |W' - W| / |W| of any weight matrix.
     """
 
-    division: Division
+    division: DemoDivision
     afl: float
     deepafl: float
     fedavg: float
@@ -135,7 +135,7 @@ class Comparison:
             "fedavg": dataclasses.asdict(self.fedavg),
         }
 
-    def train(self, division: Division, bar: Bar) -> Trained:
+    def train(self, division: DemoDivision, bar: Bar) -> Trained:
         """AFL, DeepAFL and FedAvg on this division."""
         digits = self.digits
         federation = LocalFederation.from_arrays(
@@ -164,7 +164,7 @@ class Comparison:
         )
         return Trained(afl, deepafl, fedavg, afl_seconds, tuple(clock), heads[self.early_round - 1])
 
-    def entries(self, division: Division, trained: Trained) -> list[Entry]:
+    def entries(self, division: DemoDivision, trained: Trained) -> list[Entry]:
         """The comparison, local models included."""
         digits = self.digits
         started = time.perf_counter()
@@ -218,7 +218,7 @@ class Comparison:
                 depth,
             )
 
-    def change(self, division: Division, trained: Trained, reference: Trained) -> Change:
+    def change(self, division: DemoDivision, trained: Trained, reference: Trained) -> Change:
         """How the models of this division differ from those of the reference."""
         test = self.digits.test
         pairs = list(zip(reference.deepafl.classifiers, trained.deepafl.classifiers, strict=True))
@@ -236,24 +236,24 @@ class Comparison:
         )
 
 
-def divisions(labels: Array, clients: int, alpha: float, seed: int) -> list[Division]:
+def divisions(labels: Array, clients: int, alpha: float, seed: int) -> list[DemoDivision]:
     """The demo's division first, then three others of the same rows."""
     many = 5 * clients
     scattered = partitions.dirichlet(labels, many, 0.01, seed=seed)
     empty = many - len(np.unique(scattered))
     return [
-        Division(
+        DemoDivision(
             f"{counted(clients, 'client')}, Dirichlet {alpha:g}",
             partitions.dirichlet(labels, clients, alpha, seed=seed),
             clients,
         ),
-        Division(
+        DemoDivision(
             f"{counted(clients, 'client')}, 2 shards each",
             partitions.shards(labels, clients, 2, seed=seed),
             clients,
         ),
-        Division(f"{many} clients, Dirichlet 0.01, {empty} empty", scattered, many),
-        Division("1 client, all rows pooled", np.zeros(len(labels), dtype=np.int64), 1),
+        DemoDivision(f"{many} clients, Dirichlet 0.01, {empty} empty", scattered, many),
+        DemoDivision("1 client, all rows pooled", np.zeros(len(labels), dtype=np.int64), 1),
     ]
 
 

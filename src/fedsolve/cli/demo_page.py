@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from fedsolve.cli.comparison import Change, Comparison, Digits, Division, Entry, counted
+from fedsolve.cli.comparison import Change, Comparison, DemoDivision, Digits, Entry, counted
 from fedsolve.cli.output import megabytes, percent, table
 from fedsolve.data.partitions import class_counts
 
 
-def introduce(page: Console, digits: Digits, division: Division, alpha: float) -> None:
+def introduce(page: Console, digits: Digits, division: DemoDivision, alpha: float) -> None:
     """Whose data these are."""
     counts = class_counts(digits.y_train, division.owners, division.clients)
     sizes = division.sizes
@@ -53,7 +53,7 @@ def show_entries(page: Console, entries: Sequence[Entry], comparison: Comparison
     page.print()
 
 
-def show_changes(page: Console, first: Division, fedavg: Entry, changes: Sequence[Change]) -> None:
+def show_changes(page: Console, first: DemoDivision, fedavg: Entry, changes: Sequence[Change]) -> None:
     """What happens when the same rows are dealt differently."""
     _heading(page, "The same images, dealt differently")
     page.print(

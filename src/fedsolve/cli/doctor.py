@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,7 +17,10 @@ from fedsolve.cli.features import store_option
 from fedsolve.cli.keys import keys_option
 from fedsolve.cli.options import data_options, layout_from, output_options
 from fedsolve.cli.output import Output
+from fedsolve.data.backbones import load_backbone
+from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
+from fedsolve.data.tables import ColumnLayout, parts, read_table
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
 from fedsolve.network.keyfolder import Keys
@@ -101,11 +105,39 @@ def doctor(
             findings += diagnosis.connection(server, keys, name)
     findings.append(diagnosis.disk(Path(state) if state else Path(FeatureStore(store).folder)))
     if data is not None:
-        findings.append(diagnosis.data(data, root, layout_from(reading)))
+        findings.append(look_at_data(data, root, layout_from(reading)))
     if backbone is not None:
-        findings.append(diagnosis.backbone(backbone))
+        findings.append(look_at_backbone(backbone))
     _tell(findings, Output(as_json, quiet))
     return next((finding.code for finding in findings if finding.state == "failed"), 0)
+
+
+def look_at_data(source: str, root: str | None = None, layout: ColumnLayout | None = None) -> Finding:
+    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
+
+    def look() -> str:
+        if not is_address(source):
+            table = read_table(source, layout, part="train" if parts(source) else None)
+            classes = len(np.unique(table.labels)) if table.labels is not None else 0
+            return f"{source}: {len(table):,} rows of {table.features.shape[1]:,} features, {classes} labels"
+        dataset = load_dataset(source, root)
+        rows = dataset.train
+        if not isinstance(rows.inputs, np.ndarray):
+            rows.inputs.read(np.unique(rows.labels, return_index=True)[1])
+        kind = "images" if dataset.is_images else "rows of features"
+        return f"{source}: {len(rows):,} {kind} to train on, {len(dataset.class_names)} classes"
+
+    return diagnosis.attempt("data", look)
+
+
+def look_at_backbone(address: str) -> Finding:
+    """Whether the backbone can be loaded here."""
+
+    def look() -> str:
+        load_backbone(address)
+        return f"{address} can be loaded"
+
+    return diagnosis.attempt("backbone", look)
 
 
 def _tell(findings: list[Finding], output: Output) -> None:

@@ -12,8 +12,9 @@ from fedsolve.cli.output import Output
 from fedsolve.container import Array
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import Features
-from fedsolve.data.tables import ColumnLayout, Part, Table, labels_like, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, Table, parts, read_table
 from fedsolve.errors import DataError
+from fedsolve.labels import labels_like
 
 _GROUP = "Images and named datasets"
 

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import click
 
-from fedsolve import __version__
 from fedsolve.cli.client import client
 from fedsolve.cli.command import CONTEXT, write_examples
 from fedsolve.cli.datasets import datasets
@@ -33,6 +32,7 @@ from fedsolve.cli.report import figures, report
 from fedsolve.cli.server import server
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
+from fedsolve.version import __version__
 
 EXAMPLES = (
     ("local models, FedAvg, AFL and DeepAFL on embedded data, in about a minute", "fedsolve demo"),

@@ -73,8 +73,12 @@ HELP = {
     "feedback_scaling": "Backward weights get the norm of the local layer, of each of its rows, or none.",
     "feedback_route": "direct: the output's error goes straight to the layer (DFA, ablation).",
     "feedback_first": "Let the first layer be chosen too, where it changes nothing (the paper's rule).",
-    "feedback_sketch": "Numbers a layer's update is sketched to for the choice; 0 sends it whole.",
+    "feedback_sketch": "Numbers a larger layer's update is sketched to for the choice; 0 sends it whole.",
     "shape": "Images as channels,height,width.  Read off the images of a dataset, or off common widths.",
+    "crop": "Black margin in pixels from which training images are cut at random, in their own size.",
+    "flip": "Chance that a training image is mirrored left to right.",
+    "pixel_mean": "Mean of each channel that images are normalised by, 0 black to 1 white: 0.49,0.48,0.45.",
+    "pixel_deviation": "Standard deviation of each channel, likewise; the model normalises alike.",
     "device": "Where to train: cpu, cuda, cuda:1, or auto for a GPU where there is one.",
     "server_form": "momentum as in the paper (classic), Nesterov's, or with steps damped by 1 - beta.",
     "server_steps": "steps on the aggregation weights in every round.",
@@ -103,6 +107,7 @@ _WORDS = {"balance": ("auto",), "refinement_ridge": ("auto",)}
 _FLAGS = {"consistent": "--consistent/--inconsistent", "skip": "--skip/--no-skip"}
 _ALSO = {"feedback": "--feedback-alignment"}
 _METAVARS = {"network": "NAME", "feedback": "HOW|LAYERS", "shape": "C,H,W", "device": "NAME"}
+_METAVARS |= {"pixel_mean": "NUMBERS", "pixel_deviation": "NUMBERS"}
 _FOCUS = "fedsolve.method"
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsolve import container
 from fedsolve.cli import demo_page
-from fedsolve.cli.comparison import Digits, Division, counted, relative_difference
+from fedsolve.cli.comparison import DemoDivision, Digits, counted, relative_difference
 from fedsolve.cli.output import Output, check_target, percent, plain, table
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL, APFLModel
@@ -37,7 +37,7 @@ def show(
     digits = Digits.load()
     owners = partitions.dirichlet(digits.y_train, clients, alpha, seed=seed)
     name = f"{counted(clients, 'client')}, Dirichlet {alpha:g}"
-    demo_page.introduce(page, digits, Division(name, owners, clients), alpha)
+    demo_page.introduce(page, digits, DemoDivision(name, owners, clients), alpha)
     tested = partitions.alike(digits.y_test, digits.y_train, owners, clients, seed=seed)
     tests = client_rows(digits.test, digits.y_test, tested, clients)
     page.print(

@@ -18,8 +18,8 @@ from fedsolve.data.tables import Part, Table
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.gradient.network_model import GradientModel
-from fedsolve.gradient.networks.custom import allowing
 from fedsolve.model import Model
+from fedsolve.permissions import allowing
 
 _SITE = "The site"
 
@@ -74,7 +74,7 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
-    ctx.with_resource(allowing(given["networks"]))
+    ctx.with_resource(allowing(networks=given["networks"]))
     model, classes = classifier(given["model"])
     prepare(ctx, model, given)
     participant_name, states = _site(ctx, given)

@@ -21,8 +21,8 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.network_model import GradientModel
-from fedsolve.gradient.networks.custom import allowing
 from fedsolve.model import Model, load_model
+from fedsolve.permissions import allowing
 
 _part = option(
     "--part",
@@ -75,7 +75,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
-    ctx.with_resource(allowing(given["networks"]))
+    ctx.with_resource(allowing(networks=given["networks"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     prepare(ctx, model, given)
@@ -124,7 +124,7 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     output = Output(given["as_json"], given["quiet"])
     if given["staged"] and given["layers"] is not None:
         raise click.UsageError("--staged shows every depth; leave out --layers", ctx)
-    ctx.with_resource(allowing(given["networks"]))
+    ctx.with_resource(allowing(networks=given["networks"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     if given["staged"] and not isinstance(model, StagedModel):

@@ -130,6 +130,9 @@ class APFL(Method["APFLModel"]):
     def agreement(self) -> dict[str, Any]:
         return projection_agreement(self.seed)
 
+    def largest_side(self, spec: Spec) -> int:
+        return self.primary.largest_side(spec)
+
     def finished(self, model: APFLModel, federation: Federation) -> APFLModel:
         if isinstance(federation, LocalFederation):
             model.federation = federation

@@ -25,7 +25,7 @@ import numpy as np
 from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.closedform.activations import activate, check_activation
 from fedsolve.closedform.predictors import StagedModel
-from fedsolve.closedform.projections import projection, projection_agreement
+from fedsolve.closedform.projections import check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
@@ -83,6 +83,9 @@ class Cascade(Method["CascadeModel"]):
 
     def agreement(self) -> dict[str, Any]:
         return projection_agreement(self.seed)
+
+    def largest_side(self, spec: Spec) -> int:
+        return max(spec.features, self.width)
 
 
 def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outputs: int) -> Iterator[Array]:
@@ -185,6 +188,7 @@ class CascadeRun(Run[CascadeModel]):
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_t and H_t of the client's rows; features are made anew, which costs little beside G_t."""
     check_opening(data, memory.chain)
+    check_projections(memory.chain)
     opening = memory.chain.blocks[0].note["opening"]
     method = Cascade(**opening["parameters"])
     rows = cached_rows(data, memory, np.float64)

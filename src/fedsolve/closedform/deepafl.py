@@ -149,6 +149,9 @@ class DeepAFL(Method[DeepModel]):
     def agreement(self) -> dict[str, Any]:
         return projection_agreement(self.seed)
 
+    def largest_side(self, spec: Spec) -> int:
+        return max(spec.features, self.width, self.hidden_width or 0)
+
 
 @dataclass(frozen=True)
 class LayerSums:

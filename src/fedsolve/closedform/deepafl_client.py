@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsolve.closedform.deepafl_layers import LayerFeatures, Network
+from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.errors import TermError
@@ -113,6 +114,7 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     if isinstance(cached, LayerFeatures) and cached.rows is rows:
         return cached
     check_opening(data, memory.chain)
+    check_projections(memory.chain)
     memory.cache.pop(KIND, None)
     memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)
     return memory.cache[KIND]  # type: ignore[no-any-return]

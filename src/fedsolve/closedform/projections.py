@@ -1,10 +1,8 @@
 """Random projections as seeds, not messages.
 
-Scheme 1: numpy's Philox bit generator keyed by the first 16 bytes (little endian) of
-SHA-256("fedsolve projection 1|seed|role|layer|inputs|outputs"); raw 64-bit integers, the upper 53
-bits of each a uniform u in [0, 1); the value is (2u - 1) * (gain / sqrt(inputs)). Row `inputs` of
-the (inputs + 1, outputs) array is the bias. Only exact IEEE operations, so every platform gets
-the same bits; a fingerprint lets two sides check that they do.
+The value is (2u - 1) * (gain / sqrt(inputs)) with u of `uniforms` (scheme 1). Row `inputs` of the
+(inputs + 1, outputs) array is the bias. Only exact IEEE operations, so every platform gets the same
+bits; a fingerprint lets two sides check that they do.
 """
 
 from __future__ import annotations
@@ -18,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-
-SCHEME = 1
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Chain
+from fedsolve.uniforms import SCHEME, uniform_bits
 
 _CACHED_BYTES = 256 << 20
 _cache: OrderedDict[tuple[object, ...], Projection] = OrderedDict()
@@ -70,15 +69,6 @@ def _make(seed: int, role: str, layer: int, inputs: int, outputs: int, gain: flo
     return Projection(values[:inputs], values[inputs])
 
 
-def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) -> Array:
-    """(inputs + 1) * outputs uniforms in [0, 1) of 53 bits each."""
-    text = f"fedsolve projection {SCHEME}|{seed}|{role}|{layer}|{inputs}|{outputs}"
-    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
-    raw = np.random.Philox(key=key).random_raw((inputs + 1) * outputs)
-    raw >>= np.uint64(11)
-    return raw.astype(np.float64) * 2.0**-53
-
-
 def projection_agreement(seed: int) -> dict[str, Any]:
     """What two sides compare before they trust each other's projections."""
     return {"projection_scheme": SCHEME, "fingerprint": fingerprint(seed)}
@@ -88,3 +78,15 @@ def fingerprint(seed: int) -> str:
     """Hash of a small projection of this seed, to see that two sides make the same bits."""
     small = _make(seed, "fingerprint", 0, 7, 9, 1.0, "float64")
     return hashlib.sha256(small.weight.tobytes() + small.bias.tobytes()).hexdigest()[:32]
+
+
+def check_projections(chain: Chain) -> None:
+    """Refuse a run whose random projections this participant would not make with the same bits."""
+    opening = chain.blocks[0].note["opening"]
+    mine = projection_agreement(opening["parameters"]["seed"])
+    asked = {name: opening.get(name) for name in mine}
+    if mine != asked:
+        raise TermError(
+            f"the random projections differ: the server has {asked}, this participant {mine}. "
+            "Install the same fedsolve and numpy on both sides."
+        )

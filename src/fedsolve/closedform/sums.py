@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedsolve.closedform.blas import add_gram
-from fedsolve.closedform.projections import projection_agreement
 from fedsolve.container import Array
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain, Term
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
@@ -33,21 +32,13 @@ def chunks(rows: int, width: int) -> Iterator[slice]:
 
 
 def check_opening(data: ClientData, chain: Chain) -> None:
-    """Refuse a run this participant cannot take part in: another feature width, other projections."""
+    """Refuse a run this participant cannot take part in: another feature width."""
     opening = chain.blocks[0].note["opening"]
     if data.width != opening["features"]:
         raise DataError(
             f"this client has {data.width} features per row, the run uses {opening['features']}. "
             "All must use the same backbone."
         )
-    if "projection_scheme" in opening:
-        mine = projection_agreement(opening["parameters"]["seed"])
-        asked = {name: opening.get(name) for name in mine}
-        if mine != asked:
-            raise TermError(
-                f"the random projections differ: the server has {asked}, this participant {mine}. "
-                "Install the same fedsolve and numpy on both sides."
-            )
 
 
 class Accumulator:

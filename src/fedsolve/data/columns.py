@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.layout import ColumnLayout, Columns, Wish, damaged, number
+from fedsolve.data.layout import ColumnLayout, Columns, Wish, damaged
 from fedsolve.errors import DataError
+from fedsolve.labels import number
 
 LABEL_NAMES = ("label", "target", "class", "y")
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-import fedsolve
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.data.datasets.dataset import Dataset, labels_of_names
@@ -32,6 +31,7 @@ from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecor
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_from_note, labels_note
+from fedsolve.version import __version__
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
@@ -313,7 +313,7 @@ def _as_stored(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def _runtime(backbone: Backbone) -> dict[str, str]:
     return {
-        "fedsolve": fedsolve.__version__,
+        "fedsolve": __version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -48,14 +48,6 @@ class Wish:
     width: int | None
 
 
-def number(text: str) -> float | None:
-    """The number a cell spells, or None."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def damaged(path: str | Path, what: str, problem: Exception) -> ModelFileError:
     """The error for a file that cannot be decoded."""
     reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__

@@ -15,11 +15,10 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.data.layout import damaged
-from fedsolve.data.tables import labels_like
 from fedsolve.data.text_tables import NOTHING, Dialect, TextSource, read_names, read_texts
 from fedsolve.encoder import MISSING, category_text, encode
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.labels import spelled_labels
+from fedsolve.labels import labels_like, spelled_labels
 from fedsolve.schema import Column, Schema
 
 CSV = (".csv", ".tsv", ".txt")

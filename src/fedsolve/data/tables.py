@@ -18,9 +18,9 @@ from fedsolve.data.columns import read_csv, read_parquet
 from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish
 from fedsolve.data.npz import open_npz, read_npz
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.labels import encode_labels, spelled_labels, unknown_label
+from fedsolve.labels import labels_like, spelled_labels
 
-__all__ = ["ColumnLayout", "Part", "Table", "labels_like", "parts", "read_table"]
+__all__ = ["ColumnLayout", "Part", "Table", "parts", "read_table"]
 
 
 @dataclass(frozen=True)
@@ -88,26 +88,6 @@ def read_table(
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
     return Table(features, labels, owners, str(path))
-
-
-def labels_like(labels: Array, classes: Array) -> Array:
-    """Labels in the type of `classes`; a label outside them is refused by value and row.
-
-    Text matches numbers and booleans that it spells (`spelled_labels`), numbers of any type match by value
-    (1.0 is the class 1), and booleans match the classes 0 and 1 alone.
-    """
-    if classes.dtype.kind in "US":
-        labels = labels.astype(str)
-    elif labels.dtype.kind in "US":
-        texts, labels = labels, spelled_labels(labels)
-        if labels.dtype.kind == "U":
-            distinct = np.unique(texts)
-            text = next((text for text in distinct if spelled_labels([text]).dtype.kind == "U"), distinct[0])
-            raise unknown_label(texts, int(np.flatnonzero(texts == text)[0]), classes)
-    if labels.dtype.kind == "b" and len(labels) and not set(classes.tolist()) <= {0, 1}:
-        raise unknown_label(labels, 0, classes)
-    encode_labels(labels, classes)
-    return labels.astype(classes.dtype)
 
 
 def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:

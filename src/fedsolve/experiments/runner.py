@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-import fedsolve
 from fedsolve import container
 from fedsolve.data.lock import locked
 from fedsolve.data.partitions import class_counts
@@ -24,6 +23,7 @@ from fedsolve.experiments.config import Cell, Experiment
 from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
 from fedsolve.experiments.sources import ExperimentRows, Source
 from fedsolve.threads import usable_cores
+from fedsolve.version import __version__
 
 LARGEST_COUNTS = 1 << 16
 """Entries of a (clients, classes) table that is still kept for drawing."""
@@ -144,7 +144,7 @@ def versions(networks: bool = False) -> dict[str, str]:
     """What computes: fedsolve, numpy, scipy and Python; torch where it trains networks."""
     names = ("numpy", "scipy", "torch") if networks else ("numpy", "scipy")
     found = {name: importlib.metadata.version(name) for name in names}
-    return {"fedsolve": fedsolve.__version__, **found, "python": platform.python_version()}
+    return {"fedsolve": __version__, **found, "python": platform.python_version()}
 
 
 @cache

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from fedsolve.container import Array, from_bytes, to_bytes, views, with_prefix
 from fedsolve.errors import TermError
@@ -19,7 +20,6 @@ from fedsolve.federation.messages import (
     Term,
     check_triangle,
     pack_triangle,
-    unpack_triangle,
 )
 
 WIRE_VERSION = 2
@@ -49,7 +49,8 @@ def encode_request(request: Request) -> bytes:
 
 def decode_request(data: bytes) -> Request:
     """The request of `encode_request`, refused when damaged or of another version."""
-    arrays, note = _decode(data, "request")
+    arrays, note = from_bytes(data, what="this request", error=TermError)
+    _check_note(note, "request")
     with _complete("request"):
         _check_fields(note)
         return Request(
@@ -73,7 +74,8 @@ def encode_term(term: Term | Needs) -> bytes:
     if isinstance(term, Needs):
         return to_bytes({}, {"wire": WIRE_VERSION, "message": "needs", "have": term.have})
     arrays = {
-        name: pack_triangle(array) if name in term.symmetric else array for name, array in term.arrays.items()
+        name: pack_triangle(array) if name in term.symmetric and array.ndim == 2 else array
+        for name, array in term.arrays.items()
     }
     return to_bytes(
         arrays,
@@ -87,39 +89,11 @@ def encode_term(term: Term | Needs) -> bytes:
     )
 
 
-def decode_term(data: bytes) -> Term | Needs:
-    """The answer of `encode_term`, refused when damaged or of another version."""
-    arrays, note = _decode(data, "term", "needs")
-    with _complete("term"):
-        if note["message"] == "needs":
-            return Needs(int(note["have"]))
-        symmetric = frozenset(note["symmetric"])
-        for name in symmetric:
-            arrays[name] = unpack_triangle(arrays[name])
-        counts = {name: int(value) for name, value in note["counts"].items()}
-        return Term(arrays, counts, symmetric, {n: float(v) for n, v in note["factors"].items()})
+def read_term(data: Array) -> Term | Needs:
+    """The answer of `encode_term` as views of its bytes (uint8): nothing is unpacked or copied.
 
-
-@dataclass(frozen=True)
-class PackedTerm:
-    """A term as it travels: symmetric arrays are the vectors of their upper triangles.
-
-    factors: by array name, a number that multiplies the array in the sum, 1 where none is given.
+    Refused when damaged or of another version; arrays are in the order of their names.
     """
-
-    arrays: dict[str, Array]
-    counts: dict[str, int]
-    symmetric: frozenset[str]
-    factors: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """Payload: what `Term.nbytes` gives for the same term."""
-        return sum(array.nbytes for array in self.arrays.values())
-
-
-def read_term(data: Array) -> PackedTerm | Needs:
-    """The answer of `encode_term` as views of its bytes (uint8): nothing is unpacked or copied."""
     arrays, note = views(data, what="this term", error=TermError)
     _check_note(note, "term", "needs")
     with _complete("term"):
@@ -129,8 +103,16 @@ def read_term(data: Array) -> PackedTerm | Needs:
         for name in symmetric:
             check_triangle(arrays[name])
         counts = {name: int(value) for name, value in note["counts"].items()}
-        factors = {name: float(value) for name, value in note.get("factors", {}).items()}
-        return PackedTerm(arrays, counts, symmetric, factors)
+        factors = {name: float(value) for name, value in note["factors"].items()}
+        return Term(dict(sorted(arrays.items())), counts, symmetric, factors)
+
+
+def decode_term(data: bytes) -> Term | Needs:
+    """The answer of `encode_term`, its symmetric arrays unpacked."""
+    answer = read_term(np.frombuffer(data, dtype=np.uint8))
+    if isinstance(answer, Term):
+        answer.mirror()
+    return answer
 
 
 @contextmanager
@@ -160,12 +142,6 @@ def _check_fields(note: dict[str, Any]) -> None:
 
 def _brief(value: Any) -> str:
     return ascii(value)[:80]
-
-
-def _decode(data: bytes, *messages: str) -> tuple[dict[str, Array], dict[str, Any]]:
-    arrays, note = from_bytes(data, what=f"this {messages[0]}", error=TermError)
-    _check_note(note, *messages)
-    return arrays, note
 
 
 def _check_note(note: dict[str, Any], *messages: str) -> None:

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,8 @@ import numpy as np
 
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
-from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.cohort import CohortReport
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.participant import (
@@ -25,6 +25,7 @@ from fedsolve.federation.participant import (
     answer_together,
     group_size,
 )
+from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
 from fedsolve.schema import Schema
@@ -201,22 +202,21 @@ class LocalFederation:
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, added in client order."""
         started = time.perf_counter()
-        cohort = [name for name in sorted(request.cohort) if name in self._participants]
+        report, sums = CohortReport.of(request, self._participants), RunningSum()
+        cohort = [name for name in report.asked if name not in report.absent]
         size = group_size(request, chain)
         groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
         workers = max(1, min(self.workers, len(groups)))
         while len(self._slots) < workers + 1:
             self._slots.append(Workspace())
-        ledger = _Ledger(request, groups, self._slots[: workers + 1], self.missing == "error")
-        for name in set(request.cohort) - set(cohort):
-            ledger.missing[name] = "not part of the federation"
+        ledger = _Ledger(report, sums, groups, self._slots[: workers + 1], self.missing == "error")
 
         def work() -> None:
             while (task := ledger.take()) is not None:
                 turn, workspace = task
                 try:
                     asked = [self._participants[name] for name in groups[turn]]
-                    ledger.deliver(turn, workspace, _ask_group(asked, request, chain, workspace))
+                    ledger.deliver(turn, workspace, _ask_group(asked, request, chain, workspace, sums))
                 except BaseException:
                     ledger.stop()  # the other workers must not wait for a turn that never comes
                     raise
@@ -232,7 +232,11 @@ class LocalFederation:
                     except BaseException:
                         ledger.stop()
                         raise
-        return ledger.total(max(1, self.min_clients), time.perf_counter() - started)
+        report.seconds = time.perf_counter() - started
+        if ledger.failure is not None:
+            name, cause = ledger.failure
+            raise report.stopped(name, cause) from cause
+        return report.total(sums, request, self.min_clients)
 
     def evaluate(self, model: Model) -> float:
         """Federated accuracy (R² for regression): each client scores its own rows and sends sums."""
@@ -245,51 +249,51 @@ class LocalFederation:
         return f"LocalFederation({len(self._participants)} clients, {rows} rows, workers={self.workers})"
 
 
-@dataclass
-class _Answer:
-    term: Term
-    catch_up_bytes: int
-    rows: int
+_Outcome = tuple[Answer, int] | Exception
+"""An answer and the bytes of the model blocks that its client lacked, or what went wrong."""
 
 
-def _ask(participant: Participant, request: Request, chain: Chain, workspace: Workspace) -> _Answer:
-    answer = participant.answer(request, workspace)
+def _ask(
+    participant: Participant, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum
+) -> tuple[Answer, int]:
+    term = participant.answer(request, workspace)
     catch_up = 0
     # Twice at most: that a participant holds blocks of another run shows only when newer ones do not
     # continue them; then it asks for everything.
     for _ in range(2):
-        if not isinstance(answer, Needs):
+        if not isinstance(term, Needs):
             break
-        fuller = request.starting_at(answer.have, chain)
+        fuller = request.starting_at(term.have, chain)
         catch_up += fuller.nbytes
-        answer = participant.answer(fuller, workspace)
-    if isinstance(answer, Needs):
+        term = participant.answer(fuller, workspace)
+    if isinstance(term, Needs):
         raise TermError(
-            f"it still lacks model blocks from {answer.have} on after being sent them. Restart it "
+            f"it still lacks model blocks from {term.have} on after being sent them. Restart it "
             "(participant.forget()) and resume."
         )
-    answer.check_finite(f"'{participant.name}'")
-    return _Answer(answer, catch_up, len(participant))
+    return _checked(participant, term, sums), catch_up
+
+
+def _checked(participant: Participant, term: Term, sums: RunningSum) -> Answer:
+    return sums.check(participant.name, term, empty=len(participant) == 0)
 
 
 def _ask_group(
-    group: list[Participant], request: Request, chain: Chain, workspace: Workspace
-) -> list[_Answer | Exception]:
+    group: list[Participant], request: Request, chain: Chain, workspace: Workspace, sums: RunningSum
+) -> list[_Outcome]:
     """The outcome of every client of a group, in order; one client that fails does not take others along."""
     failed: Exception | None = None
     if len(group) > 1:
         try:
             terms = answer_together(group, request, workspace)
             if terms is not None:
-                for participant, term in zip(group, terms, strict=True):
-                    term.check_finite(f"'{participant.name}'")
-                return [_Answer(t, 0, len(p)) for p, t in zip(group, terms, strict=True)]
+                return [(_checked(p, term, sums), 0) for p, term in zip(group, terms, strict=True)]
         except Exception as problem:
             failed = problem  # asked one by one below, where the failure finds its client
-    outcomes: list[_Answer | Exception] = []
+    outcomes: list[_Outcome] = []
     for participant in group:
         try:
-            outcomes.append(_ask(participant, request, chain, workspace))
+            outcomes.append(_ask(participant, request, chain, workspace, sums))
         except Exception as problem:  # reported with the participant's name by the ledger
             outcomes.append(problem)
     if failed is not None and not any(isinstance(outcome, Exception) for outcome in outcomes):
@@ -308,17 +312,21 @@ class _Ledger:
     A term keeps its workspace until it has been added, and a group is only started with a
     workspace in hand: at most as many groups' terms exist as there are workspaces, and the earliest
     unfinished group always holds one, so the sum never waits for ever.
+
+    failure: the participant that stops the exchange, and why.
     """
 
     def __init__(
         self,
-        request: Request,
+        report: CohortReport,
+        sums: RunningSum,
         groups: list[list[str]],
         workspaces: list[Workspace],
         stop_on_failure: bool,
     ) -> None:
-        self.missing: dict[str, str] = {}
-        self._request = request
+        self.failure: tuple[str, Exception] | None = None
+        self._report = report
+        self._sums = sums
         self._groups = groups
         self._free = workspaces
         self._stop_on_failure = stop_on_failure
@@ -326,13 +334,7 @@ class _Ledger:
         self._stopped = False
         self._taken = 0
         self._added = 0
-        self._waiting: dict[int, tuple[Workspace, list[_Answer | Exception]]] = {}
-        self._term = Term()
-        self._answered: list[str] = []
-        self._empty: list[str] = []
-        self._bytes_up = 0
-        self._catch_up_bytes = 0
-        self._failure: tuple[str, Exception] | None = None
+        self._waiting: dict[int, tuple[Workspace, list[_Outcome]]] = {}
 
     def take(self) -> tuple[int, Workspace] | None:
         """The next group's turn and a workspace for it, or None when there is nothing left to do."""
@@ -350,9 +352,9 @@ class _Ledger:
             self._changed.notify_all()
 
     def _finished(self) -> bool:
-        return self._stopped or self._failure is not None or self._taken == len(self._groups)
+        return self._stopped or self.failure is not None or self._taken == len(self._groups)
 
-    def deliver(self, turn: int, workspace: Workspace, outcomes: list[_Answer | Exception]) -> None:
+    def deliver(self, turn: int, workspace: Workspace, outcomes: list[_Outcome]) -> None:
         """Add these outcomes and all waiting ones whose turn has come."""
         with self._changed:
             self._waiting[turn] = (workspace, outcomes)
@@ -364,54 +366,20 @@ class _Ledger:
                 self._free.append(workspace)
             self._changed.notify_all()
 
-    def _enter(self, name: str, outcome: _Answer | Exception) -> None:
-        if isinstance(outcome, _Answer):
+    def _enter(self, name: str, outcome: _Outcome) -> None:
+        if not isinstance(outcome, Exception):
+            answer, catch_up_bytes = outcome
             try:
-                self._term.check_fits(outcome.term)
+                self._sums.add(answer)
             except TermError as problem:
                 outcome = problem
-        if isinstance(outcome, Exception):
-            self.missing[name] = f"{type(outcome).__name__}: {outcome}"
-            if self._stop_on_failure and self._failure is None:
-                self._failure = (name, outcome)
-            return
-        self._term.add(outcome.term)
-        self._answered.append(name)
-        self._bytes_up += outcome.term.nbytes
-        self._catch_up_bytes += outcome.catch_up_bytes
-        if outcome.rows == 0:
-            self._empty.append(name)
-
-    def total(self, min_clients: int, seconds: float) -> Total:
-        """The total of all answers, or the error that stands in its way."""
-        exchange = f"exchange {self._request.exchange} ({self._request.kind})"
-        if self._failure is not None:
-            name, problem = self._failure
-            reason = str(problem).rstrip(".")
-            if isinstance(problem, DataError):
-                raise DataError(f"participant '{name}': {problem}") from problem
-            raise CohortError(
-                f"participant '{name}' failed in {exchange}: {type(problem).__name__}: {reason}. "
-                "Mend it and resume; in Python, missing='continue' lets the federation go on without it."
-            ) from problem
-        if len(self._answered) < min_clients:
-            reasons = "; ".join(f"'{name}': {why}" for name, why in sorted(self.missing.items())[:3])
-            raise CohortError(
-                f"{exchange}: {len(self._answered)} of {len(self._request.cohort)} participants answered, "
-                f"at least {min_clients} needed. {reasons or 'Nobody was asked.'} "
-                "Mend them and resume, or lower min_clients."
-            )
-        self._term.mirror()
-        return Total(
-            term=self._term,
-            cohort=tuple(self._answered),
-            missing=dict(sorted(self.missing.items())),
-            empty=tuple(self._empty),
-            bytes_up=self._bytes_up,
-            bytes_down=self._request.nbytes * len(self._answered),
-            catch_up_bytes=self._catch_up_bytes,
-            seconds=seconds,
-        )
+            else:
+                self._report.enter(answer)
+                self._report.catch_up_bytes += catch_up_bytes
+                return
+        self._report.lose(name, outcome)
+        if self.failure is None and (self._stop_on_failure or isinstance(outcome, Contradiction)):
+            self.failure = name, outcome
 
 
 def _as_array(features: Any) -> Array:

@@ -2,7 +2,7 @@
 
 A `Term` is one addend. Symmetric arrays are valid in their upper triangle only while they are
 being summed; they are packed (upper triangle, row slices) when they leave the process, and
-`Total` mirrors them once before a method reads them.
+made whole once before a method reads their `Total`.
 """
 
 from __future__ import annotations
@@ -154,6 +154,8 @@ class Needs:
 class Term:
     """A client's answer: named arrays and counts, an addend of the total.
 
+    symmetric: names of square matrices of which only the upper triangle counts. Each is that matrix or, as
+        it travels, the vector of its upper triangle.
     factors: by array name, a number that multiplies the array in the sum, 1 where none is given. The
         product is formed in float64, so that float32 weights times a row count keep all their digits.
     """
@@ -167,9 +169,19 @@ class Term:
     def nbytes(self) -> int:
         """Payload: bytes of the arrays as they are sent, symmetric ones as a triangle."""
         return sum(
-            array.itemsize * packed_size(array.shape[0]) if name in self.symmetric else array.nbytes
+            array.itemsize * packed_size(len(array)) if self._is_square(name) else array.nbytes
             for name, array in self.arrays.items()
         )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array as methods read it, also where it is packed."""
+        array = self.arrays[name]
+        if name in self.symmetric and array.ndim == 1:
+            return (check_triangle(array),) * 2
+        return array.shape
+
+    def _is_square(self, name: str) -> bool:
+        return name in self.symmetric and self.arrays[name].ndim == 2
 
     def add(self, other: Term, sign: int = 1) -> None:
         """Add `sign * other` in place; differing names are united, equal names must agree in shape."""
@@ -185,7 +197,7 @@ class Term:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
                 self.arrays[name] = _times(array, sign)
                 continue
-            _add_triangle(mine, array, sign) if name in self.symmetric else _add(mine, array, sign)
+            _add_triangle(mine, array, sign) if self._is_square(name) else _add(mine, array, sign)
         for name, count in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + sign * count
         self.symmetric |= other.symmetric
@@ -228,9 +240,10 @@ class Term:
                 )
 
     def mirror(self) -> None:
-        """Copy the upper triangle of every symmetric array into its lower one."""
+        """Make every symmetric array whole: unpacked, with its upper triangle in the lower one too."""
         for name in self.symmetric:
-            _mirror(self.arrays[name])
+            # Nothing else may refer to a packed one: it is freed before the next is unpacked.
+            self.arrays[name] = _whole(self.arrays[name])
 
 
 @dataclass
@@ -309,6 +322,13 @@ def unpack_triangle(packed: Array) -> Array:
         start += width - row
     _mirror(matrix)
     return matrix
+
+
+def _whole(array: Array) -> Array:
+    if array.ndim == 1:
+        return unpack_triangle(array)
+    _mirror(array)
+    return array
 
 
 def _times(array: Array, factor: float) -> Array:

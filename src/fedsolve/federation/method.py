@@ -255,6 +255,10 @@ class Method(ABC, Generic[M]):
         """What else both sides must agree on before the first answer."""
         return {}
 
+    def largest_side(self, spec: Spec) -> int:
+        """The longest side of a square matrix that a client may make; an engine plans its memory by it."""
+        return spec.features
+
     def fit(
         self,
         federation: Federation,

@@ -158,6 +158,19 @@ class Participant:
             self._memory.states = StateStore(wanted, self.name)
 
     @property
+    def chain(self) -> Chain:
+        """The model so far as this participant knows it, to be kept for a process that starts anew."""
+        return self._memory.chain
+
+    def take_back(self, chain: Chain) -> None:
+        """Go on from this model so far; participants of one process may share one."""
+        self._memory.chain = chain
+
+    def kept(self, name: str) -> Any:
+        """What the steps of a method keep here under this name between requests; None where nothing is."""
+        return self._memory.cache.get(name)
+
+    @property
     def states(self) -> StateStore:
         """This client's share of the methods' state."""
         return self._memory.states

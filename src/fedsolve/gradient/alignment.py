@@ -5,15 +5,15 @@ of the layer's weight. Clients send g_i and g_i / ||g_i||, and the two sums give
 
     z = <sum of g_i / ||g_i||, sum of g_i> / (K ||sum of g_i||)
 
-so nobody sees an update of one client. A sketch makes both short: every entry gets a random sign, and each
-layer is folded, entry i onto place i modulo an odd length. That is linear and keeps inner products without
-bias (the signs see to it; a layer that fits into the length keeps them exactly), runs where the weights are
-in a handful of kernels, and gives the same bits every time; z is then Eq. 14 of the sketched updates. The
-length is odd so that the channels of a convolution, usually an even number of them, do not fall on the same
-places row after row.
+so nobody sees an update of one client. A sketch makes both short. A layer that has at most as many entries
+as the sketch is sent as it is; in a larger one every entry gets a random sign, and the layer is folded, entry
+i onto place i modulo an odd length. That is linear and keeps inner products without bias (the signs see to
+it), runs where the weights are in a handful of kernels, and gives the same bits every time; z is then Eq. 14
+of the sketched updates. The length is odd so that the channels of a convolution, usually an even number of
+them, do not fall on the same places row after row. Sums travel in the precision of the weights.
 
-Sketch scheme 1: numpy's Philox bit generator keyed by the first 16 bytes (little endian) of
-SHA-256("fedsolve sketch 1|seed|layer|size"); the lowest bits of its raw 64-bit integers, 0 for +1 and 1 for
+Sketch scheme 2: numpy's Philox bit generator keyed by the first 16 bytes (little endian) of
+SHA-256("fedsolve sketch 2|seed|layer|size"); the lowest bits of its raw 64-bit integers, 0 for +1 and 1 for
 -1; length: the largest odd number that is at most `sketch`.
 """
 
@@ -24,6 +24,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 CHOICES = ("lowest", "highest", "skewness")
 """How layers are chosen from their scores."""
 
-SCHEME = 1
-TIE = 12  # decimals of z that count: with one client every layer has z = 1 up to rounding
+SCHEME = 2
+TIE = 6  # decimals of z that count: with one client every layer has z = 1 up to the rounding of float32
 
 Choice = Literal["lowest", "highest"]
 
 _CACHED = 4
-_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+_cache: OrderedDict[tuple[Any, ...], _Folding] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -53,12 +54,15 @@ def weight_of(layer: str) -> str:
     return f"{layer}.weight" if layer else "weight"
 
 
-def alignment_sums(updates: Mapping[str, Array | Tensor], sketch: int = 0, seed: int = 0) -> dict[str, Array]:
+def alignment_sums(
+    updates: Mapping[str, Array | Tensor], sketch: int = 0, seed: int = 0, precision: str = "float64"
+) -> dict[str, Array]:
     """A client's part of the alignment sums: `update` and `direction`, layer after layer, and `moved`.
 
-    updates: of each layer's weight over the round, of any shape, all arrays or all tensors of one device;
-             W^r - w or w - W^r, z is the same.
-    sketch:  0 sends them whole; else each layer's sketch of that length (one less when it is even).
+    updates:   of each layer's weight over the round, of any shape, all arrays or all tensors of one device;
+               W^r - w or w - W^r, z is the same.
+    sketch:    0 sends them whole; else larger layers as a sketch of that length (one less when it is even).
+    precision: that the sums travel in; they are computed in float64.
     A layer the client did not move gives zeros and is not counted in `moved`.
     """
     check_whole(0, sketch=sketch)
@@ -72,7 +76,8 @@ def alignment_sums(updates: Mapping[str, Array | Tensor], sketch: int = 0, seed:
     for span, norm in zip(spans, norms, strict=True):
         if norm:
             np.divide(row[span], norm, out=direction[span])
-    return {"update": row, "direction": direction, "moved": (norms > 0).astype(np.float64)}
+    named = {"update": row, "direction": direction, "moved": norms > 0}
+    return {name: array.astype(precision) for name, array in named.items()}
 
 
 def alignment_scores(
@@ -126,10 +131,19 @@ def choice_by_skewness(scores: Mapping[str, float] | Sequence[float]) -> Choice:
     return "lowest" if skewness(scores) > 0 else "highest"
 
 
+def sent_lengths(sizes: Mapping[str, int], sketch: int) -> list[int]:
+    """How many numbers each layer has in the row that is sent."""
+    return [_length(sketch) if _is_folded(size, sketch) else size for size in sizes.values()]
+
+
 def _spans(sizes: Mapping[str, int], sketch: int) -> list[slice]:
     """Where each layer lies in the row that is sent."""
-    lengths = [_length(sketch) if sketch else size for size in sizes.values()]
+    lengths = sent_lengths(sizes, sketch)
     return [slice(end - length, end) for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
+
+
+def _is_folded(size: int, sketch: int) -> bool:
+    return 0 < sketch < size
 
 
 def _length(sketch: int) -> int:
@@ -147,42 +161,77 @@ def _row(updates: Mapping[str, Any]) -> Any:
 
 
 def _sketched(updates: Mapping[str, Any], sizes: Mapping[str, int], sketch: int, seed: int) -> Any:
-    """The sketches of all layers as one row: gathered, signed and folded together."""
+    """All layers as one row, the large ones sketched: gathered, signed and folded together."""
     row = _row(updates)
     device = None if isinstance(row, np.ndarray) else row.device
-    places, signs, layers = _folding(tuple(sizes.items()), _length(sketch), seed, device)
+    folding = _folding(tuple(sizes.items()), sketch, seed, device)
+    length = _length(sketch)
+    signed = row[folding.places] * folding.signs
     if device is None:
-        folded = np.zeros((len(sizes), _length(sketch)))
-        np.add.at(folded, layers, (row[places] * signs).reshape(len(layers), -1))
-        return folded.reshape(-1)
+        folded = np.zeros((folding.large, length))
+        np.add.at(folded, folding.owners, signed.reshape(-1, length))
+        return np.concatenate([folded.reshape(-1), row])[folding.order]
+    import torch
+
     # A product with 0 and 1 adds a layer's rows in a fixed order; an indexed sum on a GPU would not.
-    return (layers @ (row[places] * signs).reshape(layers.shape[1], -1)).reshape(-1)
+    folded = folding.owners @ signed.reshape(-1, length)
+    return torch.cat([folded.reshape(-1), row])[folding.order]
 
 
-def _folding(sizes: tuple[tuple[str, int], ...], length: int, seed: int, device: Any) -> Any:
-    """For rows of `length` places: which entry stands there, with which sign, and whose layer the row is.
+@dataclass(frozen=True)
+class _Folding:
+    """How a row of all updates becomes the row that is sent.
 
-    Kept for the next client. The sign of a place beyond a layer's end is 0.
+    The large layers are laid out in rows of the sketch's length: `places` says which entry stands where,
+    `signs` with which sign (0 beyond a layer's end), `owners` which of the `large` layers a row is part
+    of (on a device as a matrix of 0 and 1). `order` picks what is sent from the folded layers and the
+    row, end to end.
     """
-    key = (sizes, length, seed, str(device))
+
+    places: Any
+    signs: Any
+    owners: Any
+    order: Any
+    large: int
+
+
+def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device: Any) -> _Folding:
+    """The folding of layers of these sizes; kept for the next client."""
+    key = (sizes, sketch, seed, str(device))
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
             return _cache[key]
-        places, signs, owners, start = [], [], [], 0
-        for index, (layer, size) in enumerate(sizes):
-            rows = -(-size // length)
-            entries = np.arange(rows * length)
-            places.append(start + np.minimum(entries, size - 1))
-            signs.append(np.where(entries < size, np.resize(_signs(seed, layer, size), rows * length), 0))
-            owners += [index] * rows
+        length = _length(sketch)
+        large = [layer for layer, size in sizes if _is_folded(size, sketch)]
+        places, signs = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+        owners: list[int] = []
+        order: list[Array] = []
+        start = 0
+        for layer, size in sizes:
+            if layer not in large:
+                order.append(len(large) * length + start + np.arange(size))
+            else:
+                number = large.index(layer)
+                rows = -(-size // length)
+                entries = np.arange(rows * length)
+                places.append(start + np.minimum(entries, size - 1))
+                drawn = np.resize(_signs(seed, layer, size), rows * length)
+                signs.append(np.where(entries < size, drawn, 0))
+                owners += [number] * rows
+                order.append(number * length + np.arange(length))
             start += size
-        found: Any = (np.concatenate(places), np.concatenate(signs).astype(np.float64), np.array(owners))
+        whose: Any = np.array(owners, dtype=np.int64)
+        where: Any = np.concatenate(places)
+        signed: Any = np.concatenate(signs).astype(np.float64)
+        picked: Any = np.concatenate([np.zeros(0, dtype=np.int64), *order])
         if device is not None:
             import torch
 
-            layers = (np.arange(len(sizes))[:, None] == found[2]).astype(np.float64)
-            found = tuple(torch.from_numpy(array).to(device) for array in (found[0], found[1], layers))
+            whose = (np.arange(len(large))[:, None] == whose).astype(np.float64)
+            arrays = (where, signed, whose, picked)
+            where, signed, whose, picked = (torch.from_numpy(array).to(device) for array in arrays)
+        found = _Folding(where, signed, whose, picked, len(large))
         _cache[key] = found
         if len(_cache) > _CACHED:
             _cache.popitem(last=False)

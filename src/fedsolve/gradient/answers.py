@@ -80,7 +80,9 @@ def _measure(group: ClientGroup, place: int, term: Term) -> None:
         now, before = (_end_to_end(held, layers) for held in (weights, group.start))
         sizes = [weights[weight_of(layer)].numel() for layer in layers]
         updates = dict(zip(layers, torch.split(now - before, sizes), strict=True))
-        term.arrays |= alignment.alignment_sums(updates, method.feedback_sketch, method.seed)
+        term.arrays |= alignment.alignment_sums(
+            updates, method.feedback_sketch, method.seed, method.precision
+        )
     if method.track == "drift":
         held = {n: (w.double() - group.start[n].double()).cpu().numpy() for n, w in weights.items()}
         term.arrays |= {f"move.{name}": array for name, array in held.items()}

@@ -5,7 +5,9 @@ Liu et al., "FedLPA: One-shot Federated Learning with Layer-Wise Posterior Aggre
     per layer   sum_k p_k B_k M A_k = sum_k p_k B_k M_k A_k
 
 M_k is a client's weight with its bias as last column, A_k and B_k the Kronecker factors of its curvature at
-the true labels (see `kfac`), each with `damping` on the diagonal. The authors' script takes damping
+the true labels (see `kfac`), each with `damping` on the diagonal. How a convolution's curvature is split
+between the two decides what damping means: as in the authors' code, A_k = sum over rows and positions of
+a aᵀ / (rows T²) and B_k = T sum of g gᵀ / rows, T output positions. Their script takes damping
 sqrt(1 - 0.999) = 0.0316. The system is solved by conjugate gradients in float64, where their code takes the
 better of two approximations on the test set. Weights of other layers (normalisation) are averaged. The
 factors are gathered; the right side and the mean are sums.
@@ -40,7 +42,7 @@ from fedsolve.registry import Info, register
 class FedLPA(GradientMethod):
     """Parameters of FedLPA.
 
-    damping: added to the diagonal of both factors.
+    damping: added to the diagonal of both factors, as the authors' code forms them.
     """
 
     key: ClassVar[str] = "fedlpa"

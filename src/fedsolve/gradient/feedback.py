@@ -5,23 +5,26 @@ travels back through the global weights the client received instead of its own, 
 
     delta_{l-1} = (B_lᵀ delta_l) * f'(z_{l-1}),   B_l = W_l^r ||w_l|| / ||W_l^r||   (Eq. 11, Algorithm 1)
 
-Forward pass, weight gradients and bias gradients are untouched. On the first layer, or on a head over
-frozen features, the rule changes nothing, since nobody uses the input gradient.
+At the first step of a round B_l is W_l^r. Forward pass, weight gradients and bias gradients are untouched. On
+the first layer, or right after frozen ones, the rule changes nothing, since nobody uses the input gradient.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsolve.checks import check_choice
-from fedsolve.closedform.projections import uniform_bits
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.gradient.alignment import weight_of
+from fedsolve.gradient.streams import GENERATOR
+from fedsolve.uniforms import uniform_bits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,15 +36,41 @@ SCALINGS = ("layer", "row", "none")
 ROUTES = ("layer", "direct")
 
 
-def eligible_layers(network: nn.Module, first: bool = False) -> list[str]:
+def eligible_layers(network: nn.Module) -> list[str]:
     """Names of the Conv2d and Linear modules, in the order of registration.
 
-    The first of them is left out unless `first` is true: feedback alignment there changes nothing,
-    though the paper's literal rule may choose it. Modules with a forward of their own, and the output
-    projection of attention, whose forward is never called, are no candidates.
+    Modules with a forward of their own, and the output projection of attention, whose forward is never
+    called, are no candidates.
     """
-    names = [name for name, module in network.named_modules() if _is_eligible(module)]
-    return names if first else names[1:]
+    return [name for name, module in network.named_modules() if _is_eligible(module)]
+
+
+def trained_layers(network: nn.Module) -> list[str]:
+    """Names of the eligible layers whose weight is trained: what the paper's rule chooses among."""
+    return [name for name in eligible_layers(network) if network.get_submodule(name).weight.requires_grad]
+
+
+def changing_layers(network: nn.Module, inputs: Tensor) -> list[str]:
+    """Names of the trained layers in which feedback alignment changes anything.
+
+    Those are the ones whose input depends on trained weights: not the first, nor one that reads what frozen
+    layers give. It is tried with these inputs, on a copy of the network.
+    """
+    import torch
+
+    tried = copy.deepcopy(network).eval()
+    found: set[str] = set()
+
+    def look(name: str, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if any(getattr(value, "requires_grad", False) for value in given):
+            found.add(name)
+
+    names = trained_layers(network)
+    for name in names:
+        tried.get_submodule(name).register_forward_pre_hook(partial(look, name))
+    with GENERATOR, torch.random.fork_rng(devices=[]), torch.enable_grad():
+        tried(inputs)
+    return [name for name in names if name in found]
 
 
 def _is_eligible(module: nn.Module) -> bool:
@@ -67,8 +96,8 @@ class Alignment(NamedTuple):
 class Feedback:
     """Feedback alignment in the named layers, for the length of a `with` block.
 
-    Enter it right after the received weights W^r are in the network, and call `rescale` after every
-    optimiser step:
+    Enter it with the received weights W^r in the network, or given, and call `rescale` after every optimiser
+    step:
 
         with Feedback(network, layers) as feedback:
             for inputs, targets in batches:
@@ -81,6 +110,7 @@ class Feedback:
     route:    "layer", or "direct": direct feedback alignment (Nokland 2016), the ablation of Table 4.
               The gradient by the layer's input is then a fixed random projection of the output error
               (uniform in ±1/sqrt(outputs)); `matrix` and `scaling` do not apply, as it follows no weight.
+    received: W^r by weight name; a layer that it lacks takes the network's weight when it is entered.
     in_place: keep B at one address, as captured CUDA graphs need; backward through a graph built
               before the last `rescale` is then refused by torch. Otherwise such a graph keeps its own B.
 
@@ -97,6 +127,7 @@ class Feedback:
         scaling: str = "layer",
         route: str = "layer",
         seed: int = 0,
+        received: Mapping[str, Tensor] | None = None,
         in_place: bool = False,
     ) -> None:
         check_choice("feedback matrix", matrix, MATRICES)
@@ -108,6 +139,7 @@ class Feedback:
         self._chosen = [_Layer(name, _find(network, modules, name)) for name in self.layers]
         self._matrix, self._scaling, self._route = matrix, scaling, route
         self._seed, self._in_place = seed, in_place
+        self._received = received or {}
         self._error: OutputError | None = None
         self._undo: list[Callable[[], None]] = []
 
@@ -129,17 +161,19 @@ class Feedback:
         self._restore()
 
     def receive(self) -> None:
-        """Take B anew from the network's present weights, as when the next client loads W^r."""
+        """Take B anew from what was received, or the network's present weights, as for the next client."""
         import torch
 
         if self._route == "direct":
             return
         with torch.no_grad():
             for layer in self._chosen:
-                weight = layer.module.weight
+                weight = layer.module.weight.clone()
+                # Copied into the layout of the layer's own weight, so that the same kernels take it.
+                weight.copy_(self._received.get(weight_of(layer.name), weight))
                 start = self._norm(weight)
                 if self._matrix == "global":
-                    matrix = source = weight.clone()
+                    matrix = source = weight
                     norm = start.clone()
                 else:
                     uniform = _uniform(self._seed, layer.name, tuple(weight.shape))
@@ -309,7 +343,7 @@ def _find(network: nn.Module, modules: dict[str, nn.Module], name: str) -> Any:
     module = modules.get(name)
     if module is not None and _is_eligible(module):
         return module
-    known = eligible_layers(network, first=True)
+    known = eligible_layers(network)
     if module is not None:
         what = f"layer {name!r} is a {type(module).__name__}; feedback alignment acts on Conv2d and Linear"
     else:

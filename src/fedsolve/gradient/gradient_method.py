@@ -18,7 +18,7 @@ from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.method import Laws, Method
 from fedsolve.federation.states import State
-from fedsolve.gradient import networks
+from fedsolve.gradient import augmentation, networks
 from fedsolve.gradient.feedback import Feedback
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
@@ -47,6 +47,10 @@ class GradientMethod(Method[GradientModel]):
                    joined by commas. The other feedback_ parameters shape it; see `feedback` and `alignment`.
     track:         "drift" measures how far clients move apart, at the cost of more traffic.
     shape:         of an image, "channels,height,width"; inferred for common sizes.
+    crop, flip:    training images are cut at random from a black margin of `crop` pixels, and mirrored with
+                   chance `flip`.
+    pixel_mean, pixel_deviation: of each channel, 0 black to 1 white, such as "0.49,0.48,0.45": what images
+                   are normalised by, in training and by the model; without them pixels lie in [-1, 1].
     precision, device, seed: float32 or float64, a torch device, and the seed of all random streams.
     """
 
@@ -78,9 +82,13 @@ class GradientMethod(Method[GradientModel]):
     feedback_scaling: Literal["layer", "row", "none"] = "layer"
     feedback_route: Literal["layer", "direct"] = "layer"
     feedback_first: bool = False
-    feedback_sketch: int = 0
+    feedback_sketch: int = 2048
     track: Literal["drift"] | None = None
     shape: str | None = None
+    crop: int = 0
+    flip: float = 0.0
+    pixel_mean: str | None = None
+    pixel_deviation: str | None = None
     precision: Literal["float32", "float64"] = "float32"
     device: str = "cpu"
     seed: int = 0
@@ -90,7 +98,7 @@ class GradientMethod(Method[GradientModel]):
             object.__setattr__(self, "network", networks.register_network(self.network))
         check_whole(1, rounds=self.rounds, epochs=self.epochs, batch=self.batch)
         check_whole(1, feedback_layers=self.feedback_layers)
-        check_whole(0, seed=self.seed, feedback_sketch=self.feedback_sketch)
+        check_whole(0, seed=self.seed, feedback_sketch=self.feedback_sketch, crop=self.crop)
         check_not_negative(
             rate=self.rate, rate_decay=self.rate_decay, momentum=self.momentum, weight_decay=self.weight_decay
         )
@@ -107,6 +115,7 @@ class GradientMethod(Method[GradientModel]):
         check_choice("feedback_route", self.feedback_route, ("layer", "direct"))
         check_choice("track", self.track, (None, "drift"))
         check_choice("precision", self.precision, ("float32", "float64"))
+        augmentation.check_parameters(self)
 
     @property
     def image_shape(self) -> tuple[int, ...] | None:
@@ -185,6 +194,7 @@ class GradientMethod(Method[GradientModel]):
             scaling=self.feedback_scaling,
             route=self.feedback_route,
             seed=self.seed,
+            received=group.start,
             in_place=group.device.type == "cuda",
         )
 

@@ -16,6 +16,7 @@ from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
+from fedsolve.gradient.augmentation import images_of, plan_moves
 from fedsolve.gradient.batches import plan_batches, rows_per_epoch, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder
 from fedsolve.gradient.learners import Forward, Learners, SingleNetwork, Stack, laid_out, load
@@ -70,7 +71,7 @@ class ClientGroup:
         self.classes: int = opening["outputs"]
         self.features: int = opening["features"]
         self.dtype: torch.dtype = getattr(torch, method.precision)
-        self._shape = networks.input_shape(method.network, self.features, method.image_shape)
+        self._images = images_of(method, self.features, device)
         self._lend = lend
         self._spare: nn.Module | None = None
         self._network = None if method.trains_together(self.features, self.classes) else lend()
@@ -90,10 +91,8 @@ class ClientGroup:
         self._rows = TensorRows([clients[k] for k in order], device)
         # Padding is a row of the client's own: what is wrong with a row is then nobody else's trouble.
         self._padding = np.array([rows[0] if len(rows) else 0 for rows in self._rows.numbers])
-        self._numbers, self._targets, self._share = self._lay_out(
-            [plans[k] for k in order], [codes[k] for k in order]
-        )
         self._codes = [codes[k] for k in order]
+        self._lay_out([plans[k] for k in order])
         counts = np.stack([np.bincount(codes[k], minlength=self.classes) for k in order])
         self.class_counts = torch.as_tensor(counts, dtype=self.dtype, device=device)
         self.received = {
@@ -233,7 +232,7 @@ class ClientGroup:
             steps = max(map(len, plans))
             plans = [[*plan, *[np.zeros(0, dtype=np.int64)] * (steps - len(plan))] for plan in plans]
         part.steps = np.array([len(plan) for plan in plans])
-        part._numbers, part._targets, part._share = part._lay_out(plans, self._codes)
+        part._lay_out(plans)
         part.losses = torch.zeros(
             (len(plans), max(1, int(part.steps.max()))), dtype=self.dtype, device=self.device
         )
@@ -246,7 +245,7 @@ class ClientGroup:
 
         for first in range(0, int(self.sizes[client]), rows):
             numbers = self._rows.numbers[client][first : first + rows]
-            inputs = networks.as_inputs(self._rows.take(numbers), self._shape, self.dtype)
+            inputs = self._images.read(self._rows.take(numbers))
             targets = torch.as_tensor(self._codes[client][first : first + rows], device=self.device)
             yield inputs, targets
 
@@ -257,10 +256,12 @@ class ClientGroup:
         if not self.learners.stacked:
             # A single network sees its last batch as short as it is: nothing is padded.
             count = int(np.sum(numbers[0] >= 0))
-            inputs = networks.as_inputs(self._rows.take(numbers[0, :count]), self._shape, self.dtype)
+            moves = None if self._moves is None else self._moves[0, number, :count]
+            inputs = self._images.read(self._rows.take(numbers[0, :count]), moves)
             return laid_out(inputs)[None], self._targets[:1, number, :count], None
         filled = np.where(numbers >= 0, numbers, self._padding[:active, None])
-        inputs = networks.as_inputs(self._rows.take(filled.reshape(-1)), self._shape, self.dtype)
+        moves = None if self._moves is None else self._moves[:active, number].flatten(0, 1)
+        inputs = self._images.read(self._rows.take(filled.reshape(-1)), moves)
         share = None if bool((numbers >= 0).all()) else self._share[:active, number]
         return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
 
@@ -358,8 +359,10 @@ class ClientGroup:
         load(self._network, self.start, self.buffers)
         return SingleNetwork(self._network, self._lend)
 
-    def _lay_out(self, plans: list[list[Array]], codes: list[Array]) -> tuple[Array, Tensor, Tensor]:
-        """Row numbers (clients, steps, rows), -1 where padded; targets; and each row's share of a mean."""
+    def _lay_out(self, plans: list[list[Array]]) -> None:
+        """The batches: row numbers (clients, steps, rows), -1 where padded; targets; each row's share of a
+        mean; and how images are moved, None where they stay as they are.
+        """
         import torch
 
         rows = max((len(batch) for plan in plans for batch in plan), default=1)
@@ -372,13 +375,19 @@ class ClientGroup:
         share = np.zeros((len(plans), steps, rows))
         for client, plan in enumerate(plans):
             # Padding has a label that the client knows: losses that leave missing classes out stay finite.
-            targets[client] = codes[client][:1] if len(codes[client]) else 0
+            codes = self._codes[client]
+            targets[client] = codes[:1] if len(codes) else 0
             for number, batch in enumerate(plan):
                 numbers[client, number, : len(batch)] = self._rows.numbers[client][batch]
-                targets[client, number, : len(batch)] = codes[client][batch]
+                targets[client, number, : len(batch)] = codes[batch]
                 share[client, number, : len(batch)] = 1.0 / max(1, len(batch))
-        on_device = torch.as_tensor(targets, device=self.device)
-        return numbers, on_device, torch.as_tensor(share, dtype=self.dtype, device=self.device)
+        self._numbers = numbers
+        self._targets = torch.as_tensor(targets, device=self.device)
+        self._share = torch.as_tensor(share, dtype=self.dtype, device=self.device)
+        self._moves: Tensor | None = None
+        if self._images.moved:
+            moves = plan_moves(self.method, plans, self.clients, self.round, rows)
+            self._moves = torch.as_tensor(moves, device=self.device)
 
     def _tensor(self, array: Array) -> Tensor:
         import torch

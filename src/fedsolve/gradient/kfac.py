@@ -32,10 +32,18 @@ Losses = Callable[["Tensor", "Tensor"], "Iterator[Tensor]"]
 
 @dataclass
 class Factors:
-    """A (in, in) and B (out, out) of a layer, float64; with a leading axis where a layer has groups."""
+    """A (in, in) and B (out, out) of a layer, float64; with a leading axis where a layer has groups.
+
+    positions: T of a convolution, 1 of a linear layer.
+    """
 
     right: Array
     left: Array
+    positions: int = 1
+
+    def by_position(self) -> Factors:
+        """A / T and B * T: the same curvature, as K-FAC code with inputs divided by T splits it."""
+        return Factors(self.right / self.positions, self.left * self.positions)
 
 
 def factored_layers(network: nn.Module, trained: list[str]) -> dict[str, nn.Module]:
@@ -191,6 +199,7 @@ class _Products(_Sums):
         self._right: Any = 0.0
         self._left: Any = 0.0
         self._places = 0
+        self._positions = 1
 
     def pass_forward(self, inputs: Tensor) -> None:
         import torch
@@ -200,6 +209,8 @@ class _Products(_Sums):
             patches = torch.cat([patches, torch.ones_like(patches[..., :1])], dim=2)
         self._right = self._right + torch.matmul(patches.mT, patches)
         self._places += patches.shape[1]
+        if self._convolves:
+            self._positions = patches.shape[1] // len(inputs)
 
     def pass_back(self, gradient: Tensor) -> None:
         import torch
@@ -232,7 +243,9 @@ class _Products(_Sums):
         left = np.zeros((self.groups, outputs, outputs))
         if not isinstance(self._left, float):
             left = (self._left / rows).cpu().numpy()
-        return Factors(right[0], left[0]) if self.groups == 1 else Factors(right, left)
+        if self.groups == 1:
+            right, left = right[0], left[0]
+        return Factors(right, left, self._positions)
 
 
 class _Squares(_Sums):

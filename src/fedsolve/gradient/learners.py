@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
     from fedsolve.gradient.gradient_method import GradientMethod
 
-_POOL: dict[tuple[Any, ...], list[tuple[nn.Module, dict[str, Tensor]]]] = {}
+_POOL: OrderedDict[tuple[Any, ...], list[tuple[nn.Module, dict[str, Tensor]]]] = OrderedDict()
+_KINDS = 4
+"""Kinds of modules that are kept to be used again, those used last."""
+
 _LOCK = threading.Lock()
 
 
@@ -165,7 +169,7 @@ def borrowed(
 
     def lend() -> nn.Module:
         with _LOCK:
-            spare = _POOL.setdefault(key, [])
+            spare = _POOL.get(key)
             found = spare.pop() if spare else None
         if found is None:
             network = networks.build_network(
@@ -181,8 +185,12 @@ def borrowed(
     try:
         yield lend
     finally:
-        with _LOCK:
-            _POOL.setdefault(key, []).extend(lent)
+        if lent:
+            with _LOCK:
+                _POOL.setdefault(key, []).extend(lent)
+                _POOL.move_to_end(key)
+                while len(_POOL) > _KINDS:
+                    _POOL.popitem(last=False)
 
 
 def _counters(network: nn.Module) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.states import State, StateStore, ticket
 from fedsolve.gradient import networks
+from fedsolve.gradient.augmentation import Images
 from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.model import Model
 
@@ -85,14 +86,21 @@ class GradientModel(Model):
         """Features of the last layer and scores, some thousand rows at a time."""
         import torch
 
-        network = self.network()
-        shape = networks.input_shape(self.parameters["network"], self.features, self._shape())
-        dtype = getattr(torch, self.parameters["precision"])
+        network, parameters = self.network(), self.parameters
+        images = Images(
+            parameters["network"],
+            self.features,
+            self._shape(),
+            parameters["precision"],
+            self.device,
+            mean=parameters.get("pixel_mean"),
+            deviation=parameters.get("pixel_deviation"),
+        )
         for start in range(0, len(rows), _ROWS):
             # A copy: stored features are mapped read-only, and torch wants to write.
             part = torch.from_numpy(np.array(rows[start : start + _ROWS])).to(self.device)
             with torch.no_grad():
-                seen, scores = networks.features_of(network, networks.as_inputs(part, shape, dtype))
+                seen, scores = networks.features_of(network, images.read(part))
             yield seen.double().cpu().numpy(), scores.double().cpu().numpy()
 
     def method(self) -> Any:

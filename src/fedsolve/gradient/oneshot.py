@@ -41,7 +41,10 @@ def check_single_round(method: GradientMethod) -> None:
 def contribute_curvature(
     group: ClientGroup, client: int, term: Term, losses: kfac.Losses, damping: float
 ) -> None:
-    """Add to a client's term B_k and A_k of every layer under its name, and p_k B_k M_k A_k as an addend."""
+    """Add to a client's term B_k and A_k of every layer under its name, and p_k B_k M_k A_k as an addend.
+
+    Of convolutions they are B T and A / T (T output positions), each with `damping` on its diagonal.
+    """
     name = group.clients[client]
     network = group.whole(client)
     layers = kfac.factored_layers(network, group.names)
@@ -49,7 +52,8 @@ def contribute_curvature(
     weight = float(term.arrays["weight"][0])
     term.arrays[f"weight@{name}"] = term.arrays["weight"]
     held = {n: value.double().cpu().numpy() for n, value in group.weights_of(client).items()}
-    for layer, pair in found.items():
+    for layer, plain in found.items():
+        pair = plain.by_position()
         right, left = _damped(pair.right, damping), _damped(pair.left, damping)
         module = layers[layer]
         matrix = kfac.as_matrix(module, [held[n] for n in kfac.weight_names(layer, module)])

@@ -13,10 +13,10 @@ from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.method import Run
 from fedsolve.federation.states import ticket
-from fedsolve.gradient import alignment, networks
+from fedsolve.gradient import alignment, augmentation, networks
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.answers import DRIFT, KIND
-from fedsolve.gradient.feedback import Feedback, eligible_layers
+from fedsolve.gradient.feedback import Feedback, changing_layers, trained_layers
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.server_state import ServerState, Weights, doubles
 from fedsolve.gradient.streams import stream
@@ -42,6 +42,7 @@ class GradientRun(Run[GradientModel]):
             dtype=method.precision,
             shape=method.image_shape,
         )
+        augmentation.images_of(method, spec.features)  # refused now rather than by every client
         weights = {n: p.detach().numpy() for n, p in networks.float_parameters(network).items()}
         buffers = {n: b.numpy() for n, b in networks.float_buffers(network).items()}
         self.server = ServerState(method, spec, doubles(weights), doubles(buffers))
@@ -56,22 +57,27 @@ class GradientRun(Run[GradientModel]):
         method = self.method
         if method.feedback is None:
             return []
-        layers = [
-            layer
-            for layer in eligible_layers(network, method.feedback_first)
-            if network.get_submodule(layer).weight.requires_grad
-        ]
         if method.feedback not in CHOICES:
             named = list(dict.fromkeys(layer.strip() for layer in method.feedback.split(",")))
             with Feedback(network, named):
                 return named
+        every = method.feedback_first
+        layers = trained_layers(network) if every else changing_layers(network, self._blank())
         if len(layers) < method.feedback_layers:
             raise DataError(
                 f"feedback alignment should choose {method.feedback_layers} layers, and network "
-                f"'{method.network}' has {len(layers)} after its first, where it would change nothing. "
-                "Take a deeper network, or let the first layer be chosen too (feedback_first)."
+                f"'{method.network}' has {len(layers)} after its first trained one, where it would change "
+                "nothing. Take a deeper network, or let the first layer be chosen too (feedback_first)."
             )
         return layers
+
+    def _blank(self) -> Any:
+        """Two rows of zeros, as the network takes them."""
+        import torch
+
+        method, features = self.method, self.spec.features
+        shape = networks.input_shape(method.network, features, method.image_shape)
+        return networks.as_inputs(torch.zeros(2, features), shape, method.precision)
 
     @property
     def exchanges(self) -> int:

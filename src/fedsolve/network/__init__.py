@@ -3,11 +3,11 @@
     answering   the node's side of a conversation, without any network
     wire        requests and answers as Flower's records
     link        the server's end of a SuperLink: which nodes are there, send, receive
-    federation  FlowerFederation: the engine that a method sees
+    flower      FlowerFederation: the engine that a method sees
     agreement   what the sites of a run have, and the spec that comes of it
     roster      its members: who is there, who is taken in or refused
     exchange    one request on its way, asked for again where need be
-    cohort      the report of an exchange: who took part, and why others did not
+    expected    what terms must look like
     node        a node in one process, over Flower's Fleet API
     superlink   a SuperLink and a run on it, started and stopped by us
     server_app, client_app   the same for `flwr run` and Flower's own SuperNodes

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-import fedsolve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Spec
 from fedsolve.labels import class_list, labels_from_note, labels_note
-from fedsolve.network.wire import PROTOCOL, Note, plain
+from fedsolve.network.wire import PROTOCOL, Note
+from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
 
@@ -36,7 +37,7 @@ class Agreement:
 
     def note(self, ask: str) -> Note:
         """The note of a message of this run, up to what is special to what it asks."""
-        return {"fedsolve": PROTOCOL, "version": fedsolve.__version__, "ask": ask, "run": self.run}
+        return {"fedsolve": PROTOCOL, "version": __version__, "ask": ask, "run": self.run}
 
     def classes_note(self) -> Any:
         """The class list as sites are told it; None while it is not known."""

@@ -22,18 +22,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-import fedsolve
-import fedsolve.federation.evaluation  # registers the step that scores a model
+import fedsolve.federation.evaluation  # noqa: F401  registers the step that scores a model
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import DataError, FedsolveError, TermError
+from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
 from fedsolve.federation.messages import Block, Chain, Needs, Request
 from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.gradient.networks.custom import NotAllowed, allowing
-from fedsolve.labels import class_list, labels_from_note, labels_note
+from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.row_marks import RowMarks
 from fedsolve.network.wire import PROTOCOL, Note
+from fedsolve.permissions import NotAllowed, allowing
+from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
 
@@ -69,6 +70,8 @@ class Answerer:
     state:         folder where the model so far is kept, for nodes that start anew for every message.
     networks:      functions "package.module:function" that a request may have imported and called to make a
                    network; None where the request is one's own, as in a simulation.
+    methods:       the same of classes "package.module:Class", which may be run.
+    chain:         the model so far, where sites of one process share it.
     rows:          file that remembers, by run, a digest of the rows answered with: a site whose rows change
                    in the middle of a run refuses to go on, for the sums would be of two different data sets.
     states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
@@ -83,6 +86,8 @@ class Answerer:
         classes: Sequence[Any] | None = None,
         share_classes: bool = False,
         networks: Iterable[str] | None = (),
+        methods: Iterable[str] | None = (),
+        chain: Chain | None = None,
         scratch: Path | None = None,
         state: Path | None = None,
         states: Path | None = None,
@@ -94,12 +99,15 @@ class Answerer:
         self._classes = None if classes is None else class_list(classes)
         self._share_classes = share_classes
         self._networks = None if networks is None else frozenset(networks)
+        self._methods = None if methods is None else frozenset(methods)
         self._scratch = scratch
         self._show = show or (lambda event: None)
         self._kept = None if state is None else state / "model-so-far.safetensors"
         self._states = states
         self._rows = None if rows is None else RowMarks(rows, data)
         self._participant = self._new_participant(data)
+        if chain is not None:
+            self._participant.take_back(chain)
         if self._kept is not None and self._kept.exists():
             self._recall(self._kept)
 
@@ -117,7 +125,7 @@ class Answerer:
                 found, answer = self._describe(note), b""
                 self._tell(Event("described", f"asked by run {note.get('run')}: what this site has"))
             elif ask == "answer":
-                with allowing(self._networks):
+                with allowing(networks=self._networks, methods=self._methods):
                     found, answer = self._answer(note, payload, started)
             elif ask == "tell":
                 self._tell(Event("told", str(note.get("message")), over=bool(note.get("over"))))
@@ -127,7 +135,7 @@ class Answerer:
         except Exception as problem:  # whatever it is, the server must hear of it
             if not isinstance(problem, FedsolveError):
                 traceback.print_exc()
-            kind = "DataError" if isinstance(problem, DataError) else type(problem).__name__
+            kind = error_kind(problem)
             self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange")))
             refusal = {"error": kind, "message": self._told(problem)}
             return {"fedsolve": PROTOCOL, "ok": False, **asked, **refusal}, b""
@@ -159,7 +167,7 @@ class Answerer:
         labels = self._data.labels
         found: Note = {
             "name": self.name,
-            "version": fedsolve.__version__,
+            "version": __version__,
             "features": self._data.width,
             "classes": None,
             "targets": 1 if labels.ndim == 1 else int(labels.shape[1]),
@@ -183,12 +191,9 @@ class Answerer:
             self._answer_with(self._site_data.own_labels())
             return
         if self._classes is not None and sorted(map(str, asked)) != sorted(map(str, self._classes)):
-            told = f"the server's class list {_shown(asked)} is not the one '{self.name}' agreed to"
-            raise Declined(
-                f"{told}, {_shown(self._classes)}. Settle it between you.", f"{told}. Settle it between you."
-            )
-        from fedsolve.data.tables import labels_like
-
+            told = f"the server's class list [{listed(asked)}] is not the one '{self.name}' agreed to"
+            settle = "Settle it between you."
+            raise Declined(f"{told}, [{listed(self._classes)}]. {settle}", f"{told}. {settle}")
         try:
             self._answer_with(labels_like(self._site_data.own_labels(), asked))
         except DataError as problem:
@@ -243,16 +248,12 @@ class Answerer:
         return {**about, "empty": len(self._participant) == 0}, encoded
 
     def _new_participant(self, data: ClientData) -> Participant:
-        participant = Participant(self.name, data, scratch=self._scratch)
-        keep_states = getattr(participant, "keep_states", None)
-        if self._states is not None and keep_states is not None:
-            keep_states(self._states)
-        return participant
+        return Participant(self.name, data, scratch=self._scratch, states=self._states)
 
     def _remember(self, request: Request) -> None:
         if self._kept is None or not request.blocks:
             return
-        chain = self._participant._memory.chain
+        chain = self._participant.chain
         arrays = {
             f"{index}.{name}": array
             for index, block in enumerate(chain.blocks)
@@ -272,7 +273,7 @@ class Answerer:
         except (FedsolveError, KeyError, TypeError):
             os.unlink(path)
             return
-        self._participant._memory.chain = Chain(blocks)
+        self._participant.take_back(Chain(blocks))
 
 
 def _check_peer(note: Note) -> None:
@@ -281,13 +282,8 @@ def _check_peer(note: Note) -> None:
             f"the server speaks protocol {note.get('fedsolve')!r}, this node {PROTOCOL}. "
             "Install the same fedsolve version on both sides."
         )
-    if (version := note.get("version")) != fedsolve.__version__:
+    if (version := note.get("version")) != __version__:
         raise TermError(
-            f"the server runs fedsolve {version}, this node {fedsolve.__version__}: methods may differ. "
+            f"the server runs fedsolve {version}, this node {__version__}: methods may differ. "
             "Install the same version on both sides."
         )
-
-
-def _shown(classes: Array) -> str:
-    shown = ", ".join(map(str, classes[:10].tolist()))
-    return f"[{shown}{', ...' if len(classes) > 10 else ''}]"

@@ -31,8 +31,6 @@ app = ClientApp()
 @app.query()  # type: ignore[misc, untyped-decorator, unused-ignore]
 def query(message: Any, context: Any) -> Any:
     """Answer one message."""
-    import fedsolve as _  # noqa: F401  registers the methods' client steps
-
     config = context.node_config
     site = _site(
         str(config.get("name", context.node_id)),

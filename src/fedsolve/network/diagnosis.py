@@ -19,10 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from fedsolve.data.datasets import is_address, load_dataset
-from fedsolve.data.tables import ColumnLayout, parts, read_table
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
 from fedsolve.network import certificates, gate, security
 from fedsolve.network.admission import CLOCK_AHEAD, CLOCK_BEHIND
@@ -363,36 +359,6 @@ def disk(folder: Path) -> Finding:
     if free < SCARCE:
         return _failed("disk", seen, remedy, 4)
     return Finding("disk", "warning", seen, remedy) if free < LOW else _ok("disk", seen)
-
-
-def data(source: str, root: str | None = None, layout: ColumnLayout | None = None) -> Finding:
-    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
-
-    def look() -> str:
-        if not is_address(source):
-            table = read_table(source, layout, part="train" if parts(source) else None)
-            classes = len(np.unique(table.labels)) if table.labels is not None else 0
-            return f"{source}: {len(table):,} rows of {table.features.shape[1]:,} features, {classes} labels"
-        dataset = load_dataset(source, root)
-        rows = dataset.train
-        if not isinstance(rows.inputs, np.ndarray):
-            rows.inputs.read(np.unique(rows.labels, return_index=True)[1])
-        kind = "images" if dataset.is_images else "rows of features"
-        return f"{source}: {len(rows):,} {kind} to train on, {len(dataset.class_names)} classes"
-
-    return attempt("data", look)
-
-
-def backbone(address: str) -> Finding:
-    """Whether the backbone can be loaded here."""
-
-    def look() -> str:
-        from fedsolve.data.backbones import load_backbone
-
-        load_backbone(address)
-        return f"{address} can be loaded"
-
-    return attempt("backbone", look)
 
 
 def has_flower() -> bool:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedsolve.errors import TermError
-from fedsolve.federation.encoding import PackedTerm, encode_request, read_term
-from fedsolve.federation.messages import Chain, Needs, Request
+from fedsolve.federation.cohort import CohortReport, Missing
+from fedsolve.federation.encoding import encode_request, read_term
+from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.running_sum import Answer, RunningSum
 from fedsolve.network.agreement import Agreement
-from fedsolve.network.cohort import CohortReport, Missing, Waiting, deadline
 from fedsolve.network.link import Link, Reply
 from fedsolve.network.roster import Roster
-from fedsolve.network.sums import Misfit, PackedSum
-from fedsolve.network.wire import PROTOCOL, Note, plain
+from fedsolve.network.wire import PROTOCOL, Note
+
+Policy = Literal["wait", "continue", "error"]
 
 REMOVED = "not registered any more"
 
@@ -28,6 +31,23 @@ _LOST = 50
 """How often an answer may turn out not to be there: a network that breaks, not a site that never sends."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """How long a node is waited for in one exchange; `FlowerFederation` says what each of these means."""
+
+    missing: Policy
+    patience: float | None
+    grace: float
+    interval: float
+
+
+def deadline(patience: float | None, started: float | None = None) -> float:
+    """The moment at which patience ends that began at `started`, or now."""
+    if patience is None:
+        return float("inf")
+    return (time.monotonic() if started is None else started) + patience
+
+
 @dataclass
 class _Asked:
     """An open question to a member: `message` is None while it cannot be reached, `since` that time."""
@@ -36,7 +56,6 @@ class _Asked:
     activation: str
     request: Request
     since: float = 0.0
-    catch_up: int = 0
     needed: int = 0
     tries: int = 1
     lost: int = 0
@@ -45,7 +64,7 @@ class _Asked:
 class Exchange:
     """Open questions to members, by name, until the answer of each is taken.
 
-    report:    where it is noted who was asked again.
+    report:    where it is noted who was asked again, and what was sent besides the request.
     started:   when patience begins.
     tell_once: tells people what is waited for, unless they know.
     """
@@ -71,11 +90,6 @@ class Exchange:
         self._tell_once = tell_once
         self._asked: dict[str, _Asked] = {}
 
-    @property
-    def catch_up(self) -> int:
-        """Bytes sent so far to members that lacked model blocks."""
-        return sum(asked.catch_up for asked in self._asked.values())
-
     def ask(self, names: Sequence[str], request: Request) -> None:
         """Send the request to all of these that are there; the others are asked when they come."""
         self._roster.look()
@@ -93,8 +107,8 @@ class Exchange:
         note = agreed.note("answer") | {"exchange": request.exchange, "classes": agreed.classes_note()}
         return self._roster.send(names, note, encode_request(request))
 
-    def answer(self, name: str, sums: PackedSum) -> tuple[PackedTerm, bool]:
-        """This member's term, fit to be added to `sums`, and whether it has no rows; or `Missing`."""
+    def answer(self, name: str, sums: RunningSum) -> Answer:
+        """This member's answer, fit to be added to `sums`; else `Missing`, or what is wrong with it."""
         mine, report = self._asked[name], self._report
         began = time.monotonic()
         while True:
@@ -113,19 +127,16 @@ class Exchange:
             if reply is not None:
                 try:
                     answer = _read(name, reply, mine.request, self._agreement.run, sums)
-                except TermError as problem:
+                except TermError:
                     if mine.tries >= _TRIES:
-                        if isinstance(problem, Misfit) and len(report.answered) == 1:
-                            # One of two is wrong: to go on with either may be to go on with the wrong one.
-                            raise report.undecided(report.answered[0], name, problem) from problem
-                        raise Missing("failed", f"TermError: {plain(problem)}") from problem
+                        raise
                     mine.tries += 1
                     self._ask_again(name, mine)
                     continue
                 if isinstance(answer, Needs):
                     self._bring_up(name, mine, answer)
                     continue
-                return answer, bool(reply.note.get("empty"))
+                return answer
             if time.monotonic() > self._deadline:
                 waited = f"within {self._waiting.patience:g} s"
                 if member.online:
@@ -173,16 +184,18 @@ class Exchange:
         if asked.needed > 2 * _TRIES:
             raise Missing("failed", f"it still lacks model blocks from {needs.have} on after being sent them")
         asked.request = asked.request.starting_at(needs.have, self._chain)
-        asked.catch_up += asked.request.nbytes
+        self._report.catch_up_bytes += asked.request.nbytes
         self._put(name, asked)
 
 
-def _read(name: str, reply: Reply, request: Request, run: str, sums: PackedSum) -> PackedTerm | Needs:
+def _read(name: str, reply: Reply, request: Request, run: str, sums: RunningSum) -> Answer | Needs:
     """The answer of a reply, fit to be added; whatever was sent, else `TermError` or `Missing`."""
     try:
-        answer = _checked(name, reply, request, run)
-        if isinstance(answer, PackedTerm):
-            sums.check(answer, name, bool(reply.note.get("empty")))
+        term = _term(name, reply, request, run)
+        if isinstance(term, Needs):
+            return term
+        answer = sums.check(name, term, bool(reply.note.get("empty")))
+        sums.check_fits(answer)
         return answer
     except (TermError, Missing):
         raise
@@ -192,17 +205,17 @@ def _read(name: str, reply: Reply, request: Request, run: str, sums: PackedSum) 
         ) from problem
 
 
-def _checked(name: str, reply: Reply, request: Request, run: str) -> PackedTerm | Needs:
-    """The answer of a reply to this very request; anything else is refused by name."""
+def _term(name: str, reply: Reply, request: Request, run: str) -> Term | Needs:
+    """The term of a reply to this very request; anything else is refused by name."""
     if reply.damaged:
         raise TermError(f"the answer of '{name}' cannot be read: {reply.failure}")
     if reply.failure is not None:
-        raise Missing("failed", plain(reply.failure))
+        raise Missing("failed", str(reply.failure))
     note = reply.note
     if note.get("fedsolve") != PROTOCOL:
-        raise Missing("failed", f"it speaks protocol {plain(note.get('fedsolve'))}, the server {PROTOCOL}")
+        raise Missing("failed", f"it speaks protocol {note.get('fedsolve')}, the server {PROTOCOL}")
     if not note.get("ok"):
-        raise Missing("failed", plain(f"{note.get('error')}: {note.get('message')}"))
+        raise Missing("failed", f"{note.get('error')}: {note.get('message')}")
     wanted: Note = {
         "name": name,
         "run": run,

@@ -8,71 +8,49 @@ then stop the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from fedsolve import registry
 from fedsolve.container import Array
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Chain, Needs, Request, packed_size
+from fedsolve.federation.messages import Chain, Needs, Request
+from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.running_sum import TermLayout
 
 _NOBODY = "nobody"
-_SLACK = 1 << 20
 _LARGE = 32 << 20
 """Bytes of one square matrix from which on the server does not answer itself: it would need several."""
 
 
-@dataclass(frozen=True)
-class TermLayout:
-    """Shapes as they travel, by the names of arrays; those of a client's own end in @.
-
-    symmetric: which of them are packed triangles. nbytes: all a message that holds them may take.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    symmetric: frozenset[str]
-
-    @property
-    def nbytes(self) -> int:
-        return _SLACK + 8 * sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes.values())
-
-
-def stem(name: str, client: str) -> str:
-    """The name of an array without its client's; what all clients have in common."""
-    return name.removesuffix(client) if name.endswith(f"@{client}") else name
-
-
-def _side(chain: Chain, spec: Spec) -> int:
-    """The longest side that a matrix of this run may have, by the widths that its opening names."""
-    parameters = chain.blocks[0].note["opening"]["parameters"] if len(chain) else {}
-    widths = [value for name, value in parameters.items() if "width" in name and isinstance(value, int)]
-    return max([spec.features, *widths])
+def _largest_side(chain: Chain, spec: Spec) -> int:
+    """The longest side that a square matrix of this run may have."""
+    if not len(chain):
+        return spec.features
+    opening = chain.blocks[0].note["opening"]
+    method: Method[Any] = registry.method_class(opening["method"])(**opening["parameters"])
+    return method.largest_side(spec)
 
 
 def expected_layout(request: Request, chain: Chain, spec: Spec) -> TermLayout | None:
     """The layout of the terms that answer a request; None where this server cannot answer it, or where that
     would take more memory than the answers do.
     """
-    if _side(chain, spec) ** 2 * 8 > _LARGE:
-        return None
     if spec.classes is not None:
         labels: Array = spec.classes[:2]
     else:
         labels = np.zeros(2) if spec.outputs == 1 else np.zeros((2, spec.outputs))
     try:
+        if _largest_side(chain, spec) ** 2 * 8 > _LARGE:
+            return None
         nobody = Participant(_NOBODY, ClientData(np.zeros((2, spec.features)), labels))
         with np.errstate(all="ignore"):
             term = nobody.answer(request.starting_at(0, chain) if request.position else request)
     except Exception:  # a site's refusal says more than this one
         return None
-    if isinstance(term, Needs):
+    # Without arrays it abstained from training, as a site with less than a batch does; others may not.
+    if isinstance(term, Needs) or (request.position and not term.arrays):
         return None
-    return TermLayout(
-        {
-            stem(name, _NOBODY): (packed_size(len(array)),) if name in term.symmetric else array.shape
-            for name, array in term.arrays.items()
-        },
-        frozenset(stem(name, _NOBODY) for name in term.symmetric),
-    )
+    return TermLayout.of(term, _NOBODY)

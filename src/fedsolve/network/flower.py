@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsolve.checks import check_choice, check_whole
-from fedsolve.errors import CohortError, DataError
+from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.federation.cohort import CohortReport, Missing
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request, Total
+from fedsolve.federation.running_sum import Contradiction, RunningSum
 from fedsolve.labels import class_list
 from fedsolve.network.agreement import Agreement, Task
-from fedsolve.network.cohort import CohortReport, Missing, Policy, Waiting, deadline
-from fedsolve.network.exchange import REMOVED, Exchange
+from fedsolve.network.exchange import REMOVED, Exchange, Policy, Waiting, deadline
 from fedsolve.network.expected import expected_layout
 from fedsolve.network.link import Link, Node
 from fedsolve.network.roster import Roster
-from fedsolve.network.sums import PackedSum
 from fedsolve.network.wire import LARGEST
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["CohortReport", "FlowerFederation", "Policy"]
 
 _LARGEST_DESCRIPTION = 1 << 20
+_SLACK = 1 << 20
+"""Bytes that an answer may take besides its numbers."""
 
 
 class FlowerFederation:
@@ -158,44 +160,30 @@ class FlowerFederation:
         started = time.monotonic()
         if request.exchange == 0 and not self._roster.members:
             self.describe()
-        cohort = sorted(request.cohort)
-        report = CohortReport(request.exchange, request.kind, tuple(cohort))
+        report = CohortReport.of(request, self._roster.members)
         self.reports.append(report)
-        known = [name for name in cohort if name in self._roster.members]
-        report.absent.update(dict.fromkeys(set(cohort) - set(known), "not part of the federation"))
+        known = [name for name in report.asked if name not in report.absent]
         under_way = self._begin(chain, report, started)
         under_way.ask(known, request)
-        sums, empty = self._sums(request, chain), []
-        bytes_up = 0
+        sums = self._sums(request, chain)
         for name in known:
             try:
-                found = under_way.answer(name, sums)
-            except Missing as missing:
-                getattr(report, missing.kind)[name] = str(missing)
-                if self.missing != "continue" and str(missing) != REMOVED:
-                    self._finish(report, started)
-                    raise report.stopped(name) from missing
-                continue
-            term, is_empty = found
-            sums.add(term, name)
-            bytes_up += term.nbytes
-            del term, found  # the next answer takes the place of this one
-            report.answered.append(name)
-            if is_empty:
-                empty.append(name)
+                answer = under_way.answer(name, sums)
+            except (Missing, TermError) as cause:
+                report.lose(name, cause)
+                if self._goes_on(cause):
+                    continue
+                self._finish(report, started)
+                raise report.stopped(name, cause) from cause
+            sums.add(answer)
+            report.enter(answer)
+            del answer  # the next one takes its place
         self._finish(report, started)
-        if len(report.answered) < max(1, self.min_clients):
-            raise report.too_few(self.min_clients)
-        return Total(
-            term=sums.take(),
-            cohort=tuple(report.answered),
-            missing=report.missing,
-            empty=tuple(empty),
-            bytes_up=bytes_up,
-            bytes_down=request.nbytes * len(report.answered),
-            catch_up_bytes=under_way.catch_up,
-            seconds=report.seconds,
-        )
+        return report.total(sums, request, self.min_clients)
+
+    def _goes_on(self, cause: Exception) -> bool:
+        """Whether an exchange goes on without a member that is missing for this reason."""
+        return not isinstance(cause, Contradiction) and (self.missing == "continue" or str(cause) == REMOVED)
 
     def _begin(self, chain: Chain, report: CohortReport, started: float) -> Exchange:
         return Exchange(
@@ -209,15 +197,15 @@ class FlowerFederation:
             self._tell_once,
         )
 
-    def _sums(self, request: Request, chain: Chain) -> PackedSum:
+    def _sums(self, request: Request, chain: Chain) -> RunningSum:
         """An empty sum that knows what it may be given."""
         spec = self._agreement.spec
         layout = expected_layout(request, chain, self.describe() if spec is None else spec)
         if layout is None and not self._told_unknown:
             self._told_unknown = True
             self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
-        self._link.expect(LARGEST if layout is None else layout.nbytes)
-        return PackedSum(layout)
+        self._link.expect(LARGEST if layout is None else _SLACK + 8 * layout.numbers)
+        return RunningSum(layout)
 
     def _finish(self, report: CohortReport, started: float) -> None:
         report.seconds = time.monotonic() - started

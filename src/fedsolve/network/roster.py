@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsolve.federation.cohort import plain
 from fedsolve.network.agreement import Agreement, unfit
 from fedsolve.network.link import Link, Node, Reply, check_sent
-from fedsolve.network.wire import Note, plain
+from fedsolve.network.wire import Note
 
 
 @dataclass

@@ -21,11 +21,11 @@ from typing import Any
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
+from fedsolve.federation.cohort import CohortReport
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.method import Method, Record, record_from
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
-from fedsolve.network.cohort import CohortReport
 from fedsolve.network.flower import FlowerFederation
 
 Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]

@@ -24,8 +24,6 @@ app = ServerApp()
 @app.main()  # type: ignore[misc, untyped-decorator, unused-ignore]
 def main(grid: Any, context: Any) -> None:
     """Train and leave model, checkpoint and report in the state folder."""
-    import fedsolve as _  # noqa: F401  registers the methods
-
     config = context.run_config
     method = registry.method_class(config["method"])(**_json(config, "parameters"))
     classes = _json(config, "classes") if config["classes"] else None

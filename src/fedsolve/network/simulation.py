@@ -206,7 +206,6 @@ def answer(deal: Deal, client: int, note: Note, payload: Array) -> tuple[Note, b
 
     The process keeps the model so far, which all clients share; a client's own state is in a folder.
     """
-    import fedsolve as _  # noqa: F401  registers the methods' client steps
     from fedsolve.federation.participant import ClientData
     from fedsolve.network.answering import Answerer
     from fedsolve.threads import blas_threads
@@ -215,8 +214,9 @@ def answer(deal: Deal, client: int, note: Note, payload: Array) -> tuple[Note, b
     rows = order[bounds[client] : bounds[client + 1]]
     data = ClientData(features, labels, rows, checked=True)
     states = Path(deal.labels).parent / "states"
-    site = Answerer(deal.name(client), data, share_classes=True, networks=None, states=states)
-    site._participant._memory.chain = chain
+    site = Answerer(
+        deal.name(client), data, share_classes=True, networks=None, methods=None, chain=chain, states=states
+    )
     with blas_threads(1):
         return site.reply(note, payload)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-from fedsolve import __version__
+from fedsolve.version import __version__
 
 PACKAGES = ("flwr", "numpy", "protobuf")
 

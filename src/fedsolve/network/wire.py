@@ -29,17 +29,10 @@ LARGEST = 8 << 30
 
 Note = dict[str, Any]
 
-_LONGEST_WORD = 2000
 _NOTE, _JSON, _PAYLOAD, _BYTES = "fedsolve", "note", "payload", "bytes"
 _AHEAD = 2
 _LEAST_CHUNK = 1 << 20
 """Flower cuts arrays into much larger chunks; a chunk of a few bytes, named a million times, is an attack."""
-
-
-def plain(said: Any) -> str:
-    """What a site said, as one line that a terminal shows as it is."""
-    text = " ".join(str(said).split())
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST_WORD])
 
 
 def record(note: Note, payload: bytes = b"") -> RecordDict:

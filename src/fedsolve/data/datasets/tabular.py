@@ -13,9 +13,9 @@ from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.npz import open_npz
-from fedsolve.data.tables import ColumnLayout, Part, labels_like, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.labels import plain_labels
+from fedsolve.labels import labels_like, plain_labels
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 _OPTIONS = {

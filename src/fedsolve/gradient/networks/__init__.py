@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from fedsolve import permissions
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.data.backbones.common import require
 from fedsolve.errors import DataError
@@ -100,10 +101,10 @@ def build_network(
 
 
 def check_allowed(name: str) -> None:
-    """Refuse a function of the user's own that may not make a network here (`custom.allowing`)."""
+    """Refuse a function of the user's own that may not make a network here."""
     kind, option = _parsed(name)
     if kind != custom.PREFIX and kind not in NETWORKS:
-        custom.check_allowed(kind, str(option))
+        permissions.check_allowed("network", f"{kind}:{option}")
 
 
 def identity(name: str) -> tuple[str, int]:

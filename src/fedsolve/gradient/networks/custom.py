@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from fedsolve.data.backbones.torch_callable import weights_digest
 from fedsolve.errors import DataError
 from fedsolve.gradient.networks.initial import network_seed
 from fedsolve.gradient.streams import GENERATOR
+from fedsolve.permissions import check_allowed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,27 +23,6 @@ PREFIX = "custom"
 
 _REGISTERED: dict[str, nn.Module] = {}
 _SERIALS: dict[str, int] = {}
-
-allowed: ContextVar[frozenset[str] | None] = ContextVar("allowed", default=None)
-"""Functions, as "package.module:function", that may be imported and called; None: all of them.
-
-All is for the person whose process this is. Where a request or a file names the function, importing and
-calling it is running what somebody else chose, so those who read one say what they agree to.
-"""
-
-
-class NotAllowed(DataError):
-    """A network's function was named by somebody who may not choose what runs here."""
-
-
-@contextmanager
-def allowing(names: Iterable[str] | None) -> Iterator[None]:
-    """Within, functions of `names` alone make networks; None allows all."""
-    token = allowed.set(None if names is None else frozenset(names))
-    try:
-        yield
-    finally:
-        allowed.reset(token)
 
 
 def register_network(module: nn.Module) -> str:
@@ -87,23 +66,12 @@ def registered(name: str) -> nn.Module:
     return _copied(found, f"network '{name}'")
 
 
-def check_allowed(place: str, name: str) -> None:
-    """Refuse the function `name` of the module `place` unless it is among those allowed."""
-    agreed = allowed.get()
-    if agreed is not None and f"{place}:{name}" not in agreed:
-        raise NotAllowed(
-            f"network '{place}:{name}' would import and call a function of this machine, and nobody here "
-            f"allowed that (allowed: {', '.join(sorted(agreed)) or 'none'}). If you know the function and "
-            f"trust it, start again with --allow-network {place}:{name}."
-        )
-
-
 def made_by(
     place: str, name: str, features: int, outputs: int, seed: int, known: tuple[str, ...]
 ) -> nn.Module:
     """What the function `name` of the module `place` returns for (features, outputs), drawn from `seed`."""
     address = f"network '{place}:{name}'"
-    check_allowed(place, name)
+    check_allowed("network", f"{place}:{name}")
     # Importing may draw too, but only once a process: the function starts from the seed again.
     with _drawing(seed):
         factory = _factory(place, name, address, known)

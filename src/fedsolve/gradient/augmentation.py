@@ -1,0 +1,200 @@
+"""How rows become images that a network takes: random crops and flips in training, one scale for its pixels.
+
+A training image gets a black margin of `crop` pixels, a window of the image's own size is cut out at a random
+place, and with chance `flip` it is mirrored left to right; then every channel is normalised,
+
+    (p - pixel_mean) / pixel_deviation,   p from 0 (black) to 1 (white)
+
+Rows of bytes are scaled to [-1, 1] before; other numbers count as such already, so black is -1. Crops and
+flips are drawn for every row of every batch of a round, in that order, from the streams (seed, "crop",
+client, round) and (seed, "flip", client, round); where a client trains, and with whom, does not matter. The
+pixels are moved where the network is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+from fedsolve.gradient import networks
+from fedsolve.gradient.streams import stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedsolve.gradient.gradient_method import GradientMethod
+
+BLACK = -1.0
+TOP, LEFT, MIRRORED = range(3)
+"""What a move says of a row: where the window begins in the image with its margin, whether it is mirrored."""
+
+
+class Images:
+    """Rows as a network takes them, augmented where moves are given.
+
+    network, features, shape, precision: of the method. mean, deviation: of the channels; None leaves pixels
+    in [-1, 1]. crop: pixels of the margin. moved: whether there are crops or flips at all.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        features: int,
+        shape: Sequence[int] | None,
+        precision: str,
+        device: torch.device | str,
+        *,
+        mean: str | None = None,
+        deviation: str | None = None,
+        crop: int = 0,
+        flip: float = 0.0,
+    ) -> None:
+        import torch
+
+        self._dtype: torch.dtype = getattr(torch, precision)
+        self._taken = networks.input_shape(network, features, shape)
+        self.crop = crop
+        self.moved = bool(crop or flip)
+        self._image = self._taken
+        self._shift: Tensor | None = None
+        if not self.moved and mean is None:
+            return
+        self._image = _image_shape(self._taken, features, shape)
+        if mean is not None and deviation is not None:
+            shift, scale = (
+                torch.tensor(_for_channels(text, name, self._image[0]), dtype=torch.float64).reshape(-1, 1, 1)
+                for text, name in ((mean, "pixel_mean"), (deviation, "pixel_deviation"))
+            )
+            # Of pixels in [-1, 1], which are 2 p - 1.
+            self._shift = (2 * shift - 1).to(device, self._dtype)
+            self._scale = (2 * scale).to(device, self._dtype)
+
+    def read(self, rows: Tensor, moves: Tensor | None = None) -> Tensor:
+        """Inputs of the network from rows as they are stored; moves (rows, 3) for images in training."""
+        inputs = networks.as_inputs(rows, self._image, self._dtype)
+        if moves is not None:
+            inputs = moved(inputs, moves, self.crop)
+        if self._shift is not None:
+            inputs = inputs.sub(self._shift).div_(self._scale)
+        return inputs if self._taken == self._image else inputs.flatten(1)
+
+
+def images_of(method: GradientMethod, features: int, device: torch.device | str = "cpu") -> Images:
+    """How clients of this method read their rows; refused where rows are no images and should be."""
+    return Images(
+        method.network,
+        features,
+        method.image_shape,
+        method.precision,
+        device,
+        mean=method.pixel_mean,
+        deviation=method.pixel_deviation,
+        crop=method.crop,
+        flip=method.flip,
+    )
+
+
+def plan_moves(
+    method: GradientMethod, plans: Sequence[Sequence[Array]], clients: Sequence[str], round_: int, rows: int
+) -> Array:
+    """The moves of all batches of a round, (clients, steps, rows, 3); a row that is padding stays in place.
+
+    plans: each client's batches, as positions among its rows; only their lengths matter.
+    """
+    steps = max(1, max(len(plan) for plan in plans))
+    moves = np.zeros((len(plans), steps, rows, 3), dtype=np.int64)
+    moves[..., :MIRRORED] = method.crop
+    for client, (plan, name) in enumerate(zip(plans, clients, strict=True)):
+        drawn = draw_moves(method, sum(map(len, plan)), round_, name)
+        for number, batch in enumerate(plan):
+            moves[client, number, : len(batch)], drawn = drawn[: len(batch)], drawn[len(batch) :]
+    return moves
+
+
+def draw_moves(method: GradientMethod, count: int, round_: int, client: str) -> Array:
+    """One client's moves of a round (count, 3), in the order in which its rows are trained on."""
+    drawn = np.zeros((count, 3), dtype=np.int64)
+    if method.crop:
+        places = stream(method.seed, "crop", client, round_)
+        drawn[:, :MIRRORED] = places.integers(0, 2 * method.crop + 1, (count, 2))
+    if method.flip:
+        drawn[:, MIRRORED] = stream(method.seed, "flip", client, round_).random(count) < method.flip
+    return drawn
+
+
+def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
+    """Images (rows, C, H, W), each cut out of its margin and mirrored as its move (rows, 3) says."""
+    import torch
+    import torch.nn.functional as F
+
+    rows, _, height, width = images.shape
+    device = images.device
+    padded = F.pad(images, (crop, crop, crop, crop), value=BLACK) if crop else images
+    down, along = torch.arange(height, device=device), torch.arange(width, device=device)
+    across = torch.where(moves[:, MIRRORED, None] != 0, width - 1 - along, along)
+    found = padded[
+        torch.arange(rows, device=device)[:, None, None],
+        :,
+        (moves[:, TOP, None] + down)[:, :, None],
+        (moves[:, LEFT, None] + across)[:, None, :],
+    ].permute(0, 3, 1, 2)
+    # On a GPU that is the layout convolutions want already.
+    return found if device.type == "cuda" else found.contiguous()
+
+
+def check_parameters(method: GradientMethod) -> None:
+    """Refuse parameters of images that mean nothing, whatever the images."""
+    if not 0 <= method.flip <= 1:
+        raise DataError(f"flip is a chance and lies in [0, 1]; got {method.flip!r}.")
+    if (method.pixel_mean is None) != (method.pixel_deviation is None):
+        raise DataError(
+            "pixel_mean and pixel_deviation go together; got "
+            f"{method.pixel_mean!r} and {method.pixel_deviation!r}."
+        )
+    for name in ("pixel_mean", "pixel_deviation"):
+        text = getattr(method, name)
+        if text is not None and name == "pixel_deviation" and min(_numbers(text, name)) <= 0:
+            raise DataError(f"pixel_deviation must be positive; got {text!r}.")
+        if text is not None:
+            _numbers(text, name)
+
+
+def _numbers(text: Any, name: str) -> list[float]:
+    try:
+        found = [float(part) for part in str(text).split(",")]
+    except ValueError:
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise DataError(
+            f"{name} is a number, or one for each channel joined by commas, such as 0.49,0.48,0.45; "
+            f"got {text!r}."
+        )
+    return found
+
+
+def _for_channels(text: str, name: str, channels: int) -> list[float]:
+    found = _numbers(text, name)
+    if len(found) not in (1, channels):
+        raise DataError(f"{name} has {len(found)} numbers ({text}), and the images {channels} channels.")
+    return found
+
+
+def _image_shape(
+    taken: tuple[int, int, int] | None, features: int, shape: Sequence[int] | None
+) -> tuple[int, int, int]:
+    """The shape of the images in the rows; heads take them flat, and then it must be told."""
+    if taken is not None:
+        return taken
+    sizes = tuple(shape or ())
+    if len(sizes) != 3 or math.prod(sizes) != features:
+        raise DataError(
+            "crop, flip, pixel_mean and pixel_deviation are for images. Give shape (channels,height,width) "
+            f"where a network takes rows of pixels ({features} of them here), or leave these parameters out."
+        )
+    return sizes[0], sizes[1], sizes[2]
