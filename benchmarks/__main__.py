@@ -250,6 +250,24 @@ def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+@main.command("masks")
+@click.option("--width", default=1024, show_default=True)
+@click.option("--classes", default=100, show_default=True)
+@click.option("--clients", multiple=True, type=int, default=(20, 200), show_default=True)
+@click.option("--slots", default=10, show_default=True, help="Sums that the keys of a setup last for.")
+@click.option("--mebibytes", default=16, show_default=True, help="Of the vector that rates are measured on.")
+@click.option("--repeats", default=5, show_default=True)
+@_json
+def _masks(json_path: Path | None, **how: Any) -> None:
+    """What secure sums cost on one core (needs fedsolve[privacy])."""
+    from benchmarks import masks
+
+    measured = masks.measure(**how)
+    masks.show(Console(width=140, highlight=False, markup=False), measured)
+    if json_path is not None:
+        json_path.write_text(json.dumps(measured, indent=1) + "\n")
+
+
 @main.command("fashion-mnist", add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def _fashion_mnist(words: tuple[str, ...]) -> None:

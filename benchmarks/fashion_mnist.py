@@ -100,14 +100,26 @@ def federation_of(data: Data, seed: int) -> Any:
     return fs.LocalFederation.from_arrays(data.images, data.labels, owners, clients=CLIENTS, workers=1)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where runs leave their results, and where their checkpoints and logs are."""
+
+    out: Path
+    work: Path
+
+    def make(self) -> None:
+        for folder in (self.out, self.work):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
 def run_arm(
-    data: Data, arm: str, seed: int, out: Path, rounds: int, device: str, until: float, **changed: Any
+    data: Data, arm: str, seed: int, place: Place, rounds: int, device: str, until: float, **changed: Any
 ) -> bool:
     """Train one arm, from its checkpoint if there is one, until `time.time()`; whether it is finished."""
     federation = federation_of(data, seed)
     method = method_of(arm, rounds, seed, device, **changed)
     run = method.start(federation.describe())
-    checkpoint = out / f"{stem(arm, seed)}.checkpoint"
+    checkpoint = place.work / f"{stem(arm, seed)}.checkpoint"
     if checkpoint.exists():
         run.restore(container.read(checkpoint), str(checkpoint))
     watch = Watch(data.test, data.truth)
@@ -126,7 +138,7 @@ def run_arm(
             break
         before = now
     result = result_of(arm, seed, method.parameters(), run.history)
-    (out / f"{stem(arm, seed)}.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
+    (place.out / f"{stem(arm, seed)}.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
     return bool(run.server.round >= rounds)
 
 
@@ -160,16 +172,17 @@ def stem(arm: str, seed: int) -> str:
 def run_here(
     data: Data,
     runs: Sequence[tuple[str, int]],
-    out: Path,
+    place: Place,
     rounds: int,
     device: str,
     until: float,
     **changed: Any,
 ) -> None:
     """Runs in this process: several as threads, each on a stream of its own of the GPU."""
+    place.make()
     if len(runs) == 1:
         ((arm, seed),) = runs
-        run_arm(data, arm, seed, out, rounds, device, until, **changed)
+        run_arm(data, arm, seed, place, rounds, device, until, **changed)
         return
     import torch
 
@@ -178,7 +191,7 @@ def run_here(
 
     def one(arm: str, seed: int) -> bool:
         with _own_stream(device):
-            return run_arm(data, arm, seed, out, rounds, device, until, **changed)
+            return run_arm(data, arm, seed, place, rounds, device, until, **changed)
 
     with ThreadPoolExecutor(len(runs)) as pool:
         for done in [pool.submit(one, arm, seed) for arm, seed in runs]:
@@ -197,23 +210,23 @@ def _own_stream(device: str) -> Iterator[None]:
 
 
 def run_all(
-    given: argparse.Namespace, runs: Sequence[tuple[str, int]], out: Path, until: float, way: Way
+    given: argparse.Namespace, runs: Sequence[tuple[str, int]], place: Place, until: float, way: Way
 ) -> tuple[bool, bool]:
     """All runs in processes that share the GPU in this way; whether none failed, and whether MPS was used.
 
     given: the command's arguments, of which data, rounds, device, network and limit count.
     """
-    log = out / "logs"
-    log.mkdir(parents=True, exist_ok=True)
+    place.make()
     jobs = []
     for first in range(0, len(runs), way.threads):
         together = runs[first : first + way.threads]
-        words = [str(given.data), "--out", str(out), "--until", f"{until:.1f}"]
+        words = [str(given.data), "--out", str(place.out), "--work", str(place.work)]
+        words += ["--until", f"{until:.1f}"]
         for name in ("rounds", "device", "network", "limit"):
             if getattr(given, name) is not None:
                 words += [f"--{name}", str(getattr(given, name))]
         words += ["--runs", ",".join(f"{arm}:{seed}" for arm, seed in together)]
-        jobs.append(Job(words, log / f"{stem(*together[0])}.log"))
+        jobs.append(Job(words, place.work / f"{stem(*together[0])}.log"))
     for job in jobs:
         job.log.unlink(missing_ok=True)
     with shared_gpu(way.kind) as sharing:
@@ -260,10 +273,10 @@ def trial(given: argparse.Namespace, ways: Sequence[Way]) -> list[dict[str, Any]
     found = []
     for number, (way, share) in enumerate(zip(ways, shares, strict=True)):
         until = time.time() + given.seconds * share / sum(shares)
-        place = given.out / f"way-{number}"
+        place = Place(given.out / f"way-{number}", given.out / f"way-{number}")
         runs = [(ARMS[index % 2], index // 2) for index in range(way.runs)]
         whole, mps = run_all(given, runs, place, until, way)
-        ends = _round_ends("\n".join(path.read_text() for path in (place / "logs").glob("*.log")))
+        ends = _round_ends("\n".join(path.read_text() for path in place.work.glob("*.log")))
         each = seconds_per_round(ends)
         found.append(
             {
@@ -271,13 +284,13 @@ def trial(given: argparse.Namespace, ways: Sequence[Way]) -> list[dict[str, Any]
                 "mps": mps,
                 "rounds": sum(map(len, ends.values())),
                 "seconds": each,
-                "digest": _digest(place),
+                "digest": _digest(place.out),
                 "failed": not whole,
             }
         )
         told = "too few rounds" if each is None else f"{each:.3f} s per run and round"
         tell(f"{way}: {told}; {found[-1]['rounds']} rounds{'' if whole else ', with failures'}")
-        for checkpoint in place.glob("*.checkpoint"):
+        for checkpoint in place.work.glob("*.checkpoint"):
             checkpoint.unlink()
     return found
 
@@ -298,9 +311,9 @@ def seconds_per_round(ends: dict[str, list[float]]) -> float | None:
     return 1 / sum(rates) if rates and len(rates) == len(ends) else None
 
 
-def _digest(place: Path) -> str:
+def _digest(out: Path) -> str:
     """The first run's accuracies, to see that all ways train alike."""
-    path = place / f"{stem(ARMS[0], 0)}.json"
+    path = out / f"{stem(ARMS[0], 0)}.json"
     if not path.exists():
         return ""
     return " ".join(f"{line['test_accuracy']:.4f}" for line in json.loads(path.read_text())["rounds"][:3])
@@ -331,7 +344,8 @@ def profile(data: Data, device: str, **changed: Any) -> str:
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
     parser.add_argument("data", nargs="?", type=Path, help="folder with Fashion-MNIST's idx files")
-    parser.add_argument("--out", type=Path, required=True, help="folder for results and checkpoints")
+    parser.add_argument("--out", type=Path, required=True, help="folder for results")
+    parser.add_argument("--work", type=Path, help="folder for checkpoints and logs; that for results")
     parser.add_argument("--arm", action="append", choices=[*ARMS], help="only these; all of the protocol")
     parser.add_argument("--seeds", default="0,1,2,3,4,5")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -362,12 +376,12 @@ def main(words: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     started = time.time()
     given = arguments(words)
+    place = Place(given.out, given.work or given.out)
     changed = {} if given.network is None else {"network": given.network}
     if given.runs is not None:
         runs = [(arm, int(seed)) for arm, _, seed in (run.rpartition(":") for run in given.runs.split(","))]
-        given.out.mkdir(parents=True, exist_ok=True)
         data = load(given.data, given.limit)
-        run_here(data, runs, given.out, given.rounds, given.device, given.until, **changed)
+        run_here(data, runs, place, given.rounds, given.device, given.until, **changed)
         return
     if given.profile:
         print(profile(load(given.data, given.limit), given.device, **changed))
@@ -382,7 +396,7 @@ def main(words: Sequence[str] | None = None) -> None:
         seeds = [int(seed) for seed in given.seeds.split(",")]
         runs = unfinished(given.out, given.arm or ARMS, seeds, given.rounds)
         tell(f"{len(runs)} runs to do")
-        run_all(given, runs, given.out, started + given.seconds, Way.parse(given.share))
+        run_all(given, runs, place, started + given.seconds, Way.parse(given.share))
     told = results(given.out)
     first, last = (int(number) for number in given.score.split("-"))
     print(report(told, first, last))

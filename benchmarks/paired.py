@@ -128,11 +128,14 @@ def report(told: Sequence[dict[str, Any]], first: int = FIRST, last: int = LAST)
     return "\n".join(lines)
 
 
+LOOKS = ("", "lowest", "highest")
+"""The choices of a layer, each with a look of its own in every panel."""
+
+
 def draw(told: Sequence[dict[str, Any]]) -> Any:
     """Test accuracy round by round, with and without feedback alignment; a panel for each host."""
-    from fedsolve.experiments.statistics import mean_and_error
-
     from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, panels
+    from fedsolve.experiments.significance import mean_error
 
     curves: dict[str, dict[str, list[list[float]]]] = {}
     for one in sorted(told, key=lambda one: _place(one["arm"])):
@@ -143,10 +146,9 @@ def draw(told: Sequence[dict[str, Any]]) -> Any:
     for host, by_choice in curves.items():
         series = []
         for choice, runs in by_choice.items():
-            found = [mean_and_error(values) for values in zip(*runs, strict=False)]
-            means = tuple(mean for mean, _ in found)
-            errors = tuple(math.nan if error is None else error for _, error in found)
+            means, errors = zip(*(mean_error(values) for values in zip(*runs, strict=False)), strict=True)
             name = f"with feedback alignment, {choice}" if choice else "without"
-            series.append(Series(name, tuple(range(1, len(found) + 1)), means, errors))
+            look = LOOKS.index(choice)
+            series.append(Series(name, look, tuple(range(1, len(means) + 1)), means, errors))
         groups.append((host, series))
     return panels(groups, Axis("round", whole=True), Axis(ACCURACY))

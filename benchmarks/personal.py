@@ -27,7 +27,7 @@ from fedsolve.data.partitions import heterogeneity
 from fedsolve.experiments.figures.gains import sorted_gains
 from fedsolve.experiments.figures.lines import Axis, Series, lines
 from fedsolve.experiments.figures.style import render
-from fedsolve.experiments.significance import mean_and_error
+from fedsolve.experiments.significance import mean_and_error, mean_error
 from fedsolve.federation.local_scores import LocalScores, Predictor, client_rows, local_scores
 from fedsolve.gradient import (
     Ditto,
@@ -329,7 +329,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
                 gains[f"over {words}, α = {cell['alpha']:g}"] = _gains(cell["entries"], name)
     names = list(cells[0]["entries"])
     series = []
-    for name in names:
+    for look, name in enumerate(names):
         points = sorted(
             (float(np.mean([c["heterogeneity"] for c in of])), [100 * c["entries"][name]["mean"] for c in of])
             for of in (
@@ -337,13 +337,14 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
                 for alpha in dict.fromkeys(c["alpha"] for c in cells)
             )
         )
-        means = [mean_and_error(found) for _, found in points]
+        means = [mean_error(found) for _, found in points]
         series.append(
             Series(
                 name,
+                look,
                 tuple(place for place, _ in points),
                 tuple(mean for mean, _ in means),
-                tuple(float("nan") if error is None else error for _, error in means),
+                tuple(error for _, error in means),
             )
         )
     figures = {

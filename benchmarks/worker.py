@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import fedsolve as fs
 from benchmarks import transcription
 from benchmarks.machine import OtherWork, peak_memory, resident_memory
+from fedsolve.federation.history import totals
 from fedsolve.threads import usable_cores
 
 Array = NDArray[Any]
@@ -71,9 +72,7 @@ def train(variant: str, setting: transcription.Setting, data: dict[str, Array], 
         ).fit(federation)
         seconds = time.perf_counter() - started
         measured |= {
-            "exchanges": len(model.history),
-            "bytes_up": sum(record.bytes_up for record in model.history),
-            "bytes_down": sum(record.bytes_down for record in model.history),
+            **totals(model.history),
             "exchange_seconds": sum(record.seconds for record in model.history),
         }
         classifiers, omegas = list(model.classifiers), [block.omega for block in model.blocks if block]

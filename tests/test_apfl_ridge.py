@@ -413,7 +413,7 @@ def test_every_client_of_a_federation_chooses(digits: Dataset, tmp_path: Path) -
 
 @pytest.mark.parametrize("wrong", ["automatic", "", "1"])
 def test_other_words_are_refused(wrong: str) -> None:
-    with pytest.raises(DataError, match="refinement_ridge must be a number >= 0 or 'auto'; got"):
+    with pytest.raises(DataError, match="refinement_ridge must be 'auto' or a finite number >= 0; got"):
         fs.APFL(refinement_ridge=wrong)  # type: ignore[arg-type]
 
 
@@ -424,5 +424,9 @@ def test_the_command_takes_the_word(digits: Dataset, tmp_path: Path) -> None:
     document(*words, "--clients", 4, "--workers", 1, "--refinement-ridge", "auto", "--out", shared)
     model: Any = fs.load_model(shared)
     assert model.method.refinement_ridge == "auto"
-    refused(fedsolve(*words, "--refinement-ridge", "automatic"), 2, "neither a number nor 'auto'")
+    refused(
+        fedsolve(*words, "--refinement-ridge", "automatic"),
+        2,
+        "a finite number >= 0; got 'automatic'",
+    )
     refused(fedsolve(*words, "--refinement-ridge", "-1"), 2, "refinement_ridge")

@@ -110,8 +110,8 @@ def test_what_cannot_be_built_is_explained(images, store, tmp_path):
         return fedsolve("features", "build", *words, "--store", store)
 
     refused(build("folder:nowhere", "--backbone", "pixels"), 2, "nowhere", "no such folder")
-    refused(build("cifar10", "--data", tmp_path, "--backbone", "pixels"), 2, "toronto.edu", tmp_path)
-    refused(build("cifra10"), 2, "did you mean 'cifar10'?")
+    refused(build("cifar10", "--data-root", tmp_path, "--backbone", "pixels"), 2, "toronto.edu", tmp_path)
+    refused(build("cifra10"), 2, "Did you mean 'cifar10'?")
     refused(build(f"folder:{images}", "--backbone", "pixel"), 2, "pixel", "Did you mean 'pixels'?")
     refused(build(f"folder:{images}", "--backbone", "pixels", "--limit-train", 2), 2, "all 3 classes")
     refused(build(f"folder:{images}", "--batch", 0), 2, "--batch")

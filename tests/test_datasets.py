@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 import fedsolve.data.datasets as registry
-from fedsolve.cli.comparison import Digits
 from fedsolve.data.datasets import (
     Dataset,
     Split,
@@ -77,14 +76,14 @@ def test_addresses_are_taken_apart():
 
 
 def test_unknown_addresses_get_a_suggestion(tmp_path):
-    refused("cifar-10", None, "no dataset 'cifar-10'", "did you mean 'cifar10'?", "folder:PATH")
+    refused("cifar-10", None, "no dataset 'cifar-10'", "Did you mean 'cifar10'?", "folder:PATH")
     refused(str(tmp_path), None, f"write folder:{tmp_path}")
     refused("data.csv", None, "write csv:data.csv")
     refused("folder", None, "write folder:PATH")
     refused("digits:8", None, "write digits")
     refused("digits?size=8", None, "unknown option 'size'", "takes none")
-    refused("folder:x?sed=1", None, "unknown option 'sed'", "did you mean 'seed'?")
-    refused("medmnist:bloood", tmp_path, "did you mean 'blood'?")
+    refused("folder:x?sed=1", None, "unknown option 'sed'", "Did you mean 'seed'?")
+    refused("medmnist:bloood", tmp_path, "Did you mean 'blood'?")
     refused("mnist", tmp_path / "nowhere", f"{tmp_path / 'nowhere'} does not exist")
 
 
@@ -95,7 +94,7 @@ def test_named_datasets_say_what_files_they_need(tmp_path, monkeypatch):
             continue
         address = dataset.name.replace("NAME", "blood")
         for root in (None, tmp_path):
-            message = refused(address, root, "FEDSOLVE_DATA", "--data", dataset.source)
+            message = refused(address, root, "FEDSOLVE_DATA", "--data-root", dataset.source)
         assert str(tmp_path) in message
 
 
@@ -111,17 +110,19 @@ def test_the_data_folder_comes_from_the_argument_or_the_environment(tmp_path, mo
 # -- what a dataset is -----------------------------------------------------------------------------
 
 
-def test_digits_are_those_of_the_demo_and_images_too():
-    dataset, demo = load_dataset("digits"), Digits.load()
-    np.testing.assert_array_equal(dataset.train.features, demo.train)
-    np.testing.assert_array_equal(dataset.test.features, demo.test)
-    np.testing.assert_array_equal(dataset.train.labels, demo.y_train)
-    np.testing.assert_array_equal(dataset.test.labels, demo.y_test)
+def test_digits_are_split_by_class_once_and_for_all_and_images_too():
+    dataset, again = load_dataset("digits"), load_dataset("digits")
+    np.testing.assert_array_equal(dataset.train.features, again.train.features)
+    np.testing.assert_array_equal(dataset.test.labels, again.test.labels)
+    tested, trained = np.bincount(dataset.test.labels), np.bincount(dataset.train.labels)
+    assert (trained.sum(), tested.sum()) == (1198, 599)
+    assert np.all(np.abs(tested / (tested + trained) - 1 / 3) < 0.01)
+    assert dataset.train.features.max() == 1.0
     assert dataset.is_images
     images = pixels_of(dataset.train)
     assert images.shape == (1198, 8, 8, 1)
     assert (images.min(), images.max()) == (0, 255)
-    assert np.abs(images.reshape(1198, 64) / 255 - demo.train).max() <= 0.5 / 255 + 1e-12
+    assert np.abs(images.reshape(1198, 64) / 255 - dataset.train.features).max() <= 0.5 / 255 + 1e-12
 
 
 def test_limits_keep_every_class_in_proportion():
@@ -666,7 +667,7 @@ def test_files_of_features_that_cannot_be_used_are_named(tmp_path):
     refused(f"npz:{tmp_path / 'a.npz'}", None, tmp_path / "a.npz", "damaged")
     refused(f"npz:{tmp_path / 'none.npz'}", None, tmp_path / "none.npz", "no such file")
     refused(f"csv:{tmp_path / 'a.npz'}", None, "a.npz", "'csv:'")
-    refused("npz:none.npz", tmp_path, "none.npz", f"nor in {tmp_path}", "--data")
+    refused("npz:none.npz", tmp_path, "none.npz", f"nor in {tmp_path}", "--data-root")
     np.savez(tmp_path / "b.npz", x=np.full((4, 2), np.nan), y=[0, 1, 0, 1])
     refused(f"npz:{tmp_path / 'b.npz'}", None, tmp_path / "b.npz", "NaN")
     (tmp_path / "t.csv").write_text("a,label\n1,x\nno,y\n")

@@ -521,7 +521,7 @@ def test_bad_labels_are_refused(estimator: Any, case: str) -> None:
         ({"layers": 1.5}, "layers must be a whole number, at least 0; got 1.5"),
         ({"width": 0}, "width must be a whole number, at least 1; got 0"),
         ({"residual_ridge": -1.0}, "residual_ridge must be a finite number >= 0; got -1.0"),
-        ({"activation": "swish"}, "unknown activation 'swish'"),
+        ({"activation": "swish"}, "got 'swish'. Did you mean 'hardswish'?"),
         ({"scale": "robust"}, "scale must be None or 'standard'; got 'robust'"),
         ({"precision": "half"}, "precision must be 'float64' or 'float32'; got 'half'"),
     ],

@@ -21,12 +21,14 @@ from fedsolve.closedform.separability import class_sums, separability
 from fedsolve.data.noise import flip_labels
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments import runner
-from fedsolve.experiments.cells import deal, run_cell
-from fedsolve.experiments.config import AXES, METRICS, Cell, DatasetSpec
+from fedsolve.experiments.cells import run_cell
+from fedsolve.experiments.config import AXES, Cell, DatasetSpec
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.run_folder import CELLS, DAMAGED, load_run
 from fedsolve.experiments.runner import CellProgress, run_experiment
 from fedsolve.experiments.sources import ExperimentRows, StoredRows, Tick, random_rows
+from fedsolve.experiments.trials import deal
 from fedsolve.gradient import FedAvg
 from tests.command import document
 from tests.toy import opening, toy_data, toy_rows, written
@@ -131,13 +133,13 @@ def test_parameters_of_a_file_are_for_every_method_that_has_them(tmp_path: Path)
         ('kind = "dirichlet"', 'kind = "dirichlett"', ["unknown partition kind", "'dirichlet'"]),
         ('method = "deepafl"', 'method = "deepfl"', ["unknown method 'deepfl'", "'deepafl'"]),
         ("width = 16", "widht = 16", ["unknown parameter 'widht'", "'width'", "DeepAFL"]),
-        ("width = 16", 'width = "16"', ["'width'", "a whole number", "'16'"]),
-        ("width = 16", "width = 16.0", ["'width'", "a whole number"]),
-        ("width = 16", 'width = 16, activation = "gleu"', ["DeepAFL", "unknown activation 'gleu'"]),
+        ("width = 16", 'width = "16"', ["width must be", "a whole number", "'16'"]),
+        ("width = 16", "width = 16.0", ["width must be", "a whole number"]),
+        ("width = 16", 'width = 16, activation = "gleu"', ["DeepAFL", "Did you mean 'gelu'?"]),
         ("width = 16", 'width = 16, block_input = "first"', ["'previous' or 'initial'", "'first'"]),
         ("width = 16", "width = 16, seed = 4", ["'seed' of DeepAFL comes from 'seeds'"]),
         ("ridge = 0.1", "ridge = -0.1", ["AFL", "ridge", "-0.1"]),
-        ("ridge = 0.1", "ridge = true", ["'ridge'", "a number", "True"]),
+        ("ridge = 0.1", "ridge = true", ["ridge must be", "a finite number", "True"]),
         ("depths = [0, 3]", "depths = [0, 4]", ["3 layers", "depth 4"]),
         ("parameters = {ridge = 0.1}", "depths = [1]", ["AFL", "no layers"]),
         ("seeds = [0, 1]", "seeds = [0, 0]", ["'seeds'", "different"]),
@@ -155,7 +157,7 @@ def test_parameters_of_a_file_are_for_every_method_that_has_them(tmp_path: Path)
         ("depths = [0, 3]", "[table]\nrows = 'stage'", ["'stage'", "'selected'", "test"]),
         ("depths = [0, 3]", "[table]\nvalues = ['test', 'selected']", ["'stage'", "test, selected"]),
         ("depths = [0, 3]", "[table]\nvalues = 'relative_seconds'", ["'relative_seconds'", "'baseline'"]),
-        ("depths = [0, 3]", "[parameters]\nrounds = 3", ["'rounds' of [parameters]", "known are"]),
+        ("depths = [0, 3]", "[parameters]\nrounds = 3", ["'rounds' of [parameters]", "Known are"]),
         ("depths = [0, 3]", "[grid]\nrigde = [1.0]", ["'rigde' of [grid]", "'ridge'"]),
         ("depths = [0, 3]", "[grid]\nwidth = [8]", ["'width' of DeepAFL", "both fixed and in the grid"]),
         ("depths = [0, 3]", "[noise]\nrates = [1.5]", ["'rates'", "1.5"]),
@@ -209,7 +211,7 @@ def test_the_documented_file_is_one(tmp_path: Path) -> None:
     text = page.split("```toml\n")[1].split("```")[0]
     # Three seeds, two noise rates, AFL once and DeepAFL at three points of the grid.
     assert len(read_experiment(written(tmp_path, text)).cells()) == 3 * 2 * (1 + 3)
-    for axis in AXES + METRICS:
+    for axis in (*AXES, *METRICS):
         assert f"`{axis}`" in page or axis.split("_")[-1] in ("csr", "ifs", "dm")
 
 

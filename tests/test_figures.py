@@ -8,21 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb, to_rgba_array
 
 from fedsolve.cli.report import figures, run_folders
 from fedsolve.errors import ModelFileError
 from fedsolve.experiments.figures import plots, slug, write_figures
 from fedsolve.experiments.figures.lines import Axis, Series, compared, cost, lines, panels
 from fedsolve.experiments.figures.maps import SHOWN_CLIENTS, Ownership, heat_map, partition
-from fedsolve.experiments.figures.readings import by_dataset, mean_error, names_of, readings
 from fedsolve.experiments.figures.sensitivity import sensitivity_plots
 from fedsolve.experiments.figures.style import FORMATS, SERIES, render, series_style
+from fedsolve.experiments.observations import by_dataset, names_of, scored
+from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.run_folder import load_run
+from fedsolve.experiments.runner import run_experiment
+from fedsolve.experiments.significance import mean_error
+from fedsolve.experiments.sources import digits
 from tests import sample_runs
 
-LINE = Series("one", (1.0, 2.0, 3.0), (80.0, 81.5, 82.0), (0.1, math.nan, 0.3))
-OTHER = Series("other", (1.0, 3.0), (70.0, 71.0))
+LINE = Series("one", 1, (1.0, 2.0, 3.0), (80.0, 81.5, 82.0), (0.1, math.nan, 0.3))
+OTHER = Series("other", 0, (1.0, 3.0), (70.0, 71.0))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +155,7 @@ def test_mean_and_standard_error():
 
 
 def test_names_tell_only_what_varies(runs):
-    items = readings(load_run(runs["ridge"]).cells)
+    items = scored(load_run(runs["ridge"]).cells)
     name = names_of(items)
     assert {name(item) for item in items} == {"AFL"} | {
         f"DeepAFL (T = {depth}), λ = {ridge}"
@@ -166,7 +170,7 @@ def test_a_parameter_over_magnitudes_with_zero_stands_in_even_steps(tmp_path):
     text = sample_runs.RIDGE.replace("[0.001, 0.01,", "[0.0, 0.01,")
     # The made-up outcome takes the logarithm of the ridge; any accuracy will do here.
     path = sample_runs.write_run(tmp_path / "zero", text.replace("ridge =", "residual_ridge ="))
-    [plot] = sensitivity_plots(readings(load_run(path).cells))
+    [plot] = sensitivity_plots(scored(load_run(path).cells))
     axes = plot.figure.axes[0]
     assert axes.get_xscale() == "linear"
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "0.01", "0.1", "1", "10"]
@@ -174,7 +178,7 @@ def test_a_parameter_over_magnitudes_with_zero_stands_in_even_steps(tmp_path):
 
 
 def test_methods_without_the_parameter_are_level_lines(runs):
-    [plot] = sensitivity_plots(readings(load_run(runs["ridge"]).cells))
+    [plot] = sensitivity_plots(scored(load_run(runs["ridge"]).cells))
     drawn = _drawn(plot.figure)
     assert list(drawn) == ["DeepAFL (T = 5)", "DeepAFL (T = 10)", "AFL"]
     assert drawn["AFL"] == ([0.001, 10.0], [pytest.approx(89.1)] * 2)
@@ -234,12 +238,60 @@ def test_colours_stand_out_from_paper_and_print_in_different_greys():
     assert greys[-1] > 3 * greys[0]
 
 
-def test_an_empty_series_keeps_its_place_and_look():
+def test_a_series_looks_alike_wherever_others_are_missing():
     # A method that sends nothing has no place on a log axis of megabytes.
-    silent = Series("other", (), ())
+    silent = Series("other", 0, (), ())
     figure = cost([("megabytes", [silent, LINE]), ("seconds", [OTHER, LINE])])
     assert _color(figure.axes[0], "one") == _color(figure.axes[1], "one") == SERIES[1]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["other", "one"]
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory):
+    """The tutorial's experiment on digits, with FedAvg: clients on their own have no training accuracy."""
+    page = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
+    text = page.split("```toml\n")[1].split("```")[0]
+    text = text.replace('"folder:images"\nbackbone = "efficientnet-lite0"', '"digits"')
+    fedavg = '[[method]]\nname = "FedAvg"\nmethod = "fedavg-numpy"\nparameters = {rounds = 2}\n\n'
+    before = '[[method]]\nname = "AFL"'
+    assert before in text
+    folder = tmp_path_factory.mktemp("tutorial")
+    (folder / "mine.toml").write_text(
+        text.replace(before, fedavg + before).replace("width = 256", "width = 16")
+    )
+    run_experiment(read_experiment(folder / "mine.toml"), folder, lambda *_: digits())
+    return load_run(folder / "mine")
+
+
+def test_the_legend_names_the_method_that_each_line_is_of(tutorial):
+    [found] = plots(tutorial).values()
+    depth = next(plot for plot in found if plot.name == "depth")
+    legend = _legend(depth.figure)
+    assert sorted(legend.values()) == ["AFL", "DeepAFL", "FedAvg", "local only"]
+    for axes, field in zip(depth.figure.axes, ("accuracy", "train_accuracy"), strict=True):
+        drawn = {legend[to_hex(line.get_color())]: list(line.get_ydata()) for line in axes.lines}
+        measured: dict[str, list[list[float]]] = {}
+        for cell in tutorial.cells:
+            values = cell[f"{field}_per_layer"] or [cell[field]] * 2
+            if cell["partition"]["name"] == "α = 0.1" and values[0] is not None:
+                measured.setdefault(cell["method"], []).append([100 * value for value in values])
+        assert set(drawn) == set(measured)
+        for method, seeds in measured.items():
+            assert drawn[method] == pytest.approx(np.mean(seeds, axis=0).tolist(), abs=1e-9), (field, method)
+
+
+def test_a_method_looks_alike_in_all_figures_of_its_run(tutorial, runs):
+    for run in (tutorial, load_run(runs["partitions"]), load_run(runs["ablations"])):
+        for found in plots(run).values():
+            looks: dict[str, set[tuple[str, ...]]] = {}
+            for plot in found:
+                # Over other axes a depth of a method is an entry of its own.
+                if plot.name in ("depth", "cost", "risk", "separability"):
+                    for axes in plot.figure.axes:
+                        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                            looks.setdefault(name, set()).add(_style(handle))
+            assert looks
+            assert all(len(styles) == 1 for styles in looks.values()), looks
 
 
 def test_bars_are_standard_errors_and_missing_ones_are_zero():
@@ -250,7 +302,7 @@ def test_bars_are_standard_errors_and_missing_ones_are_zero():
 
 
 def test_many_points_are_drawn_as_a_band():
-    long = Series("long", tuple(range(20)), tuple(range(20)), (0.5,) * 20)
+    long = Series("long", 0, tuple(range(20)), tuple(range(20)), (0.5,) * 20)
     axes = lines([long], Axis("x")).axes[0]
     assert len(axes.collections) == 1
     band = axes.collections[0].get_paths()[0].get_extents()
@@ -258,7 +310,7 @@ def test_many_points_are_drawn_as_a_band():
 
 
 def test_log_axes_have_plain_numbers():
-    wide = Series("wide", (0.002, 0.05, 3.0), (1.0, 10.0, 1000.0))
+    wide = Series("wide", 0, (0.002, 0.05, 3.0), (1.0, 10.0, 1000.0))
     axes = lines([wide], Axis("x", log=True), Axis("y", log=True)).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.01", "0.1", "1"]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1", "10", "100", "1000"]
@@ -269,7 +321,7 @@ def test_equal_data_give_equal_bytes(form):
     def draw():
         yield lines([LINE, OTHER], Axis("x"))
         yield panels([("left", [LINE]), ("right", [OTHER])], Axis("x"), Axis("y"))
-        yield compared(["a", "b", "c"], [Series("p", (0.0, 1.0, 2.0), (1.0, 2.0, 3.0))])
+        yield compared(["a", "b", "c"], [Series("p", 0, (0.0, 1.0, 2.0), (1.0, 2.0, 3.0))])
         yield heat_map(np.eye(3), list("abc"), list("def"), "down", "across")
         yield partition([Ownership("p", np.arange(12).reshape(4, 3))])
 
@@ -322,6 +374,21 @@ def test_a_folder_of_runs_stands_for_all_of_them(runs):
     everything = next(iter(runs.values())).parent
     assert run_folders((str(everything), str(runs["noise"]))) == sorted(runs.values())
     assert run_folders(("nowhere",)) == [Path("nowhere")]
+
+
+def _legend(figure):
+    """What the legend calls the lines of each colour; the first looks all differ in it."""
+    [legend] = figure.legends
+    colors = [to_hex(to_rgba_array(handle.get_color())[0]) for handle in legend.legend_handles]
+    names = dict(zip(colors, (text.get_text() for text in legend.get_texts()), strict=True))
+    assert len(names) == len(colors)
+    return names
+
+
+def _style(handle):
+    """Marker and dash of a line, or of the line of an error bar; a line by itself is in ink."""
+    line = handle.lines[0] if hasattr(handle, "lines") else handle
+    return line.get_marker(), str(line._unscaled_dash_pattern)
 
 
 def _color(axes, name):

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks import fashion_mnist, paired, sharing
-from benchmarks.fashion_mnist import Data, Way, method_of, run_arm, run_here, seconds_per_round, unfinished
+from benchmarks.fashion_mnist import (
+    Data,
+    Place,
+    Way,
+    method_of,
+    run_arm,
+    run_here,
+    seconds_per_round,
+    unfinished,
+)
 from benchmarks.paired import ARMS, compare, paired_interval, report, scores
 from scipy.stats import ttest_rel
 
@@ -101,11 +110,12 @@ SMALL: dict[str, Any] = {"network": "cnn", "epochs": 1, "batch": 2}
 
 
 def test_a_run_that_ran_out_of_time_goes_on(data: Data, tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "parts").mkdir()
-    assert run_arm(data, "FedLC+lowest", 1, tmp_path / "whole", 3, "cpu", FOREVER, **SMALL)
+    whole, parts = (Place(tmp_path / name, tmp_path / f"{name}-work") for name in ("whole", "parts"))
+    whole.make()
+    parts.make()
+    assert run_arm(data, "FedLC+lowest", 1, whole, 3, "cpu", FOREVER, **SMALL)
     calls = 1
-    while not run_arm(data, "FedLC+lowest", 1, tmp_path / "parts", 3, "cpu", time.time() - 1, **SMALL):
+    while not run_arm(data, "FedLC+lowest", 1, parts, 3, "cpu", time.time() - 1, **SMALL):
         calls += 1
     assert calls == 3
     both = [json.loads((tmp_path / part / "fedlc-lowest-1.json").read_text()) for part in ("whole", "parts")]
@@ -124,9 +134,8 @@ def test_a_run_that_ran_out_of_time_goes_on(data: Data, tmp_path: Path) -> None:
 def test_runs_in_threads_are_those_of_processes(data: Data, tmp_path: Path) -> None:
     runs = [("FedLC", 0), ("FedLC+highest", 0)]
     for name, parts in (("threads", [runs]), ("alone", [[run] for run in runs])):
-        (tmp_path / name).mkdir()
         for part in parts:
-            run_here(data, part, tmp_path / name, 2, "cpu", FOREVER, **SMALL)
+            run_here(data, part, Place(tmp_path / name, tmp_path / name), 2, "cpu", FOREVER, **SMALL)
     for arm, seed in runs:
         files = [tmp_path / name / f"{fashion_mnist.stem(arm, seed)}.json" for name in ("threads", "alone")]
         threads, alone = (json.loads(file.read_text())["rounds"] for file in files)

@@ -16,9 +16,8 @@ from fedsolve.experiments import round_metrics
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import Cell, DatasetSpec
 from fedsolve.experiments.figures import plots
-from fedsolve.experiments.figures.readings import readings
 from fedsolve.experiments.figures.round_curves import pairs
-from fedsolve.experiments.observations import chosen_stages, observations
+from fedsolve.experiments.observations import chosen_stages, observations, scored, with_relative_seconds
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.report.findings import findings
 from fedsolve.experiments.result_tables import tables_of
@@ -219,7 +218,8 @@ def test_seconds_are_told_as_multiples_of_the_baseline(run: Any, tmp_path: Path)
     text = '[table]\nrows = "method"\ncolumns = "metric"\nvalues = ["test", "relative_seconds"]\n'
     found = table_of(tmp_path, run, text + 'baseline = "FedAvg"\n')
     related = {
-        (one.coordinates["method"], one.seed): one.values["relative_seconds"] for one in observations(found)
+        (one.method, one.seed): one.values["relative_seconds"]
+        for one in with_relative_seconds(observations(found.cells), "FedAvg")
     }
     for seed in (0, 1):
         assert related["FedAvg", seed] == 1.0
@@ -234,13 +234,13 @@ def test_seconds_are_told_as_multiples_of_the_baseline(run: Any, tmp_path: Path)
 
 
 def test_pairs_differ_in_feedback_alone(run: Any) -> None:
-    found = pairs(readings(run.cells))
+    found = pairs(scored(run.cells))
     assert [(host[0].method, aligned[0].method) for host, aligned in found] == [
         ("FedAvg", "FedAvg + FLFA"),
         ("FedAvg", "FLFA, random feedback"),
     ]
     # A seed that only one of the two has is left out of both.
-    fewer = [item for item in readings(run.cells) if (item.method, item.seed) != ("FedAvg", 1)]
+    fewer = [item for item in scored(run.cells) if (item.method, item.seed) != ("FedAvg", 1)]
     assert all({item.seed for side in pair for item in side} == {0} for pair in pairs(fewer))
 
 
@@ -282,7 +282,7 @@ def test_feedback_alignment_is_told_without_its_ablations(run: Any) -> None:
         for name in ("FedAvg", "FedAvg + FLFA")
     ]
     change = f"{gains[1] - gains[0]:+.2f} points and drift by {100 * (drift[1] / drift[0] - 1):+.1f} %"
-    assert f"Feedback alignment moves accuracy by {change}." in told
+    assert f"Feedback alignment changes accuracy by {change}." in told
 
 
 def test_a_best_round_is_not_tested_for_significance(tmp_path: Path) -> None:

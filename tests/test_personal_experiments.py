@@ -296,7 +296,9 @@ def test_personal_models_need_a_method_that_has_them(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(fedsolve("train", "digits", *SIZES, "--personal", tmp_path / "file"), 2, "name a folder")
     refused(
-        fedsolve("train", "digits", *SIZES, "--balance", "half"), 2, "'half' is neither a number nor 'auto'"
+        fedsolve("train", "digits", *SIZES, "--balance", "half"),
+        2,
+        "balance must be 'auto' or a finite number >= 0; got 'half'",
     )
 
 
@@ -308,7 +310,10 @@ def test_the_demo_shows_what_each_client_gains(tmp_path: Path) -> None:
     told = document(*words)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["personal.json", "personal.png"]
     assert json.loads((tmp_path / "personal.json").read_text())["methods"] == told["methods"]
-    assert told["methods"][AUTO]["mean"] > told["methods"][SHARED]["mean"]
+    reached = {entry["name"]: entry for entry in told["methods"]}
+    assert reached[AUTO]["test"] > reached[SHARED]["test"]
+    assert reached[AUTO]["gain_shared"] == pytest.approx(reached[AUTO]["test"] - reached[SHARED]["test"])
+    assert len(told["local"]["balances"]) == 8
     assert told["reshuffled"]["own"] <= 1e-9
     assert told["reshuffled"]["shared"] <= 1e-9
     assert told["reshuffled"]["same_predictions"]

@@ -74,8 +74,8 @@ def test_npz_keys_and_owners_can_be_named(write):
 @pytest.mark.parametrize(
     ("arrays", "layout", "message"),
     [
-        ({"z": np.ones(2)}, ColumnLayout(), "no array 'x' with features; the file has z"),
-        ({"x": np.ones((2, 2))}, ColumnLayout(), "no array 'y' with labels; the file has x"),
+        ({"z": np.ones(2)}, ColumnLayout(), "no array 'x' with features. The file has z"),
+        ({"x": np.ones((2, 2))}, ColumnLayout(), "no array 'y' with labels. The file has x"),
         ({"x": np.ones((2, 2)), "y": [0, 1]}, ColumnLayout(features_key="e"), "no array 'e' with features"),
         ({"x": np.ones((2, 2)), "y": [0, 1, 1]}, ColumnLayout(), "2 rows of features but labels of shape"),
         ({"x": np.ones((2, 2, 2)), "y": [0, 1]}, ColumnLayout(), "two-dimensional"),
@@ -181,7 +181,7 @@ def test_csv_label_column_and_dialects(write, text, layout, labels):
         ("a,label\n1,x\n-inf,y\n", ColumnLayout(), "line 3, column 'a': '-inf' is NaN or infinite"),
         ("a,label\n1,x\n2,\n", ColumnLayout(), "line 3, column 'label': the cell is empty"),
         ("a,label\n1,x\n2\n", ColumnLayout(), "line 3 has 1 cells, the first line 2"),
-        (CSV, ColumnLayout(label="species"), "no label column 'species'; the columns are a, b, label"),
+        (CSV, ColumnLayout(label="species"), "no label column 'species'. The columns are a, b, label"),
         (CSV, ColumnLayout(label="3"), "no label column '3'"),
         (CSV, ColumnLayout(label="a", drop=("a",)), "also the client column or dropped"),
         (CSV, ColumnLayout(drop=("zip",)), "no column to drop 'zip'"),
@@ -297,7 +297,7 @@ def test_damaged_parquet_is_a_file_error(parquet):
 def test_parquet_without_pyarrow_names_the_extra(parquet, monkeypatch):
     path = parquet(a=[1.0, 2.0], label=[0, 1])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install 'fedsolve\[parquet\]'"):
+    with pytest.raises(DataError, match=r"pip install 'fedsolve\[tables\]'"):
         read_table(path)
 
 

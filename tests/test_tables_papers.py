@@ -15,9 +15,10 @@ from scipy import stats
 
 from fedsolve.errors import DataError
 from fedsolve.experiments import runner
-from fedsolve.experiments.cells import _outcome
-from fedsolve.experiments.config import METRICS, Cell
+from fedsolve.experiments.config import Cell
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.observations import BACKBONES, observations
+from fedsolve.experiments.outcomes import Outcome
 from fedsolve.experiments.papers import papers, printed, same
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.rendering import latex, markdown
@@ -26,7 +27,7 @@ from fedsolve.experiments.run_folder import RunFolder, load_run
 from fedsolve.experiments.runner import run_experiment
 from fedsolve.experiments.significance import compare, independence, mean_and_error
 from fedsolve.experiments.sources import ExperimentRows
-from fedsolve.experiments.wording import METRIC_NAMES, axis_label, number
+from fedsolve.experiments.wording import axis_label
 from fedsolve.gradient.networks.stages import MOBILENET_STAGES
 
 HEAD = """
@@ -63,7 +64,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
     def make(text: str, outcome: Callable[[Cell], Mapping[str, Any]]) -> RunFolder:
         def pretend(cell: Cell, *_: Any) -> dict[str, Any]:
             dealt = cell.partition.as_dict() | {"heterogeneity": 0.5, "empty_clients": 0}
-            return _outcome(partition=dealt, **outcome(cell))
+            return Outcome(partition=dealt, **outcome(cell)).values
 
         file = tmp_path / "made.toml"
         file.write_text(text)
@@ -156,7 +157,7 @@ def test_a_backbone_keeps_its_name_whatever_its_options(run_of: Callable[..., Ru
     text = HEAD.replace('address = "cifar100"', f'address = "cifar100"\nbackbone = "{address}"')
     text = text.replace("seeds", 'paper = {key = "afl", table = "4"}\nseeds')
     run = run_of(text, scores)
-    assert {one.coordinates["backbone"] for one in observations(run)} == {"VGG11"}
+    assert {one.coordinates["backbone"] for one in observations(run.cells)} == {"VGG11"}
     (table,) = tables_of(run)
     assert cells_of(table)[1] == ["paper, Table 4", "60.43", "60.43"]
 
@@ -534,11 +535,11 @@ def test_a_table_is_json(run_of: Callable[..., RunFolder]) -> None:
     ],
 )
 def test_digits(metric: str, value: float | None, error: float | None, text: str) -> None:
-    assert number(metric, value, error) == text
+    assert METRICS[metric].number(value, error) == text
 
 
 def test_every_metric_has_a_name_and_axes_have_signs() -> None:
-    assert set(METRIC_NAMES) == set(METRICS)
+    assert all(key == metric.key and metric.label for key, metric in METRICS.items())
     assert axis_label("residual_ridge", 0.01) == "γ = 0.01"
     assert axis_label("noise", 0.1) == "τ = 10 %"
     assert axis_label("method", ("DeepAFL", 5)) == "DeepAFL (T = 5)"

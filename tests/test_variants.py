@@ -180,7 +180,7 @@ def test_cascade_resumes(tmp_path: Path) -> None:
     whole = method.fit(federation(3), checkpoint=tmp_path / "c")
     again = method.fit(federation(3), checkpoint=tmp_path / "c", resume=True)
     np.testing.assert_array_equal(whole.classifiers[-1], again.classifiers[-1])
-    with pytest.raises(fs.DataError, match="strategy must be 1, 2, 3 or 4; got 5"):
+    with pytest.raises(fs.DataError, match=r"strategy must be a whole number in \[1, 4\]; got 5"):
         Cascade(strategy=5)
 
 

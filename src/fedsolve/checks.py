@@ -33,6 +33,18 @@ def check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
         raise DataError(f"{name} must be {' or '.join(map(repr, known))}; got {value!r}.")
 
 
+def check_rows(rows: int) -> None:
+    """Refuse sums over nothing: all who answered together have no row."""
+    if rows == 0:
+        raise DataError("no rows at all: every client that answered is empty.")
+
+
+def check_classes(present: int, listed: str = "") -> None:
+    """Refuse to classify a single class; listed: the classes, where they are known."""
+    if present < 2:
+        raise DataError(f"only one class in the whole federation{listed}; a classifier needs at least two.")
+
+
 def check_arrays(
     features: Array, labels: Array, weights: Array | None = None, *, missing: bool = False
 ) -> None:

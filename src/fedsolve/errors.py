@@ -30,7 +30,11 @@ class ConditionWarning(UserWarning):
     """A linear system was singular to working precision; the minimum-norm solution was taken."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The hint of an error message with a space before it; nothing where no known name is near."""
-    close = get_close_matches(name, list(known), 1)
-    return f" did you mean '{close[0]}'?" if close else ""
+def did_you_mean(word: str, known: Iterable[object]) -> str:
+    """The end of a message, " Did you mean 'x'?", with the known word nearest to one that was mistyped.
+
+    Nothing where none is near. Capitals do not count.
+    """
+    spelt = {str(name).lower(): str(name) for name in known}
+    near = get_close_matches(word.lower(), spelt, 1)
+    return f" Did you mean '{spelt[near[0]]}'?" if near else ""

@@ -29,6 +29,7 @@ from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.server_state import ServerState
 from fedsolve.gradient.steps import Step
 from fedsolve.model import Model
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "check_opening",
     "chunks",
     "group_step",
+    "parameter",
     "register",
     "ridge_solve",
     "step",

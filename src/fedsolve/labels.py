@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.checks import check_classes
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 
@@ -71,10 +72,7 @@ def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ())
         if not distinct:
             raise DataError("no rows at all: every client is empty. Check the data and the partition.")
         classes = np.unique(np.concatenate(distinct))
-    if len(classes) < 2:
-        raise DataError(
-            f"only one class in the whole federation ({classes.tolist()}); a classifier needs at least two."
-        )
+    check_classes(len(classes), f" ({classes.tolist()})")
     return classes
 
 
@@ -134,6 +132,13 @@ def number(text: str) -> float | None:
 def listed(classes: Array) -> str:
     """The classes for a message: the first ten of them."""
     return ", ".join(map(str, classes[:10].tolist())) + (", ..." if len(classes) > 10 else "")
+
+
+def positions(labels: Any, classes: Array) -> Array:
+    """Position of every label in the sorted `classes`; -1 for one that is none of them."""
+    labels = np.asarray(labels)
+    found = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    return np.where(classes[found] == labels, found, -1)
 
 
 def regression_targets(values: Array, outputs: int) -> Array:

@@ -63,10 +63,11 @@ def define(method: type) -> str:
 
 
 def methods() -> list[Info]:
-    """All methods by key: those of fedsolve, of installed packages, and those registered in this process."""
+    """The methods of fedsolve and of installed packages, by key."""
     for name in _entry_points():
         method_class(name)
-    return [_METHODS[key][0] for key in sorted(_METHODS)]
+    listed = {key for key, (_, method) in _METHODS.items() if _is_ours(method)} | set(_entry_points())
+    return [_METHODS[key][0] for key in sorted(listed)]
 
 
 def info(key: str) -> Info:
@@ -83,9 +84,8 @@ def method_class(key: str) -> type:
     if key not in _METHODS:
         if ":" not in key and key not in _entry_points():
             known = sorted({*_METHODS, *_entry_points()})
-            raise DataError(
-                f"unknown method '{key}';{did_you_mean(key, known)} known are {', '.join(known)}."
-            )
+            guess = did_you_mean(key, known)
+            raise DataError(f"unknown method '{key}'.{guess} Known are {', '.join(known)}.")
         address = _entry_points().get(key, key)
         if address not in _DEFINED:
             check_allowed("method", key)

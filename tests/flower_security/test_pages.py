@@ -67,7 +67,8 @@ def test_options_on_the_pages_exist(name: str) -> None:
             continue
         wanted = re.findall(r"--[a-z-]+", rest)
         if wanted:
-            helped = fedsolve(*command.split(), "--help").stdout
+            page_of = "--help-all" if command == "server" else "--help"
+            helped = fedsolve(*command.split(), page_of).stdout
             for word in wanted:
                 assert re.search(rf"{word}\b", helped), f"{command} {word}"
 

@@ -194,7 +194,7 @@ def test_a_saved_model_reads_raw_pixels(network: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"flip": 1.5}, r"flip is a chance.*1\.5"),
+        ({"flip": 1.5}, r"flip must be.*1\.5"),
         ({"crop": -1}, "crop must be a whole number"),
         ({"pixel_mean": "0.5"}, "go together"),
         ({"pixel_mean": "0.5", "pixel_deviation": "0"}, "must be positive"),

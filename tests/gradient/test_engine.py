@@ -506,8 +506,8 @@ def test_regression_is_refused() -> None:
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
-        ({"participation": 0.0}, "participation must lie in"),
-        ({"clip": 0.0}, "clip must be a positive"),
+        ({"participation": 0.0}, "participation must be a number in"),
+        ({"clip": 0.0}, "clip must be None or a finite number > 0"),
         ({"batch": 0}, "batch must be a whole number, at least 1"),
         ({"rate": float("nan")}, "rate must be a finite number"),
         ({"weighting": "rows"}, "weighting must be 'size' or 'uniform'"),

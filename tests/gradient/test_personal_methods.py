@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from fedsolve import ClientData, LocalFederation, Participant, load_model, local_scores
 from fedsolve.errors import DataError
-from fedsolve.experiments.local_cells import LocalParts, run_locally
+from fedsolve.experiments.local_cells import run_locally
+from fedsolve.experiments.trials import LocalParts
 from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
 from fedsolve.federation.local_scores import client_rows
 from fedsolve.federation.messages import Term, Total
@@ -768,7 +769,7 @@ def test_experiments_score_clients_own_models(kind: str) -> None:
         fed.clients,
     )
     method = one_of(kind)
-    found = run_locally(method, parts, np.arange(plain.CLASSES), 1, lambda *_: {}, lambda _: None)
+    found = run_locally(method, parts, np.arange(plain.CLASSES), 1, lambda _: None).values
     model = method.fit(fed)
     expected = local_scores((model.personal(client) for client in fed.clients), parts.test, fed.clients)
     shared = local_scores(model, parts.test, fed.clients)

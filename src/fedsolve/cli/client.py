@@ -13,10 +13,10 @@ import click
 from rich.console import Console
 
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.features import BACKBONE, store_option
+from fedsolve.cli.features import BACKBONE, data_root_option, store_option
 from fedsolve.cli.inputs import Reader
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import allow_network_option, data_options, output_options
+from fedsolve.cli.options import allow_options, data_options, output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, facts, megabytes
 from fedsolve.cli.server import class_names
@@ -73,7 +73,7 @@ _SITE = "This site"
     group=_SITE,
     help="Allow sending the names of this site's classes when the server has no list.",
 )
-@allow_network_option(_SITE)
+@allow_options(_SITE)
 @option(
     "--state",
     metavar="DIR",
@@ -88,13 +88,7 @@ _SITE = "This site"
     group=_DATA,
     help=f"What turns images into features.  [default: {BACKBONE}]",
 )
-@option(
-    "--data-root",
-    "root",
-    metavar="DIR",
-    group=_DATA,
-    help="Folder with the files of named datasets.  [default: FEDSOLVE_DATA]",
-)
+@data_root_option
 @data_options
 @store_option
 @config_option
@@ -137,6 +131,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         classes=class_names(given["classes"]),
         share_classes=given["share_classes"],
         networks=given["networks"],
+        methods=given["methods"],
         scratch=state,
         states=state / "states",
         rows=state / "rows.json",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from fedsolve.cli.command import F, option, options
+from fedsolve.cli.command import Choice, F, option, options
 from fedsolve.container import Array
 from fedsolve.data import partitions
 from fedsolve.data.tables import Table
@@ -59,34 +59,43 @@ def client_options(command: F) -> F:
     """Decorator: a partition by its parameters, or the column that names owners."""
     group = "Who owns which rows"
 
-    def number(name: str, kind: type, text: str, default: Any) -> Callable[[F], F]:
-        return option(name, type=kind, group=group, help=f"{text}  [default: {default}]")
+    def number(name: str, kind: type, text: str, default: Any, more: bool = False) -> Callable[[F], F]:
+        return option(name, type=kind, group=group, more=more, help=f"{text}  [default: {default}]")
 
     defaults = {named[0]: named[1] for named in KINDS.values() if named is not None}
     return options(
         number("--clients", int, "How many clients.", CLIENTS),
         option(
             "--partition",
-            type=click.Choice(list(KINDS)),
+            type=Choice(list(KINDS)),
+            metavar="KIND",
             group=group,
-            help="How rows are dealt.  [default: iid]",
+            help=f"{', '.join(KINDS)}.  [default: iid]",
         ),
         number("--alpha", float, "dirichlet: the smaller, the more uneven.", defaults["alpha"]),
         number(
-            "--per-client", int, "shards: runs of rows, sorted by class, each gets.", defaults["per_client"]
+            "--per-client",
+            int,
+            "shards: runs of rows, sorted by class, each gets.",
+            defaults["per_client"],
+            True,
         ),
         number(
-            "--classes-per-client", int, "pathological: classes each has.", defaults["classes_per_client"]
+            "--classes-per-client",
+            int,
+            "pathological: classes each has.",
+            defaults["classes_per_client"],
+            True,
         ),
-        number("--min-size", int, "Rows every client has at least.", Division.min_size),
-        number("--partition-seed", int, "Seed of the deal.", Division.seed),
+        number("--min-size", int, "Rows every client has at least.", Division.min_size, True),
+        number("--partition-seed", int, "Seed of the deal.", Division.seed, True),
         option(
             "--client-column",
             "--client-key",
             "client",
             metavar="NAME",
             group=group,
-            help="Column (csv, parquet) or array (npz) that names each row's owner, instead of a partition.",
+            help="Column or array that names each row's owner.",
         ),
     )(command)
 

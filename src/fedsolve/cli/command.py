@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from fedsolve.errors import did_you_mean
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 WIDTH = 100
@@ -17,11 +19,22 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "s
 
 
 class Option(click.Option):
-    """An option that belongs to a named group of the help page."""
+    """An option that belongs to a named group of the help page.
 
-    def __init__(self, *names: Any, group: str = "Options", **settings: Any) -> None:
+    more: whether it is one of the rarer ones, which a command with two help pages shows on the longer.
+    """
+
+    def __init__(self, *names: Any, group: str = "Options", more: bool = False, **settings: Any) -> None:
         super().__init__(*names, **settings)
         self.group = group
+        self.more = more
+
+
+class Choice(click.Choice[str]):
+    """One of a few words; a mistyped one is told which was meant."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return f"{super().get_invalid_choice_message(value, ctx)}{did_you_mean(str(value), self.choices)}"
 
 
 class Command(click.Command):
@@ -38,6 +51,7 @@ class Command(click.Command):
             Option(
                 ["--debug"],
                 group=LAST,
+                more=True,
                 is_flag=True,
                 expose_value=False,
                 help="Show the traceback of an error (also FEDSOLVE_DEBUG=1).",
@@ -45,15 +59,30 @@ class Command(click.Command):
         )
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_help_text(ctx, formatter)
-        write_examples(formatter, self.examples)
+        self.write_help(ctx, formatter, self.examples)
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def write_help(
+        self, ctx: click.Context, formatter: click.HelpFormatter, examples: tuple[tuple[str, str], ...]
+    ) -> None:
+        """What the command does, and these examples of it."""
+        super().format_help_text(ctx, formatter)
+        write_examples(formatter, examples)
+
+    def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
+        """Whether the help page has this option."""
+        return isinstance(param, click.Option)
+
+    def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """The options of the help page under the titles of their groups."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and isinstance(param, click.Option):
+            if record is not None and self.shown(ctx, param):
                 groups.setdefault(getattr(param, "group", LAST), []).append(record)
+        return groups
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups = self.help_groups(ctx)
         for title in sorted(groups, key=lambda title: title == LAST):
             with formatter.section(title):
                 formatter.write_dl(groups[title], col_max=34)

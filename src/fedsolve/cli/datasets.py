@@ -23,8 +23,8 @@ def datasets(as_json: bool, quiet: bool) -> None:
     """List the datasets: address, contents, expected files, where to get them.
 
     An address names a dataset wherever a command takes one: 'digits', 'cifar10', 'folder:./images'. Files
-    are looked for in the folder of --data, or of the variable FEDSOLVE_DATA; only hf: downloads anything.
-    Options follow a question mark: 'folder:./images?test=0.3&seed=1'.
+    are looked for in the folder of --data-root, or of the variable FEDSOLVE_DATA; only hf: downloads
+    anything. Options follow a question mark: 'folder:./images?test=0.3&seed=1'.
     """
     known = known_datasets()
 

@@ -2,120 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from fedsolve.cli.comparison import Change, Comparison, DemoDivision, Digits, Entry, counted
-from fedsolve.cli.output import megabytes, percent, table
-from fedsolve.data.partitions import class_counts
+from fedsolve.cli.output import Output, percent, table
+from fedsolve.container import Array
+from fedsolve.experiments.cells import train_cell
+from fedsolve.experiments.config import Cell, Experiment
+from fedsolve.experiments.observations import observations
+from fedsolve.experiments.outcomes import Outcome
+from fedsolve.experiments.result_tables import tables_of
+from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.experiments.runner import record_of
+from fedsolve.experiments.sources import ExperimentRows
+from fedsolve.experiments.wording import counted
 
 
-def introduce(page: Console, digits: Digits, division: DemoDivision, alpha: float) -> None:
-    """Whose data these are."""
-    counts = class_counts(digits.y_train, division.owners, division.clients)
-    sizes = division.sizes
-    held = float(np.mean((counts > 0).sum(axis=1)[sizes > 0]))
-    owners = counted(division.clients, "client")
-    _heading(page, f"Handwritten digits, divided among {owners}")
+def introduce(page: Console, rows: ExperimentRows, counts: Array, alpha: float) -> None:
+    """Whose data these are. counts: images of each client and digit."""
+    sizes = counts.sum(axis=1)
+    kinds = float(np.mean((counts > 0).sum(axis=1)[sizes > 0]))
+    owners = counted(len(counts), "client")
+    assert rows.y_test is not None
+    page.print(f"Handwritten digits, divided among {owners}", style="bold")
     page.print(
-        f"{len(digits.y_train):,} training images of 8 x 8 pixels belong to {owners}. "
+        f"{len(rows.y_train):,} training images of 8 x 8 pixels belong to {owners}. "
         f"A Dirichlet({alpha:g}) draw decides who owns what: {sizes.min()} to {sizes.max()} images each, "
-        f"{held:.1f} of the {counts.shape[1]} digits on average. No image may leave its owner. "
-        f"{len(digits.y_test):,} further images are kept for testing."
+        f"{kinds:.1f} of the {counts.shape[1]} digits on average. No image may leave its owner. "
+        f"{len(rows.y_test):,} further images are kept for testing."
     )
 
 
-def show_entries(page: Console, entries: Sequence[Entry], comparison: Comparison) -> None:
-    """What each method reaches and what it costs."""
-    rows = [
-        (
-            entry.name,
-            percent(entry.accuracy),
-            str(entry.exchanges),
-            megabytes(entry.bytes_up + entry.bytes_down),
-            f"{entry.seconds:.2f}",
-        )
-        for entry in entries
+def train(
+    output: Output, experiment: Experiment, cells: Collection[Cell], rows: ExperimentRows
+) -> tuple[RunFolder, list[Outcome]]:
+    """Cells of the experiment with their outcomes, as a run that tables and figures read."""
+    outcomes: list[Outcome] = []
+    with output.bar("training", "model") as bar:
+        for cell in cells:
+            bar(len(outcomes), len(cells), str(cell))
+            outcomes.append(train_cell(cell, rows))
+    records = [
+        record_of(experiment, cell, cell.key(rows.key), rows, outcome.values)
+        for cell, outcome in zip(cells, outcomes, strict=True)
     ]
-    page.print(table(("method", "test accuracy", "exchanges", "MB", "seconds"), rows))
-    fedavg, deepafl = comparison.fedavg, comparison.deepafl
-    page.print(
-        "MB is payload up and down, all clients together. FedAvg averages a softmax head on the pixels: "
-        f"{fedavg.epochs} local epochs a round, batches of {fedavg.batch}, rate {fedavg.rate:g}. "
-        f"AFL and the local models solve a ridge of {comparison.afl.ridge:g} on the pixels. DeepAFL has "
-        f"width {deepafl.width} and its default ridges; its lines are one run read at several depths, each "
-        "with what a run of that depth takes.",
-        style="dim",
-    )
+    return RunFolder(Path(), experiment, records, 0, []), outcomes
+
+
+def show_results(page: Console, run: RunFolder, remark: str) -> None:
+    """What each method reaches and what it costs."""
+    (results,) = tables_of(run)
+    lines = [
+        (row.label, *("" if entry is None else entry.text for entry in row.entries)) for row in results.rows
+    ]
+    page.print(table((results.corner, *results.columns), lines))
+    page.print(remark, style="dim")
     page.print()
 
 
-def show_changes(page: Console, first: DemoDivision, fedavg: Entry, changes: Sequence[Change]) -> None:
-    """What happens when the same rows are dealt differently."""
-    _heading(page, "The same images, dealt differently")
+def document(run: RunFolder, counts: Array) -> dict[str, Any]:
+    """What came out, as JSON values."""
+    first = run.cells[0]
+    return {
+        "data": first["dataset"],
+        "division": first["partition"] | {"rows_per_client": counts.sum(axis=1)},
+        "seed": first["seed"],
+        "parameters": {cell["method"]: cell["parameters"] for cell in run.cells},
+        "methods": [
+            {"name": one.method, "depth": one.depth, **one.values} for one in observations(run.cells)
+        ],
+    }
+
+
+def show_changes(page: Console, first: str, reached: float, changes: Sequence[Mapping[str, Any]]) -> None:
+    """What happens when the same rows are dealt differently.
+
+    first: the name of the division so far. reached: FedAvg's accuracy on it.
+    """
+    page.print("The same images, dealt differently", style="bold")
     page.print(
         "How much the weights change against the models above (largest relative difference of any weight "
         "matrix), and whether AFL and DeepAFL, at every depth, still read every test image the same way."
     )
-    rows = [(f"{first.name} (above)", "-", "-", "-", "-", percent(fedavg.accuracy))]
-    rows += [
+    lines = [(f"{first} (above)", "-", "-", "-", "-", percent(reached))]
+    lines += [
         (
-            change.division.name,
-            _difference(change.afl),
-            _difference(change.deepafl),
-            "yes" if change.same_predictions else "NO",
-            f"{change.fedavg:.0%}",
-            percent(change.fedavg_accuracy),
+            change["division"],
+            _difference(change["afl"]),
+            _difference(change["deepafl"]),
+            "yes" if change["same_predictions"] else "NO",
+            f"{change['fedavg']:.0%}",
+            percent(change["fedavg_accuracy"]),
         )
         for change in changes
     ]
     heads = ("who owns the images", "AFL", "DeepAFL", "same answers", "FedAvg", "FedAvg accuracy")
-    page.print(table(heads, rows))
-    worst = max(max(change.afl, change.deepafl) for change in changes)
-    accuracies = [fedavg.accuracy, *(change.fedavg_accuracy for change in changes)]
+    page.print(table(heads, lines))
+    worst = _difference(max(max(change["afl"], change["deepafl"]) for change in changes))
+    accuracies = [reached, *(change["fedavg_accuracy"] for change in changes)]
     spread = 100 * (max(accuracies) - min(accuracies))
-    if all(change.same_predictions for change in changes):
+    exact = " (AFL has none: sums of products of sixteenths are exact)"
+    if all(change["same_predictions"] for change in changes):
         page.print(
             "[bold]The closed-form models are those of the pooled data, whoever owns what[/bold]: clients "
             "send terms of sums, and sums do not care who holds which addend. What remains, "
-            f"{_difference(worst)}, is rounding{_exact(changes)}. "
+            f"{worst}, is rounding{'' if any(change['afl'] for change in changes) else exact}. "
             f"FedAvg's accuracy moves by {spread:.1f} points."
         )
     else:
         page.print(
-            f"[bold]Some answers differ[/bold] although the weights agree to {_difference(worst)}: two "
-            "scores of a test image are equal up to rounding."
+            f"[bold]Some answers differ[/bold] although the weights agree to {worst}: two scores of a test "
+            "image are equal up to rounding."
         )
     page.print()
 
 
-def close(page: Console, folder: Path, figure: bool, seconds: float) -> None:
+def close(page: Console, folder: Path, files: Sequence[str], seconds: float) -> None:
     """Where the files are and what to try."""
-    written = "demo.png, digits.npz and results.json" if figure else "digits.npz and results.json"
-    page.print(f"Wrote {written} to {folder}/ after {seconds:.0f} seconds.", markup=False)
-    _heading(page, "Try next")
-    data = folder / "digits.npz"
-    lines = (
-        f"fedsolve train {data} --layers 5 --partition shards --out model.safetensors",
-        f"fedsolve evaluate model.safetensors {data}",
+    page.print(f"Wrote {' and '.join(files)} to {folder}/ after {seconds:.0f} seconds.", markup=False)
+    page.print("Try next", style="bold")
+    for line in (
+        "fedsolve train digits --layers 5 --partition shards --out model.safetensors",
+        "fedsolve evaluate model.safetensors digits",
         "fedsolve train --help      # your own npz, csv or parquet file",
-    )
-    for line in lines:
+    ):
         page.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def _heading(page: Console, text: str) -> None:
-    page.print(text, style="bold")
+def relative_difference(reference: Array, other: Array) -> float:
+    """|other - reference| / |reference|, in the Frobenius norm."""
+    return float(np.linalg.norm(other - reference) / np.linalg.norm(reference))
 
 
 def _difference(value: float) -> str:
     return "0" if value == 0 else f"{value:.0e}"
-
-
-def _exact(changes: Sequence[Change]) -> str:
-    if any(change.afl for change in changes):
-        return ""
-    return " (AFL has none: sums of products of sixteenths are exact)"

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.features import store_option
+from fedsolve.cli.features import data_root_option, store_option
 from fedsolve.cli.keys import keys_option
 from fedsolve.cli.options import data_options, layout_from, output_options
 from fedsolve.cli.output import Output
@@ -61,7 +61,7 @@ _SIGNS = {
 @option("--insecure", is_flag=True, group=_ROLE, help="A federation without TLS and keys.")
 @option("--data", metavar="DATA", group="The data", help="File or address to be read, as for 'client'.")
 @option("--backbone", metavar="B", group="The data", help="Backbone to be loaded.")
-@option("--data-root", "root", metavar="DIR", group="The data", help="Folder of named datasets.")
+@data_root_option
 @data_options
 @store_option
 @option("--state", metavar="DIR", group="The store", help="The server: its folder of state.")

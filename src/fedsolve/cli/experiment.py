@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import LAST, Command, ExamplesGroup, option
+from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
 from fedsolve.errors import DataError
@@ -50,17 +50,18 @@ _runs = option(
         ("every family at a small size, offline", "fedsolve experiment run experiments/small/*.toml"),
         (
             "a table of the paper at full size, on files of your own",
-            "fedsolve experiment run experiments/deepafl/table-03.toml --data ~/datasets",
+            "fedsolve experiment run experiments/deepafl/table-03.toml --data-root ~/datasets",
         ),
     ),
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @option(
-    "--data",
+    "--data-root",
+    "root",
     metavar="DIR",
     envvar="FEDSOLVE_DATA",
     group="Where things are",
-    help="Folder with the datasets' files (also FEDSOLVE_DATA).",
+    help="Folder with the files of named datasets (also FEDSOLVE_DATA).",
 )
 @option(
     "--store",
@@ -80,7 +81,7 @@ _runs = option(
 @output_options
 def run(
     files: tuple[str, ...],
-    data: str | None,
+    root: str | None,
     store: str | None,
     runs: str,
     dataset: tuple[str, ...],
@@ -97,7 +98,7 @@ def run(
     experiments = _read(files)
     if dataset:
         experiments = [one.only(dataset) for one in experiments]
-    source = StoredRows(data, store)
+    source = StoredRows(root, store)
     summaries: list[Summary] = []
     for one in experiments:
         summaries.append(Summary(Path(runs) / one.name, len(one.cells())))
@@ -160,7 +161,7 @@ def list_(files: tuple[str, ...], runs: str, as_json: bool, quiet: bool) -> None
 @option(
     "--format",
     "style",
-    type=click.Choice(["markdown", "latex"]),
+    type=Choice(["markdown", "latex"]),
     default="markdown",
     group=LAST,
     help="How tables are written.",

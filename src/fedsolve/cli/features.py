@@ -44,12 +44,13 @@ def features() -> None:
     """
 
 
-def data_option(command: F) -> F:
-    """Decorator: --data, the folder of datasets."""
+def data_root_option(command: F) -> F:
+    """Decorator: --data-root, the folder of datasets."""
     return option(
-        "--data",
+        "--data-root",
         "root",
         metavar="DIR",
+        more=True,
         group=_DATA,
         help="Folder with the files of named datasets.  [default: FEDSOLVE_DATA]",
     )(command)
@@ -60,6 +61,7 @@ def store_option(command: F) -> F:
     return option(
         "--store",
         metavar="DIR",
+        more=True,
         group=_STORE,
         help="Folder of features.  [default: FEDSOLVE_STORE, else ~/.cache/fedsolve/features]",
     )(command)
@@ -112,7 +114,7 @@ def _limit(part: str) -> Callable[[F], F]:
         EXAMPLES[0],
         (
             "Fashion-MNIST with files under ./data, a part of it only",
-            "fedsolve features build fashion-mnist --data data --limit-train 6000 --limit-test 1000",
+            "fedsolve features build fashion-mnist --data-root data --limit-train 6000 --limit-test 1000",
         ),
         (
             "another backbone: the pixels themselves, an ONNX file, a folder of transformers",
@@ -123,7 +125,7 @@ def _limit(part: str) -> Callable[[F], F]:
     ),
 )
 @click.argument("address")
-@data_option
+@data_root_option
 @_limit("train")
 @_limit("test")
 @option("--backbone", metavar="B", default=BACKBONE, group=_WORK, help="What turns images into features.")

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from fedsolve.cli.command import F, option, options
-from fedsolve.cli.features import BACKBONE, built, data_option, store_option
-from fedsolve.cli.options import data_options, layout_from
+from fedsolve.cli.features import BACKBONE, built, data_root_option, store_option
+from fedsolve.cli.options import READING, data_options, layout_from
 from fedsolve.cli.output import Output
 from fedsolve.container import Array
 from fedsolve.data.datasets import is_address, load_dataset
@@ -16,18 +16,16 @@ from fedsolve.data.tables import ColumnLayout, Part, Table, parts, read_table
 from fedsolve.errors import DataError
 from fedsolve.labels import labels_like
 
-_GROUP = "Images and named datasets"
-
 
 def row_options(command: F) -> F:
     """Decorator: how to read a table, and which backbone turns a dataset's images into features."""
     backbone = option(
         "--backbone",
         metavar="B",
-        group=_GROUP,
-        help=f"What turns images into features, such as {BACKBONE} or pixels.  [default: {BACKBONE}]",
+        group=READING,
+        help=f"What turns images into features.  [default: {BACKBONE}]",
     )
-    return options(data_options, backbone, data_option, store_option)(command)
+    return options(data_options, backbone, data_root_option, store_option)(command)
 
 
 class Reader:

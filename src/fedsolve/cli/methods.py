@@ -9,10 +9,11 @@ import click
 from rich.console import Console
 
 from fedsolve import registry
-from fedsolve.cli.command import Command, option
+from fedsolve.cli.command import Choice, Command, option
+from fedsolve.cli.method_options import is_gradient, method_keys
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts
-from fedsolve.cli.parameters import is_gradient, method_keys
+from fedsolve.cli.parameter_page import parameter_lists, parameter_page
 from fedsolve.errors import DataError
 
 EXTRA = "fedsolve[torch]"
@@ -23,23 +24,33 @@ EXTRA = "fedsolve[torch]"
     examples=(
         ("the methods, their papers and their traffic", "fedsolve methods"),
         ("those that train by gradient", "fedsolve methods --family gradient"),
+        ("all parameters, as a page in Markdown", "fedsolve methods --parameters > parameters.md"),
         ("the same for a program", "fedsolve methods --json"),
     ),
 )
 @option(
     "--family",
-    type=click.Choice(["closed-form", "gradient"]),
+    type=Choice(["closed-form", "gradient"]),
     group="Methods",
     help="Only the methods of this family.",
 )
+@option(
+    "--parameters", is_flag=True, group="Methods", help="The parameters of every method, as a Markdown page."
+)
 @output_options
-def methods(family: str | None, as_json: bool, quiet: bool) -> None:
+def methods(family: str | None, parameters: bool, as_json: bool, quiet: bool) -> None:
     """List the methods: paper, exchanges, what travels up and down, sums or gathers.
 
     "Sums" means the server needs only the total of all clients' answers, so secure aggregation applies;
     "gathers" means it needs each client's answer by itself. The parameters of a method, with their
     defaults: fedsolve train --method NAME --help.
     """
+    output = Output(as_json, quiet)
+    if parameters:
+        output.result(
+            {"parameters": parameter_lists()}, lambda page: page.out(parameter_page(), highlight=False)
+        )
+        return
     known = [told for told in map(described, method_keys()) if family in (None, told["family"])]
 
     def show(page: Console) -> None:
@@ -52,7 +63,7 @@ def methods(family: str | None, as_json: bool, quiet: bool) -> None:
         if family != "closed-form":
             page.print("Weights are those of the network that is trained.", style="dim")
 
-    Output(as_json, quiet).result({"methods": known}, show)
+    output.result({"methods": known}, show)
 
 
 def described(key: str) -> dict[str, Any]:

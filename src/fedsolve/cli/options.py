@@ -16,12 +16,14 @@ def data_options(command: F) -> F:
     return options(
         option(
             "--features-key",
+            more=True,
             metavar="KEY",
             group=READING,
             help="npz: array of features.  [default: x_train or x_test, else x, X, features or data]",
         ),
         option(
             "--labels-key",
+            more=True,
             metavar="KEY",
             group=READING,
             help="npz: array of labels.  [default: y_train or y_test, else y, Y, labels, label or target]",
@@ -30,11 +32,11 @@ def data_options(command: F) -> F:
             "--label",
             metavar="NAME|INDEX",
             group=READING,
-            help="csv, parquet: label column, by name or position from 0 (-1 is the last).  "
-            "[default: one called label, target, class or y, else the last]",
+            help="Label column, by name or position.  [default: label, target, class, y or last]",
         ),
         option(
             "--drop",
+            more=True,
             metavar="NAME|INDEX",
             multiple=True,
             show_default=False,
@@ -43,12 +45,19 @@ def data_options(command: F) -> F:
         ),
         option(
             "--delimiter",
+            more=True,
             default=",",
             metavar="CHAR",
             group=READING,
             help="csv: what separates cells; 'tab', or 'auto' to guess.",
         ),
-        option("--header/--no-header", default=True, group=READING, help="csv: whether line 1 has names."),
+        option(
+            "--header/--no-header",
+            default=True,
+            more=True,
+            group=READING,
+            help="csv: whether line 1 has names.",
+        ),
     )(command)
 
 
@@ -75,19 +84,38 @@ def output_options(command: F) -> F:
             group=LAST,
             help='Print one JSON document on stdout; of an error {"error": {...}}.',
         ),
-        option("--quiet", "-q", is_flag=True, group=LAST, help="Print nothing but errors and warnings."),
+        option(
+            "--quiet",
+            "-q",
+            is_flag=True,
+            more=True,
+            group=LAST,
+            help="Print nothing but errors and warnings.",
+        ),
     )(command)
 
 
-def allow_network_option(group: str) -> Callable[[F], F]:
-    """Decorator: --allow-network, the functions that somebody else may name to make a network."""
-    return option(
-        "--allow-network",
-        "networks",
-        metavar="P.M:F",
-        multiple=True,
-        show_default=False,
-        group=group,
-        help="Function package.module:function that may be imported and called to make a network of that "
-        "name. May be repeated.  [default: none]",
+def allow_options(group: str) -> Callable[[F], F]:
+    """Decorator: --allow-network and --allow-method, the code that somebody else may name to have it run."""
+    return options(
+        option(
+            "--allow-network",
+            "networks",
+            metavar="P.M:F",
+            multiple=True,
+            show_default=False,
+            group=group,
+            help="Function package.module:function that may be imported and called to make a network of that "
+            "name. May be repeated.  [default: none]",
+        ),
+        option(
+            "--allow-method",
+            "methods",
+            metavar="P.M:C",
+            multiple=True,
+            show_default=False,
+            group=group,
+            help="Method from outside fedsolve, as package.module:Class or by the name of its entry point, "
+            "that may be imported and run. May be repeated.  [default: none]",
+        ),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from fedsolve.cli.command import F, option
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 
 _GROUP = "Configuration"
 
@@ -28,35 +27,33 @@ def config_option(command: F) -> F:
     )(command)
 
 
-def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
-    if path is None:
-        return
+def config_table(path: str, command: str) -> dict[str, Any]:
+    """The table of a command in a TOML file."""
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
         raise DataError(f"cannot read {path}: {problem.strerror or problem}.") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise DataError(f"{path} is not TOML: {problem}.") from problem
-    name = ctx.command.name or ""
-    found = document.get(name, {})
-    if not isinstance(found, dict) or not found:
+    table = document.get(command, {})
+    if not isinstance(table, dict) or not table:
         tables = ", ".join(f"[{key}]" for key in document) or "nothing"
-        raise DataError(f"{path} has no table [{name}]; it has {tables}.")
-    known = {_spelt(other): other for other in ctx.command.params if isinstance(other, click.Option)}
+        raise DataError(f"{path} has no table [{command}]; it has {tables}.")
+    return table
+
+
+def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    if path is None:
+        return
+    name = ctx.command.name or ""
+    options = [other for other in ctx.command.get_params(ctx) if isinstance(other, click.Option)]
+    known = {spelling.removeprefix("--"): other for other in options for spelling in other.opts}
     values: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in config_table(path, name).items():
         chosen = known.get(key.replace("_", "-"))
         if chosen is None or chosen is param or chosen.name is None:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean '{close[0]}'?" if close else ""
-            raise DataError(f"{path}: [{name}] has the unknown entry '{key}'.{hint}")
+            raise DataError(f"{path}: [{name}] has the unknown entry '{key}'.{did_you_mean(key, known)}")
         if isinstance(value, list) and not chosen.multiple:
             value = ",".join(map(str, value))
         values[chosen.name] = value
     ctx.default_map = {**(ctx.default_map or {}), **values}
-
-
-def _spelt(found: click.Option) -> str:
-    """The option's long name without its dashes."""
-    longest: str = max(found.opts, key=len)
-    return longest.removeprefix("--").removeprefix("-")

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from fedsolve.cli import pixel_rows
-from fedsolve.cli.command import Command, option
+from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.inputs import Reader, row_options
-from fedsolve.cli.options import READING, allow_network_option, output_options
+from fedsolve.cli.options import READING, allow_options, output_options
 from fedsolve.cli.output import Output, check_target, facts, percent
 from fedsolve.cli.predict import classifier, device_option, prepare
 from fedsolve.closedform.dual_stream import PersonalModel
@@ -55,10 +55,10 @@ _SITE = "The site"
     help="apfl: keep the sums in the file, so that rows can be added to it in Python.",
 )
 @device_option
-@allow_network_option("Model")
+@allow_options("Model")
 @option(
     "--part",
-    type=click.Choice(["train", "test"]),
+    type=Choice(["train", "test"]),
     group=READING,
     help="Data with both parts: which rows.  [default: train]",
 )
@@ -74,7 +74,7 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
-    ctx.with_resource(allowing(networks=given["networks"]))
+    ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     prepare(ctx, model, given)
     participant_name, states = _site(ctx, given)

@@ -11,10 +11,10 @@ import numpy as np
 from rich.console import Console
 
 from fedsolve.cli import pixel_rows
-from fedsolve.cli.command import Command, option
+from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.confusion import Report
 from fedsolve.cli.inputs import Reader, row_options
-from fedsolve.cli.options import READING, allow_network_option, output_options
+from fedsolve.cli.options import READING, allow_options, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.container import Array
@@ -26,7 +26,7 @@ from fedsolve.permissions import allowing
 
 _part = option(
     "--part",
-    type=click.Choice(["train", "test"]),
+    type=Choice(["train", "test"]),
     group=READING,
     help="npz with x_train and x_test: which rows.  [default: test]",
 )
@@ -39,7 +39,7 @@ device_option = option(
     group="Model",
     help="Gradient models: cpu, cuda, or auto for a GPU where there is one.  [default: cpu]",
 )
-_allow_network = allow_network_option("Model")
+_allow = allow_options("Model")
 
 
 @click.command(
@@ -61,7 +61,7 @@ _allow_network = allow_network_option("Model")
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
 @_layers
 @device_option
-@_allow_network
+@_allow
 @_part
 @row_options
 @output_options
@@ -75,7 +75,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     check_target(given["out"])
-    ctx.with_resource(allowing(networks=given["networks"]))
+    ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     prepare(ctx, model, given)
@@ -110,7 +110,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
 @_layers
 @option("--staged", is_flag=True, group="Model", help="Accuracy after 0, 1, ..., T blocks instead.")
 @device_option
-@_allow_network
+@_allow
 @_part
 @row_options
 @output_options
@@ -124,7 +124,7 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     output = Output(given["as_json"], given["quiet"])
     if given["staged"] and given["layers"] is not None:
         raise click.UsageError("--staged shows every depth; leave out --layers", ctx)
-    ctx.with_resource(allowing(networks=given["networks"]))
+    ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     if given["staged"] and not isinstance(model, StagedModel):

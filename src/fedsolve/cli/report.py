@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from fedsolve.cli.command import LAST, Command, option
+from fedsolve.cli.command import LAST, Choice, Command, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, check_target
 from fedsolve.errors import ModelFileError
+from fedsolve.experiments.wording import counted
 
 
 @click.command(
@@ -36,7 +37,7 @@ def report(runs: tuple[str, ...], out: str, title: str | None, as_json: bool, qu
     folders = run_folders(runs)
     write_report(folders, Path(out), title)
     size = Path(out).stat().st_size
-    told = f"{len(folders)} run{'s' if len(folders) != 1 else ''} in {out} ({size / 1e6:.1f} MB)"
+    told = f"{counted(len(folders), 'run')} in {out} ({size / 1e6:.1f} MB)"
     document = {"runs": folders, "out": out, "bytes": size}
     Output(as_json, quiet).result(document, lambda page: page.print(told, markup=False, soft_wrap=True))
 
@@ -53,7 +54,7 @@ def report(runs: tuple[str, ...], out: str, title: str | None, as_json: bool, qu
 @option(
     "--format",
     "form",
-    type=click.Choice(["png", "svg", "pdf"]),
+    type=Choice(["png", "svg", "pdf"]),
     default="png",
     group=LAST,
     help="Kind of files.",
@@ -73,7 +74,7 @@ def figures(runs: tuple[str, ...], out: str, form: str, as_json: bool, quiet: bo
         raise ModelFileError(f"cannot write figures to {out}: it is a file. Name a folder.")
     chosen = next(known for known in FORMATS if known == form)
     written = write_figures(run_folders(runs), folder, chosen)
-    told = f"{len(written)} figure{'s' if len(written) != 1 else ''} in {folder}"
+    told = f"{counted(len(written), 'figure')} in {folder}"
     document = {"files": written, "out": out}
     Output(as_json, quiet).result(document, lambda page: page.print(told, markup=False, soft_wrap=True))
 

@@ -11,14 +11,15 @@ from typing import Any
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import Command, option
+from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
+from fedsolve.cli.method_options import MethodCommand, chosen_method, method_option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
-from fedsolve.cli.parameters import build_method, method_keys, method_options, parameter_names
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
+from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record
 from fedsolve.labels import spelled_labels
 from fedsolve.network.keyfolder import private_folder
@@ -30,12 +31,13 @@ PORT = 9092
 
 
 @click.command(
-    cls=Command,
+    cls=MethodCommand,
+    details="The server sees every site's sums (Gram and cross matrices), not its rows; see the threat model "
+    "in the documentation for what sums reveal.",
     examples=(
         (
             "wait for three sites, train DeepAFL with three layers, save the model",
-            "fedsolve server --keys keys --clients 3 --classes cat,dog,owl --layers 3 \\\n"
-            "    --out model.safetensors",
+            "fedsolve server --keys keys --clients 3 --classes cat,dog --layers 3 --out model.safetensors",
         ),
         (
             "the same with a file; run it again to go on after a crash",
@@ -75,13 +77,15 @@ PORT = 9092
 )
 @option(
     "--missing",
-    type=click.Choice(["wait", "continue", "error"]),
+    more=True,
+    type=Choice(["wait", "continue", "error"]),
     default="wait",
     group=_SITES,
     help="A site that is not there: wait for it, go on without it (exact for those present), or stop.",
 )
 @option(
     "--min-clients",
+    more=True,
     type=click.IntRange(1),
     default=1,
     group=_SITES,
@@ -89,15 +93,17 @@ PORT = 9092
 )
 @option(
     "--patience",
+    more=True,
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
     group=_SITES,
     help="How long to wait for sites and for answers.  [default: for ever]",
 )
-@option("--method", type=click.Choice(method_keys()), default="deepafl", group=_RUN, help="What to train.")
+@method_option(_RUN)
 @option(
     "--task",
-    type=click.Choice(["classification", "regression"]),
+    more=True,
+    type=Choice(["classification", "regression"]),
     default="classification",
     group=_RUN,
     help="What the labels are.",
@@ -110,9 +116,14 @@ PORT = 9092
     help="Checkpoint, report, model and logs; the same folder continues the run.",
 )
 @option("--out", metavar="FILE", group=_RUN, help="Where to save the model too.")
-@option("--evaluate", is_flag=True, group=_RUN, help="One exchange more: accuracy on the sites' own rows.")
+@option(
+    "--evaluate",
+    is_flag=True,
+    more=True,
+    group=_RUN,
+    help="One exchange more: accuracy on the sites' own rows.",
+)
 @config_option
-@method_options
 @output_options
 @click.pass_context
 def server(ctx: click.Context, /, **given: Any) -> None:
@@ -121,12 +132,9 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     Starts what the network needs, waits until the sites are there, runs the method, and writes model and
     report into the state folder. Killed at any moment, it goes on where it was when started again with the
     same state folder, and the result is the same.
-
-    The server sees every site's sums (Gram and cross matrices), not its rows; see the threat model in the
-    documentation for what sums reveal.
     """
     output = Output(given["as_json"], given["quiet"])
-    method = build_method(given["method"], {name: given[name] for name in parameter_names()}, ctx)
+    method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
     keys = _keys(ctx, given)
     check_target(given["out"])
@@ -179,10 +187,7 @@ def _run(
         "method": method.key,
         "parameters": method.parameters(),
         "sites": list(model.history[-1].cohort) if model.history else [],
-        "exchanges": len(model.history),
-        "bytes_up": sum(record.bytes_up for record in model.history),
-        "bytes_down": sum(record.bytes_down for record in model.history),
-        "catch_up_bytes": sum(record.catch_up_bytes for record in model.history),
+        **totals(model.history),
         "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
         "accuracy": accuracy,
         "model": given["out"] or str(held.model),

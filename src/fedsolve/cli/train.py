@@ -16,6 +16,13 @@ from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import Division, client_options, federate, split_from
 from fedsolve.cli.command import option
 from fedsolve.cli.inputs import Reader, row_options
+from fedsolve.cli.method_options import (
+    MethodCommand,
+    chosen_method,
+    focused_option,
+    is_gradient,
+    method_option,
+)
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.own_models import (
@@ -26,19 +33,11 @@ from fedsolve.cli.own_models import (
     personalise,
     warn_of_few_rows,
 )
-from fedsolve.cli.parameters import (
-    MethodCommand,
-    build_method,
-    is_gradient,
-    method_keys,
-    method_option,
-    method_options,
-    parameter_names,
-)
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
 from fedsolve.gradient.alignment import CHOICES
@@ -51,25 +50,27 @@ from fedsolve.model import Model
 _GROUP = "Training"
 
 
-_CLOSED_FORM = ", ".join(key for key in method_keys() if not is_gradient(key))
-_HELP = f"""Train a classifier over simulated clients.
+_HELP = """Train a classifier over simulated clients.
 
-DATA holds features and labels: npz (arrays x and y, or x_train, y_train, x_test and y_test; features are
-decoded as offset + scale * x where it has these arrays), csv, or parquet (needs fedsolve[parquet]). Or it
-is the address of a dataset, such as digits or folder:PATH for images in class folders, which --backbone
-turns into features once ('fedsolve datasets' lists them).
+DATA is a file (npz, csv, parquet) or the address of a dataset, such as digits or folder:./images ('fedsolve
+datasets'). Closed-form methods solve for the model exactly, whatever the partition; gradient methods need
+fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters of NAME, --help-all everything.
+"""
+_DETAILS = """
+An npz holds the arrays x and y, or x_train, y_train, x_test and y_test; features are decoded as
+offset + scale * x where it has these arrays. Parquet needs fedsolve[tables]. Images are turned into features
+by --backbone, once.
 
-Rows are dealt to clients by a partition, or by a column that names their owner. Closed-form methods
-({_CLOSED_FORM}) solve for the model exactly: only sums leave a client, and the model that all of them
-get does not depend on the partition. Gradient methods (all others, which need fedsolve[torch]) train a head
-on the features or a whole network on the images, round by round. 'fedsolve train --method NAME --help' shows
-the parameters of one method alone.
+Rows are dealt to clients by a partition, or by a column that names their owner. Of closed-form methods only
+sums leave a client, and the model that all of them get does not depend on the partition. Gradient methods
+train a head on the features or a whole network on the images, round by round.
 """
 
 
 @click.command(
     cls=MethodCommand,
     help=_HELP,
+    details=_DETAILS,
     examples=(
         (
             "DeepAFL over 20 clients with very uneven classes",
@@ -77,8 +78,7 @@ the parameters of one method alone.
         ),
         (
             "AFL, in one exchange, on a csv whose column 'hospital' says who owns each row",
-            "fedsolve train patients.csv --method afl --ridge 0.1 --label diagnosis \\\n"
-            "    --client-column hospital --out model.safetensors",
+            "fedsolve train patients.csv --method afl --label diagnosis --client-column hospital --out model",
         ),
         (
             "a model of its own for every client, balanced by the client itself",
@@ -100,39 +100,37 @@ the parameters of one method alone.
         ),
         (
             "a whole network on images; what FedProx takes, and nothing else",
-            "fedsolve train fashion-mnist --data DIR --method fedavg --network mobilenet_v2 --device auto\n"
+            "fedsolve train fashion-mnist --data-root DIR --method fedavg --network mobilenet_v2\n"
             "fedsolve train --method fedprox --help",
         ),
     ),
 )
 @click.argument("data")
-@option(
-    "--method",
-    type=click.Choice(method_keys()),
-    default="deepafl",
-    group=_GROUP,
-    metavar="NAME",
-    help=f"What to train: {', '.join(method_keys())}; see 'fedsolve methods'.",
-)
+@method_option(_GROUP)
 @option("--out", metavar="FILE", group=_GROUP, help="Where to save the model (.safetensors).")
 @option(
     "--test",
     metavar="DATA",
     group=_GROUP,
-    help="File to evaluate on after training.  [default: x_test of an npz that has it]",
+    help="Rows to evaluate on after training.  [default: the data's test part]",
 )
-@method_option(
+@focused_option(
     "--personal",
     applies=lambda key: key in personal_keys(),
     metavar="DIR",
     group=_GROUP,
-    help="Folder for each client's own model, CLIENT.safetensors; stands for the clients' own disks. For "
-    f"{', '.join(personal_keys())}.",
+    help="Folder for each client's own model, CLIENT.safetensors; stands for the clients' own disks.",
 )
-@option("--workers", type=int, group=_GROUP, help="Clients computed at the same time.  [default: all cores]")
+@option(
+    "--workers",
+    type=int,
+    group=_GROUP,
+    more=True,
+    help="Clients computed at the same time.  [default: all cores]",
+)
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
-@method_option(
+@focused_option(
     "--watch",
     applies=is_gradient,
     type=click.IntRange(1),
@@ -141,7 +139,6 @@ the parameters of one method alone.
     help="Gradient methods: evaluate on the test rows every N rounds too.",
 )
 @client_options
-@method_options
 @row_options
 @output_options
 @click.pass_context
@@ -149,7 +146,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     """Train a classifier over simulated clients; `_HELP` is the page."""
     output = Output(given["as_json"], given["quiet"])
     split = split_from(ctx, given)
-    method = build_method(given["method"], {name: given[name] for name in parameter_names()}, ctx)
+    method = chosen_method(ctx)
     checkpoint = _checkpoint(ctx, given, output)
     check_target(given["out"])
     if isinstance(method, GradientMethod):
@@ -310,10 +307,7 @@ def _traffic(model: Model) -> dict[str, Any]:
     )
     risks = [record.risk for record in model.history if record.risk is not None]
     return {
-        "exchanges": len(model.history),
-        "bytes_up": sum(record.bytes_up for record in model.history),
-        "bytes_down": sum(record.bytes_down for record in model.history),
-        "catch_up_bytes": sum(record.catch_up_bytes for record in model.history),
+        **totals(model.history),
         "risk": risks[-1] if risks else None,
         "history": [
             {name: getattr(record, name) for name in told} | {"clients": len(record.cohort)}

@@ -19,7 +19,9 @@ Kernel = Callable[[Array, Array], None]
 
 def activate(name: str, values: Array) -> Array:
     """Apply the activation `name` to a contiguous array in place and return it."""
-    kernel = _kernel(name)
+    if name not in ACTIVATIONS:
+        raise DataError(f"unknown activation '{name}'; choose one of {', '.join(ACTIVATIONS)}.")
+    kernel = ACTIVATIONS[name]
     if name == "none":
         return values
     flat = values.reshape(-1)
@@ -28,21 +30,6 @@ def activate(name: str, values: Array) -> Array:
         block = flat[start : start + _BLOCK]
         kernel(block, scratch[: block.size])
     return values
-
-
-def check_activation(name: str, parameter: str = "activation") -> None:
-    """Refuse an unknown activation, with the parameter that asks for it."""
-    _kernel(name, parameter)
-
-
-def _kernel(name: str, parameter: str = "activation") -> Kernel:
-    try:
-        return ACTIVATIONS[name]
-    except KeyError:
-        asked = "" if parameter == "activation" else f" as {parameter}"
-        raise DataError(
-            f"unknown activation '{name}'{asked}; choose one of {', '.join(ACTIVATIONS)}."
-        ) from None
 
 
 def _none(x: Array, scratch: Array) -> None:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative
+from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
-from fedsolve.closedform.moments import Preparation, check_scale
+from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
-from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.solvers import regularised_risk, ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -26,6 +26,7 @@ from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 KIND = "afl"
@@ -43,22 +44,13 @@ KIND = "afl"
 )
 @dataclass(frozen=True)
 class AFL(Method[LinearModel]):
-    """Parameters of AFL.
-
-    ridge:     penalty on W; 0 is plain least squares, as in the paper after its regulariser is removed.
-    intercept: fit an unpenalised intercept, from sums of x and y in the same exchange.
-    scale:     None or "standard": standardise features by federated sums, one exchange more.
-    """
+    """Parameters of AFL; a ridge of 0 is the paper after its regulariser is removed."""
 
     key: ClassVar[str] = "afl"
 
-    ridge: float = 0.0
-    intercept: bool = False
-    scale: Literal["standard"] | None = None
-
-    def __post_init__(self) -> None:
-        check_not_negative(ridge=self.ridge)
-        check_scale(self.scale)
+    ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
+    intercept: bool = parameter(False, "Fit an intercept from sums.")
+    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)
@@ -77,12 +69,11 @@ class AFL(Method[LinearModel]):
         return self._solve(total, spec, None)
 
     def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
-        if total.count("rows") == 0:
-            raise DataError("no rows at all: every client that answered is empty.")
+        check_rows(total.count("rows"))
         if spec.classes is not None and not np.any(total["label_square"]):
             raise DataError("all sample weights are zero; at least one row must count.")
-        if spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
-            raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        if spec.classes is not None:
+            check_classes(int(np.sum(total["label_square"] > 0)))
         gram, cross = total["gram"], total["cross"]
         intercept = np.zeros(spec.outputs)
         if self.intercept:
@@ -127,11 +118,10 @@ class AFLRun(Run[LinearModel]):
             self.record(total, "moments")
             return
         self._model = self.method._solve(total, self.spec, self.preparation)
-        weight, ridge = self._model.weight, self.method.ridge
         risk = None
         if not self.method.intercept:
-            risk = float(np.sum(total["label_square"]) + ridge * np.sum(weight**2))
-            risk += float(np.sum(weight * (total["gram"] @ weight - 2.0 * total["cross"])))
+            sums = total["gram"], total["cross"], total["label_square"]
+            risk = regularised_risk(self._model.weight, *sums, self.method.ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",))
 
     def model(self) -> LinearModel:

@@ -20,9 +20,10 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedsolve import container
-from fedsolve.closedform.activations import check_activation
+from fedsolve.closedform.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
 from fedsolve.closedform.dual_stream import PersonalModel, Refinement, check_agreement
+from fedsolve.closedform.plans import PLANS
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.container import Array
@@ -34,6 +35,7 @@ from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import StateStore
 from fedsolve.model import Model, model_from_contents
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 
@@ -52,44 +54,44 @@ from fedsolve.registry import Info, register
 class APFL(Method["APFLModel"]):
     """Parameters of APFL.
 
-    width:                 features of the primary stream (d_P). refinement_width: of each client's own (d_R).
-    ridge:                 gamma of the primary stream.
-    refinement_ridge:      beta of the refinement, or "auto": chosen by each client like the balance, and
-                           where a balance is given, for that one.
-    balance:               lambda of Eq. 14, or "auto": chosen by each client from its own training rows,
-                           by leave-one-out in closed form (see `closedform.balance`).
-    activation:            of the primary stream. refinement_activation: of the refinement.
-    layers:                T residual blocks in the primary stream: 0 is the paper, more is DeepAFL, with its
-                           exchanges. hidden_width, residual_ridge, block_activation, exchange: of the blocks.
-    scale, intercept:      standardise features, centre them and the targets, by federated sums; one exchange
-                           more. The refinement sees the same features.
-    precision:             of the primary stream.
+    Of the shared stream: width (d_P), ridge (gamma), activation; layers = 0 is the paper, more is DeepAFL
+    with its exchanges, whose blocks take hidden_width, residual_ridge, block_activation and exchange. Of each
+    client's own: refinement_width (d_R), refinement_ridge (beta), balance (lambda of Eq. 14), the last two
+    chosen by leave-one-out in closed form where they are "auto" (see `closedform.balance`); it sees the same
+    features, scaled and centred alike.
     """
 
     key: ClassVar[str] = "apfl"
 
-    width: int = 1024
-    refinement_width: int = 1024
-    ridge: float = 0.01
-    refinement_ridge: float | Literal["auto"] = 1.0
-    balance: float | Literal["auto"] = 0.3
-    activation: str = "relu"
-    refinement_activation: str = "relu"
-    layers: int = 0
-    hidden_width: int | None = None
-    residual_ridge: float = 0.01
-    block_activation: str = "gelu"
-    exchange: str = "auto"
-    scale: Literal["standard"] | None = None
-    intercept: bool = False
-    precision: Literal["float64", "float32"] = "float64"
-    seed: int = 0
+    width: int = parameter(1024, "Features of the shared stream.", least=1)
+    refinement_width: int = parameter(1024, "Features of each client's own stream.", least=1)
+    ridge: float = parameter(0.01, "Penalty on the shared stream.", least=0)
+    refinement_ridge: float | Literal["auto"] = parameter(
+        1.0, "Penalty on each client's own; auto: it chooses itself.", least=0
+    )
+    balance: float | Literal["auto"] = parameter(
+        0.3, "Weight of each client's own; auto: it chooses itself.", least=0
+    )
+    activation: str = parameter("relu", "Of the shared stream.", choices=tuple(ACTIVATIONS))
+    refinement_activation: str = parameter("relu", "Of each client's own stream.", choices=tuple(ACTIVATIONS))
+    layers: int = parameter(0, "T residual blocks in the shared stream; 0 is the paper.", least=0)
+    hidden_width: int | None = parameter(None, "Hidden features per block.", least=1, none="as --width")
+    residual_ridge: float = parameter(0.01, "Penalty on each block.", least=0)
+    block_activation: str = parameter("gelu", "Of the shared stream's blocks.", choices=tuple(ACTIVATIONS))
+    exchange: str = parameter(
+        "auto",
+        "With blocks: fewest bytes (lean), fewest exchanges (single), the paper's (textbook).",
+        choices=("auto", *PLANS),
+        metavar="PLAN",
+    )
+    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    intercept: bool = parameter(False, "Fit an intercept from sums.")
+    precision: Literal["float64", "float32"] = parameter("float64", "float32 is faster, but not exact.")
+    seed: int = parameter(0, "Seed of the random projections.", least=0)
 
     def __post_init__(self) -> None:
-        # Both check their parameters; these two have other names in the primary stream's method.
-        check_activation(self.activation)
-        check_activation(self.block_activation, "block_activation")
-        _ = self.primary, self.refinement
+        super().__post_init__()
+        _ = self.refinement  # checks what joins ridge and balance
 
     @property
     def primary(self) -> DeepAFL:

@@ -22,19 +22,19 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
-from fedsolve.closedform.activations import activate, check_activation
+from fedsolve.checks import check_classes, check_rows
+from fedsolve.closedform.activations import ACTIVATIONS, activate
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_projections, projection, projection_agreement
-from fedsolve.closedform.solvers import ridge_solve
+from fedsolve.closedform.solvers import regularised_risk, ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.container import Array
-from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Block, Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import labels_from_note
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 KIND = "cascade"
@@ -52,27 +52,18 @@ KIND = "cascade"
 )
 @dataclass(frozen=True)
 class Cascade(Method["CascadeModel"]):
-    """Parameters: strategy 1 to 4 as above; the rest as for DeepAFL."""
+    """Parameters of a cascade: the strategy as above, the rest as for DeepAFL."""
 
     key: ClassVar[str] = "cascade"
 
-    strategy: int = 3
-    layers: int = 20
-    width: int = 1024
-    ridge: float = 1.0
-    activation: str = "gelu"
-    zero_activation: str = "tanh"
-    gain: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.strategy not in (1, 2, 3, 4):
-            raise DataError(f"strategy must be 1, 2, 3 or 4; got {self.strategy!r}.")
-        check_whole(0, layers=self.layers, seed=self.seed)
-        check_whole(1, width=self.width)
-        check_not_negative(ridge=self.ridge, gain=self.gain)
-        check_activation(self.activation)
-        check_activation(self.zero_activation, "zero_activation")
+    strategy: int = parameter(3, "Which of the four deepening strategies.", least=1, most=4)
+    layers: int = parameter(20, "T, the number of layers after the first.", least=0)
+    width: int = parameter(1024, "Features per layer.", least=1)
+    ridge: float = parameter(1.0, "Penalty on the classifier of every layer.", least=0)
+    activation: str = parameter("gelu", "Of strategies 3 and 4.", choices=tuple(ACTIVATIONS))
+    zero_activation: str = parameter("tanh", "Of the first projection.", choices=tuple(ACTIVATIONS))
+    gain: float = parameter(1.0, "Factor on the random projections of the layers.", least=0)
+    seed: int = parameter(0, "Seed of the random projections.", least=0)
 
     @classmethod
     def trial(cls) -> Self:
@@ -159,17 +150,15 @@ class CascadeRun(Run[CascadeModel]):
 
     def absorb(self, total: Total) -> None:
         layer = len(self.classifiers)
-        if total.count("rows") == 0:
-            raise DataError("no rows at all: every client that answered is empty.")
-        if self.spec.classes is not None and int(np.sum(total["label_square"] > 0)) < 2:
-            raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        check_rows(total.count("rows"))
+        if self.spec.classes is not None:
+            check_classes(int(np.sum(total["label_square"] > 0)))
         gram, cross, ridge = total["gram"], total["cross"], self.method.ridge
         weight = ridge_solve(gram, cross, ridge)
-        risk = np.sum(total["label_square"]) + np.sum(weight * (gram @ weight - 2.0 * cross))
-        risk += ridge * np.sum(weight**2)
+        risk = regularised_risk(weight, gram, cross, total["label_square"], ridge)
         self.classifiers.append(weight)
         self.chain.append(Block({"layer": layer}, {"weight": weight}))
-        self.record(total, "classifier", risk=float(risk), solved=(f"W{layer}",))
+        self.record(total, "classifier", risk=risk, solved=(f"W{layer}",))
 
     def model(self) -> CascadeModel:
         spec = self.spec

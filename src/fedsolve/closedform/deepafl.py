@@ -20,21 +20,22 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedsolve.checks import check_choice, check_not_negative, check_whole
+from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
-from fedsolve.closedform.activations import check_activation
+from fedsolve.closedform.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
 from fedsolve.closedform.deepafl_layers import Network
-from fedsolve.closedform.moments import Preparation, check_scale
-from fedsolve.closedform.plans import LEVEL, StepSums, advance, choose_plan, step_from_hidden
+from fedsolve.closedform.moments import Preparation
+from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
-from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
+from fedsolve.closedform.solvers import Sandwich, regularised_risk, ridge_solve, sandwich_solve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 
@@ -50,67 +51,59 @@ from fedsolve.registry import Info, register
 )
 @dataclass(frozen=True)
 class DeepAFL(Method[DeepModel]):
-    """Parameters of DeepAFL.
+    """Parameters of DeepAFL; T layers give T + 1 classifiers.
 
-    layers:          T, the number of residual blocks; T + 1 classifiers come out.
-    width:           features per layer (d_Phi); hidden_width: hidden features (d_F), as width when None.
-    ridge:           lambda of every classifier. residual_ridge: gamma of every block.
-    activation:      of the blocks; zero_activation: of the first projection.
-    gain:            factor on the blocks' random projections.
-    block_input:     "previous" (Eq. 6) or "initial" (Eq. 89): which features a block starts from.
-    exchange:        "textbook", "lean", "single", or "auto": what the federation prefers.
-    skip:            False drops Phi_t from Phi_{t+1}: the paper's ablation 1.
-    projection:      "random", or "identity" for F_t = activation(Phi_t): ablation 2 (3 is activation="none").
-    transformation:  "solved", or "identity" for Phi_{t+1} = Phi_t + F_t: ablation 4.
-    reconstruction:  weight in [0, 1) of recovering Phi_0 beside the labels: 1 - rho of Eq. 88.
-                     These four variants run on the textbook plan.
-    participation:   share of the clients asked for each layer, drawn anew each layer by the seed.
-    consistent:      whether a layer's classifier and block are asked of the same clients (Appendix M).
-    scale:           None or "standard": standardise features by federated sums, one exchange more.
-    intercept:       centre features and targets by federated sums (the same exchange).
-    track:           None or "accuracy": clients add (correct, rows) whenever a classifier reaches them.
-    precision:       "float64", or "float32" for speed at the price of exact invariance.
+    skip=False, projection="identity", activation="none" and transformation="identity" are the paper's
+    ablations 1 to 4; reconstruction is 1 - rho of Eq. 88. Those that change the block run on the textbook
+    plan. `consistent` is that of Appendix M.
     """
 
     key: ClassVar[str] = "deepafl"
 
-    layers: int = 20
-    width: int = 1024
-    hidden_width: int | None = None
-    ridge: float = 1.0
-    residual_ridge: float = 0.01
-    activation: str = "gelu"
-    zero_activation: str = "tanh"
-    gain: float = 1.0
-    block_input: Literal["previous", "initial"] = "previous"
-    exchange: str = "auto"
-    skip: bool = True
-    projection: Literal["random", "identity"] = "random"
-    transformation: Literal["solved", "identity"] = "solved"
-    reconstruction: float = 0.0
-    participation: float = 1.0
-    consistent: bool = True
-    scale: Literal["standard"] | None = None
-    intercept: bool = False
-    track: Literal["accuracy"] | None = None
-    precision: Literal["float64", "float32"] = "float64"
-    seed: int = 0
+    layers: int = parameter(20, "T, the number of residual blocks.", least=0)
+    width: int = parameter(1024, "Features per layer.", least=1)
+    hidden_width: int | None = parameter(None, "Hidden features per block.", least=1, none="as --width")
+    ridge: float = parameter(1.0, "Penalty on every classifier.", least=0)
+    residual_ridge: float = parameter(0.01, "Penalty on each block.", least=0)
+    activation: str = parameter("gelu", "Of the blocks.", choices=tuple(ACTIVATIONS))
+    zero_activation: str = parameter("tanh", "Of the first projection.", choices=tuple(ACTIVATIONS))
+    gain: float = parameter(1.0, "Factor on the blocks' random projections.", least=0)
+    block_input: Literal["previous", "initial"] = parameter("previous", "Features a block starts from.")
+    exchange: str = parameter(
+        "auto",
+        "Fewest bytes (lean), fewest exchanges (single), the paper's (textbook).",
+        choices=("auto", *PLANS),
+        metavar="PLAN",
+    )
+    skip: bool = parameter(True, "Keep each layer's features in the next.")
+    projection: Literal["random", "identity"] = parameter("random", "Projections of the blocks.")
+    transformation: Literal["solved", "identity"] = parameter(
+        "solved", "Blocks are solved, or added as they are."
+    )
+    reconstruction: float = parameter(0.0, "Weight of recovering layer 0.", least=0, below=1)
+    participation: float = parameter(1.0, "Share of clients asked per layer.", above=0, most=1)
+    consistent: bool = parameter(
+        True,
+        "Classifier and block: same clients.",
+        flag="--consistent/--inconsistent",
+    )
+    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    intercept: bool = parameter(False, "Fit an intercept from sums.")
+    track: Literal["accuracy"] | None = parameter(None, "Count correct training rows on the way.")
+    precision: Literal["float64", "float32"] = parameter("float64", "float32 is faster, but not exact.")
+    seed: int = parameter(0, "Seed of projections and participation.", least=0)
 
     def __post_init__(self) -> None:
-        check_whole(0, layers=self.layers, seed=self.seed)
-        check_whole(1, width=self.width)
-        if self.hidden_width is not None:
-            check_whole(1, hidden_width=self.hidden_width)
-        check_not_negative(ridge=self.ridge, residual_ridge=self.residual_ridge, gain=self.gain)
-        check_activation(self.activation)
-        check_activation(self.zero_activation, "zero_activation")
-        check_scale(self.scale)
-        check_choice("block_input", self.block_input, ("previous", "initial"))
-        if not 0.0 < self.participation <= 1.0:
-            raise DataError(f"participation must lie in (0, 1]; got {self.participation!r}.")
-        check_choice("track", self.track, (None, "accuracy"))
-        check_choice("precision", self.precision, ("float64", "float32"))
-        self._check_variant()
+        super().__post_init__()
+        if self.variant and self.exchange not in ("auto", "textbook"):
+            raise DataError(f"this variant runs on the textbook plan; got exchange={self.exchange!r}.")
+        fixed = "identity" in (self.projection, self.transformation)
+        if fixed and self.hidden_width not in (None, self.width):
+            raise DataError(
+                f"an identity needs hidden_width = width ({self.width}); got {self.hidden_width}."
+            )
+        if self.reconstruction and not (self.skip and self.transformation == "solved"):
+            raise DataError("reconstruction needs skip=True and transformation='solved'.")
 
     @classmethod
     def trial(cls) -> Self:
@@ -129,22 +122,6 @@ class DeepAFL(Method[DeepModel]):
     def plan(self) -> str:
         """The exchange plan asked for, with "auto" resolved where only one is possible."""
         return "textbook" if self.exchange == "auto" and self.variant else self.exchange
-
-    def _check_variant(self) -> None:
-        choose_plan(self.exchange, "bytes")
-        check_choice("projection", self.projection, ("random", "identity"))
-        check_choice("transformation", self.transformation, ("solved", "identity"))
-        if not 0.0 <= self.reconstruction < 1.0:
-            raise DataError(f"reconstruction must lie in [0, 1); got {self.reconstruction!r}.")
-        if self.variant and self.exchange not in ("auto", "textbook"):
-            raise DataError(f"this variant runs on the textbook plan; got exchange={self.exchange!r}.")
-        fixed = "identity" in (self.projection, self.transformation)
-        if fixed and self.hidden_width not in (None, self.width):
-            raise DataError(
-                f"an identity needs hidden_width = width ({self.width}); got {self.hidden_width}."
-            )
-        if self.reconstruction and not (self.skip and self.transformation == "solved"):
-            raise DataError("reconstruction needs skip=True and transformation='solved'.")
 
     def agreement(self) -> dict[str, Any]:
         return projection_agreement(self.seed)
@@ -287,12 +264,11 @@ class DeepAFLRun(Run[DeepModel]):
         """Eq. 12-13: sums of the cohort, then its classifier."""
         gram, cross, label_square = (total[name] for name in LEVEL)
         if not self._partial:
-            if total.count("rows") == 0:
-                raise DataError("no rows at all: every client that answered is empty.")
+            check_rows(total.count("rows"))
             # Centred targets of a single class are zero; one-hot ones leave the other columns zero.
             present = int(np.sum(label_square > 0)) + self.method.intercept
-            if self.spec.classes is not None and present < 2:
-                raise DataError("only one class in the whole federation; a classifier needs at least two.")
+            if self.spec.classes is not None:
+                check_classes(present)
         anchor = total["anchor"] if self.method.reconstruction else None
         rows = total.count("rows")
         self.sums = LayerSums(gram, cross, label_square, total.cohort, rows, len(self.blocks), anchor)
@@ -368,11 +344,11 @@ class DeepAFLRun(Run[DeepModel]):
         sums = self.sums
         assert sums is not None
         weight = ridge_solve(sums.gram, sums.cross, self.method.ridge)
-        fit = np.sum(weight * (sums.gram @ weight - 2.0 * sums.cross))
-        penalty = self.method.ridge * np.sum(weight**2)
-        penalty += self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
+        blocks = self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.classifiers.append(weight)
-        self.risks.append(float(np.sum(sums.label_square) + fit + penalty))
+        self.risks.append(
+            regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self.method.ridge, blocks)
+        )
         solved.append(f"W{len(self.classifiers) - 1}")
 
     def _send(self, array: Array) -> Array:

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedsolve import container
-from fedsolve.checks import check_not_negative, check_whole
-from fedsolve.closedform.activations import activate, check_activation
+from fedsolve.checks import check_not_negative
+from fedsolve.closedform.activations import activate
 from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.projections import projection, projection_agreement
@@ -57,18 +57,7 @@ class Refinement:
     seed: int
 
     def __post_init__(self) -> None:
-        check_whole(1, refinement_width=self.width)
-        check_whole(0, seed=self.seed)
-        if self.ridge != "auto":
-            if isinstance(self.ridge, str):
-                raise DataError(f"refinement_ridge must be a number >= 0 or 'auto'; got {self.ridge!r}.")
-            check_not_negative(refinement_ridge=self.ridge)
-        check_activation(self.activation, "refinement_activation")
-        if self.balance != "auto":
-            if isinstance(self.balance, str):
-                raise DataError(f"balance must be a number >= 0 or 'auto'; got {self.balance!r}.")
-            check_not_negative(balance=self.balance)
-        elif self.ridge == 0:
+        if self.balance == "auto" and self.ridge == 0:
             raise DataError(
                 "balance 'auto' needs refinement_ridge > 0: without a ridge, rows determine their own fit "
                 "and leaving one out says nothing. Give a ridge, or a balance."

@@ -16,6 +16,7 @@ from scipy.linalg import pinvh, solve
 
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.owners import owned_rows
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,9 @@ def primary_stream(solutions: Iterable[LocalSolution], regulariser: float) -> Ar
 
 def local_only(features: Array, targets: Array, owners: Array, clients: int, ridge: float) -> list[Array]:
     """Each client's own ridge model, never aggregated (Table A.2); zeros where a client has no rows."""
-    models = []
-    for client in range(clients):
-        rows = owners == client
-        if not np.any(rows):
-            models.append(np.zeros((features.shape[1], targets.shape[1])))
-        else:
-            models.append(local_solution(features[rows], targets[rows], ridge).weight)
-    return models
+    return [
+        local_solution(features[rows], targets[rows], ridge).weight
+        if len(rows)
+        else np.zeros((features.shape[1], targets.shape[1]))
+        for rows in owned_rows(owners, clients)
+    ]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.checks import check_choice
 from fedsolve.closedform.sums import Accumulator, Rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -58,11 +57,6 @@ class Preparation:
 
     def apply(self, features: Array) -> Array:
         return (np.asarray(features, dtype=np.float64) - self.mean) / self.scale
-
-
-def check_scale(scale: str | None) -> None:
-    """Refuse an unknown scaling by name."""
-    check_choice("scale", scale, (None, "standard"))
 
 
 @step(KIND)

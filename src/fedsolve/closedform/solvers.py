@@ -37,6 +37,14 @@ def ridge_solve(gram: Array, cross: Array, ridge: float = 0.0) -> Array:
         return _ridge_solve(gram, cross, ridge)
 
 
+def regularised_risk(
+    weight: Array, gram: Array, cross: Array, label_square: Array, ridge: float, penalty: float = 0.0
+) -> float:
+    """|Y - X W|² + ridge |W|² + penalty, from the sums gram = XᵀX, cross = XᵀY and the squares of Y."""
+    fit = np.sum(weight * (gram @ weight - 2.0 * cross))
+    return float(np.sum(label_square) + fit + (ridge * np.sum(weight**2) + penalty))
+
+
 def _ridge_solve(gram: Array, cross: Array, ridge: float) -> Array:
     width = len(gram)
     system = gram.copy()

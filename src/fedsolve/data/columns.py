@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.data.layout import ColumnLayout, Columns, Wish, damaged
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import number
 
 LABEL_NAMES = ("label", "target", "class", "y")
@@ -77,7 +77,7 @@ def _column(names: Sequence[str], wanted: str, what: str) -> int:
     if re.fullmatch(r"-?\d+", wanted) and -len(names) <= int(wanted) < len(names):
         return int(wanted) % len(names)
     shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    raise DataError(f"no {what} '{wanted}'; the columns are {shown}.")
+    raise DataError(f"no {what} '{wanted}'.{did_you_mean(wanted, names)} The columns are {shown}.")
 
 
 def read_csv(path: Path, wish: Wish) -> Columns:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.data.layout import PARTS, Columns, Wish, damaged
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, did_you_mean
 
 FEATURE_KEYS = ("x", "X", "features", "data")
 LABEL_KEYS = ("y", "Y", "labels", "label", "target")
@@ -72,7 +72,8 @@ def _present(keys: Sequence[str], names: Sequence[str], what: str, option: str =
     if key is None:
         spelt = option.removeprefix("--").replace("-", "_")
         remedy = f" Name it with {option} (?{spelt}= in an address)." if option else ""
-        raise DataError(f"no array '{names[0]}' with {what}; the file has {', '.join(keys)}.{remedy}")
+        guess = did_you_mean(names[0], keys)
+        raise DataError(f"no array '{names[0]}' with {what}.{guess} The file has {', '.join(keys)}.{remedy}")
     return key
 
 

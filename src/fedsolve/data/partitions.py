@@ -13,6 +13,7 @@ import numpy as np
 from fedsolve.checks import check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.owners import owned_rows
 
 
 def iid(labels: Any, clients: int, seed: int = 0, min_size: int = 0) -> Array:
@@ -174,7 +175,7 @@ def _with_min_size(owners: Array, clients: int, min_size: int, rng: np.random.Ge
     """Move random rows from the largest clients to those below `min_size`; a bounded number of moves."""
     if min_size <= 0:
         return owners
-    rows_of = [rng.permutation(np.flatnonzero(owners == client)).tolist() for client in range(clients)]
+    rows_of = [rng.permutation(rows).tolist() for rows in owned_rows(owners, clients)]
     for client in range(clients):
         while len(rows_of[client]) < min_size:
             largest = max(range(clients), key=lambda other: len(rows_of[other]))

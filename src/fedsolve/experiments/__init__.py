@@ -1,14 +1,17 @@
 """Experiments from files: cells run once, kept as JSON lines, told as tables beside the papers' own.
 
-config     an experiment and the cells it stands for; `reading` makes one of a TOML file
-algorithms what a file can name as a method
-sources    features and labels of a dataset
-cells      one cell: a partition, a method and a seed in, scores and costs out; `local_cells`: by clients;
-           `rounds`: what a gradient method did round by round
-runner     run the missing cells of an experiment
-store      the folder of a run: `load_run(folder)` gives its experiment and its finished cells
-tables     mean and standard error over seeds, chi-squared tests; `rendering`: Markdown and LaTeX
-papers     the numbers printed in the papers' tables
+config        an experiment and the cells it stands for; `reading` makes one of a TOML file
+algorithms    what a file can name as a method; `comparisons`, `softmax_fedavg`: those that are none
+sources       features and labels of a dataset
+trials        a cell with its rows dealt, and the protocol of what runs on it
+cells         one cell: a partition, a method and a seed in, scores and costs (`outcomes`) out
+federated     a method over a federation; `local_cells`: by clients; `round_metrics`: round by round
+runner        run the missing cells of an experiment
+run_folder    the folder of a run: `load_run(folder)` gives its experiment and its finished cells
+metrics       every metric: name, label, unit, direction, format, who measures it
+observations  a run's cells as models read at a depth, for tables, figures and findings alike
+result_tables mean and standard error over seeds, chi-squared tests; `rendering`: Markdown and LaTeX
+papers        the numbers printed in the papers' tables
 
 One line of RUN/cells.jsonl is one JSON object:
 
@@ -18,7 +21,8 @@ One line of RUN/cells.jsonl is one JSON object:
     dataset     {name, address, backbone, limit_train, limit_test, random, key, rows, test_rows,
                 features, classes}
     partition   {name, kind, clients, min_size, the kind's option, heterogeneity, empty_clients}
-    method      label of the method; algorithm: its key (as `fedsolve methods` lists them, law, local)
+    method      label of the method; algorithm: its key (as `fedsolve methods` lists them, law, local,
+                fedavg-numpy)
     parameters  all parameters of the method but the seed; grid: those that the file varies
     depths      layers that tables read the model at; the last one where the list is empty
     noise       share of flipped training labels; seed: of partition, noise and method

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import fedsolve.closedform.cascade
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
-from fedsolve import registry
-from fedsolve.checks import check_not_negative
-from fedsolve.errors import DataError
+from fedsolve import parameters, registry
+from fedsolve.experiments.comparisons import AggregationLaw, LocalRidge
+from fedsolve.experiments.softmax_fedavg import SoftmaxFedAvg
 
-
-@dataclass(frozen=True)
-class LocalRidge:
-    """Every client by itself, never aggregated (AFL, Table A.2).
-
-    ridge: of each client's own model. statistic: "mean" or "best" test accuracy over clients with rows.
-    """
-
-    ridge: float = 1.0
-    statistic: Literal["mean", "best"] = "mean"
-
-    def __post_init__(self) -> None:
-        check_not_negative(ridge=self.ridge)
-
-
-@dataclass(frozen=True)
-class AggregationLaw:
-    """AFL by the paper's own route: local solutions merged pair by pair (AFL, Tables 3 and A.1).
-
-    regulariser: what every client adds to its Gram matrix. remove: whether it is taken out again (RI).
-    """
-
-    regulariser: float = 1.0
-    remove: bool = True
-
-    def __post_init__(self) -> None:
-        check_not_negative(regulariser=self.regulariser)
-
-
-COMPARISONS: dict[str, type] = {"local": LocalRidge, "law": AggregationLaw}
+COMPARISONS: dict[str, type] = {
+    "local": LocalRidge,
+    "law": AggregationLaw,
+    "fedavg-numpy": SoftmaxFedAvg,
+}
+"""What methods are compared with and is no method of a federation; each has a `run` of its own."""
 
 
 def algorithms() -> dict[str, type]:
@@ -52,41 +24,16 @@ def algorithms() -> dict[str, type]:
     return {info.key: registry.method_class(info.key) for info in registry.methods()} | COMPARISONS
 
 
+def algorithm_class(key: str) -> type:
+    """The class of an algorithm: a comparison, a method of ours, or one of other people by its address."""
+    return COMPARISONS[key] if key in COMPARISONS else registry.method_class(key)
+
+
 def parameter_names(key: str) -> list[str]:
     """The parameters of an algorithm, its seed among them where it has one."""
-    return [field.name for field in dataclasses.fields(algorithms()[key])]
+    return list(parameters.described(algorithm_class(key)))
 
 
-def build(key: str, parameters: Mapping[str, Any]) -> Any:
-    """The algorithm with these parameters, checked for their types first."""
-    kind = algorithms()[key]
-    hints = typing.get_type_hints(kind)
-    for name, value in parameters.items():
-        if not _fits(value, hints[name]):
-            raise DataError(f"parameter '{name}' must be {_told(hints[name])}; got {value!r}.")
-    given = {n: float(v) if _is_float(hints[n], v) else v for n, v in parameters.items()}
-    return kind(**given)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, inner) for inner in typing.get_args(hint))
-    if typing.get_origin(hint) is Literal:
-        return value in typing.get_args(hint)
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, int | float) if hint is float else isinstance(value, hint)
-
-
-def _is_float(hint: Any, value: Any) -> bool:
-    """Whole numbers given for real ones become real, so that 1 and 1.0 describe the same cell."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return float in kinds and isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _told(hint: Any) -> str:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(_told(inner) for inner in typing.get_args(hint) if inner is not type(None))
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(map(repr, typing.get_args(hint)))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint, str(hint))
+def build(key: str, values: Mapping[str, Any]) -> Any:
+    """The algorithm with these parameters; the others keep their defaults."""
+    return parameters.build(algorithm_class(key), values)

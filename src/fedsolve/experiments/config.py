@@ -28,35 +28,6 @@ PARTITIONS: dict[str, tuple[str, str] | None] = {
 }
 """For each kind of partition: the option it needs, and the sign the papers give it."""
 
-METRICS = (
-    "test",
-    "train",
-    "seconds",
-    "exchanges",
-    "megabytes_up",
-    "megabytes_down",
-    "risk",
-    "train_csr",
-    "test_csr",
-    "train_ifs",
-    "test_ifs",
-    "train_dm",
-    "test_dm",
-    "deviation",
-    "drift",
-    "best_round",
-    "tail_rounds",
-    "intra",
-    "inter",
-    "ratio",
-    "selected",
-    "relative_seconds",
-    "worst_decile",
-    "gain_shared",
-    "gain_alone",
-)
-"""What a table can show of a cell."""
-
 SCORES = ("last", "best", "tail")
 """Which rounds of a gradient method its accuracy is taken from."""
 

@@ -1,17 +1,21 @@
-"""What a run says, one model at a time: coordinates and metrics of every cell at every depth."""
+"""What a run says, one model at a time: every cell at every depth that its experiment asks for."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
-from fedsolve.experiments.config import METRICS, PartitionSpec
-from fedsolve.experiments.round_metrics import REPRESENTATION
+from fedsolve.experiments.config import PartitionSpec
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.significance import Counts
+from fedsolve.experiments.wording import axis_label
 from fedsolve.gradient.networks.stages import stage_of
+
+T = TypeVar("T", bound=Hashable)
 
 BACKBONES = {
     "torchvision:resnet18": "ResNet-18",
@@ -21,36 +25,124 @@ BACKBONES = {
 }
 """Names the papers use for backbones."""
 
-LOCAL = ("worst_decile", "gain_shared", "gain_alone")
-"""Measures of cells that were scored client by client, shares of one."""
-
 
 @dataclass(frozen=True)
 class Observation:
-    """A trained model as a table sees it.
+    """A trained model read at one depth.
 
-    coordinates: dataset, backbone, partition, clients, method, algorithm, depth (None where there are
-        no layers), noise and every parameter; also stage, where a table tells how often each was chosen.
-    setting:     the partition in the papers' signs.
-    varied:      the parameters that the experiment varies for this method.
-    values:      metrics by name, accuracies in per cent. counts: (correct, rows) on the test rows.
+    cell:   the line of the run that it comes from.
+    depth:  layers it is read after; None where the model has none.
+    values: metrics by name in their units; those that were not measured are left out.
+    stage:  of a network, where the value is how often that stage was chosen.
     """
 
-    coordinates: Mapping[str, Any]
-    setting: str
-    varied: tuple[str, ...]
-    seed: int
+    cell: Mapping[str, Any]
+    depth: int | None
     values: Mapping[str, float]
-    counts: Counts | None
+    stage: str | None = None
+
+    @property
+    def method(self) -> str:
+        name: str = self.cell["method"]
+        return name
+
+    @property
+    def partition(self) -> str:
+        name: str = self.cell["partition"]["name"]
+        return name
+
+    @property
+    def noise(self) -> float:
+        return float(self.cell["noise"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.cell["seed"])
+
+    @property
+    def grid(self) -> tuple[tuple[str, Any], ...]:
+        """The parameters that the experiment varies for this method, with their values."""
+        return tuple(self.cell["grid"].items())
+
+    @property
+    def accuracy(self) -> float:
+        """Of the test rows, in per cent."""
+        return self.values["test"]
+
+    @property
+    def named_depth(self) -> int | None:
+        """The depth where the experiment asks for some; None where only the last layer counts."""
+        return self.depth if self.cell["depths"] else None
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """What was trained: the method at a point of its grid, whatever the partition and the seed."""
+        return self.method, self.grid, self.noise
+
+    @property
+    def entry(self) -> tuple[Any, ...]:
+        """What is compared: a variant at one of its depths."""
+        return self.method, self.named_depth, self.grid, self.noise
+
+    def layers(self, metric: str) -> list[float]:
+        """A metric after every layer; its only value where there are no layers; empty where not measured."""
+        known = self.cell["seconds_per_layer"]
+        depths = [None] if known is None else range(len(known))
+        values = [METRICS[metric].of(self.cell, depth) for depth in depths]
+        return [value for value in values if value is not None] if None not in values else []
+
+    @property
+    def counts(self) -> Counts | None:
+        """Test rows read correctly, and all of them; None without test rows, or where only a mean is kept."""
+        layers = self.cell["test_correct_per_layer"]
+        correct = layers[self.depth] if layers and self.depth is not None else self.cell["test_correct"]
+        return None if correct is None else (int(correct), int(self.cell["test_rows"]))
+
+    @cached_property
+    def coordinates(self) -> dict[str, Any]:
+        """Where it stands along every axis: dataset, partition, method, depth, parameters and so on."""
+        dataset, backbone = self.cell["dataset"], self.cell["dataset"]["backbone"] or "none"
+        return dict(self.cell["parameters"]) | {
+            "dataset": dataset["name"],
+            # Options after the question mark say how images are prepared; the network is the same.
+            "backbone": BACKBONES.get(backbone.partition("?")[0], backbone),
+            "partition": self.partition,
+            "clients": self.cell["partition"]["clients"],
+            "method": self.method,
+            "algorithm": self.cell["algorithm"],
+            "noise": self.cell["noise"],
+            "depth": self.depth,
+            **({} if self.stage is None else {"stage": self.stage}),
+        }
+
+    @property
+    def setting(self) -> str:
+        """The partition in the papers' signs."""
+        dealt = self.cell["partition"]
+        return PartitionSpec(dealt["name"], dealt["kind"], dealt["clients"], dealt).setting
 
 
-def observations(run: RunFolder) -> list[Observation]:
-    """All of a run, in the order of its experiment: the depths asked for, or the last layer."""
-    table = run.experiment.table
-    if table.by_stage:
-        return [found for cell in run.cells for found in _by_stage(cell)]
-    found = [one for cell in run.cells for one in _of_cell(cell)]
-    return _with_relative_seconds(found, table.baseline) if "relative_seconds" in table.values else found
+def observations(cells: Iterable[Mapping[str, Any]]) -> list[Observation]:
+    """Every cell at the depths it is read at: those asked for, or the last layer."""
+    found = []
+    for cell in cells:
+        layers = cell["seconds_per_layer"]
+        for depth in cell["depths"] or [None if layers is None else len(layers) - 1]:
+            values = {key: value for key in METRICS if (value := METRICS[key].of(cell, depth)) is not None}
+            found.append(Observation(cell, depth, values))
+    return found
+
+
+def scored(cells: Iterable[Mapping[str, Any]]) -> list[Observation]:
+    """The observations that have an accuracy to compare."""
+    return [one for one in observations(cells) if "test" in one.values]
+
+
+def by_stage(found: Iterable[Observation]) -> Iterator[Observation]:
+    """Each observation once for every stage of its network, with that stage's share of the choices."""
+    for one in found:
+        for stage, share in chosen_stages(one.cell).items():
+            yield dataclasses.replace(one, stage=stage, values={"selected": 100.0 * share})
 
 
 def chosen_stages(cell: Mapping[str, Any]) -> dict[str, float]:
@@ -66,20 +158,13 @@ def chosen_stages(cell: Mapping[str, Any]) -> dict[str, float]:
     return shares
 
 
-def _by_stage(cell: Mapping[str, Any]) -> Iterator[Observation]:
-    for one in _of_cell(cell):
-        for stage, share in chosen_stages(cell).items():
-            coordinates = {**one.coordinates, "stage": stage}
-            yield dataclasses.replace(one, coordinates=coordinates, values={"selected": 100.0 * share})
-
-
-def _with_relative_seconds(found: Sequence[Observation], baseline: str | None) -> list[Observation]:
-    """Seconds as multiples of those of the baseline on the same rows, dealt alike."""
+def with_relative_seconds(found: Sequence[Observation], baseline: str | None) -> list[Observation]:
+    """With seconds as multiples of those of the baseline on the same rows, dealt alike."""
 
     def where(one: Observation) -> tuple[Any, ...]:
         return (*(one.coordinates[name] for name in ("dataset", "backbone", "partition", "noise")), one.seed)
 
-    of_baseline = {where(one): one.values for one in found if one.coordinates["method"] == baseline}
+    of_baseline = {where(one): one.values for one in found if one.method == baseline}
     related = []
     for one in found:
         base, own = of_baseline.get(where(one), {}).get("seconds"), one.values.get("seconds")
@@ -88,68 +173,59 @@ def _with_relative_seconds(found: Sequence[Observation], baseline: str | None) -
     return related
 
 
-def _of_cell(cell: Mapping[str, Any]) -> Iterator[Observation]:
-    dealt = cell["partition"]
-    options = {name: value for name, value in dealt.items() if name not in ("name", "kind", "clients")}
-    setting = PartitionSpec(dealt["name"], dealt["kind"], dealt["clients"], options).setting
-    dataset = cell["dataset"]
-    backbone = dataset["backbone"] or "none"
-    coordinates = dict(cell["parameters"]) | {
-        "dataset": dataset["name"],
-        # Options after the question mark say how images are prepared; the network is the same.
-        "backbone": BACKBONES.get(backbone.partition("?")[0], backbone),
-        "partition": dealt["name"],
-        "clients": dealt["clients"],
-        "method": cell["method"],
-        "algorithm": cell["algorithm"],
-        "noise": cell["noise"],
-        "depth": None,
-    }
-    staged = cell["seconds_per_layer"] is not None
-    last = len(cell["seconds_per_layer"]) - 1 if staged else None
-    for depth in cell["depths"] or [last]:
-        values = _values(cell, depth)
-        yield Observation(
-            coordinates | {"depth": depth},
-            setting,
-            tuple(cell["grid"]),
-            cell["seed"],
-            values,
-            counts_at(cell, depth),
-        )
+def by_dataset(run: RunFolder) -> dict[str, list[Mapping[str, Any]]]:
+    """The finished cells under the names of their datasets, in the experiment's order.
 
-
-def counts_at(cell: Mapping[str, Any], depth: int | None) -> Counts | None:
-    """Test rows that a cell reads correctly after `depth` layers, and all of them.
-
-    depth: None for the last layer, or for no layers at all. None comes back where there are no test rows,
-        or where only a mean is known.
+    A dataset that is seen through several backbones is named with each.
     """
-    layers = cell["test_correct_per_layer"]
-    correct = layers[depth] if layers and depth is not None else cell["test_correct"]
-    return None if correct is None else (int(correct), int(cell["test_rows"]))
+    names = [dataset.name for dataset in run.experiment.datasets]
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in run.cells:
+        name, backbone = cell["dataset"]["name"], cell["dataset"].get("backbone")
+        label = f"{name} ({backbone})" if names.count(name) > 1 else name
+        found.setdefault(label, []).append(cell)
+    return found
 
 
-def _values(cell: Mapping[str, Any], depth: int | None) -> dict[str, float]:
-    """The metrics of a cell after `depth` layers; those it has not are left out."""
-    found: dict[str, Any] = {
-        "test": _at(cell, "accuracy", depth),
-        "train": _at(cell, "train_accuracy", depth),
-        "seconds": _at(cell, "seconds", depth),
-        "exchanges": _at(cell, "exchanges", depth),
-        "megabytes_up": _at(cell, "bytes_up", depth),
-        "megabytes_down": _at(cell, "bytes_down", depth),
-        "risk": cell["risk"][depth or 0] if cell["risk"] else None,
-    }
-    shares = (*LOCAL, "best_round", "tail_rounds")
-    plain = ("deviation", "drift", *REPRESENTATION)
-    found |= {name: cell["measures"].get(name) for name in (*plain, *shares)}
-    for part, layers in (cell["separability"] or {}).items():
-        found |= {f"{part}_{name}": value for name, value in layers[depth].items()}
-    factors = dict.fromkeys(("test", "train", *shares), 100.0)
-    factors |= {"megabytes_up": 1e-6, "megabytes_down": 1e-6}
-    return {name: found[name] * factors.get(name, 1.0) for name in METRICS if found.get(name) is not None}
+def distinct(values: Iterable[T]) -> list[T]:
+    """The values without repetition, in order of appearance."""
+    return list(dict.fromkeys(values))
 
 
-def _at(cell: Mapping[str, Any], name: str, depth: int | None) -> Any:
-    return cell[name] if depth is None else (cell[f"{name}_per_layer"] or {depth: None})[depth]
+def groups(items: Iterable[Observation], key: Callable[[Observation], T]) -> dict[T, list[Observation]]:
+    """The observations under each value of the key, in order of appearance."""
+    found: dict[T, list[Observation]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def varied(items: Iterable[Observation]) -> dict[str, list[Any]]:
+    """The parameters of a grid that take more than one value, with those values in order."""
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        for name, value in item.grid:
+            if value not in found.setdefault(name, []):
+                found[name].append(value)
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def names_of(items: Sequence[Observation], without: Sequence[str] = ()) -> Callable[[Observation], str]:
+    """A function that tells an observation by what varies among `items`: method, depth, grid, noise.
+
+    without: parameters (and "noise", "depth") that an axis shows already.
+    """
+    by_method = groups(items, lambda item: item.method)
+    told = {name for of in by_method.values() for name in varied(of)} - set(without)
+    noisy = len({item.noise for item in items}) > 1 and "noise" not in without
+    deep = "depth" not in without
+
+    def name(item: Observation) -> str:
+        depth = item.named_depth if deep else None
+        several = len(by_method) > 1 or depth is not None
+        words = [axis_label("method", (item.method, depth))] if several else []
+        words += [axis_label(key, value) for key, value in item.grid if key in told]
+        words += [axis_label("noise", item.noise)] if noisy else []
+        return ", ".join(words) or item.method
+
+    return name

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsolve import container
 from fedsolve.checks import check_choice
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, did_you_mean
 from fedsolve.experiments.algorithms import algorithms, parameter_names
 from fedsolve.experiments.config import (
     AXES,
     ENGINES,
-    METRICS,
     PARTITIONS,
     SCORES,
     DatasetSpec,
@@ -31,6 +29,7 @@ from fedsolve.experiments.config import (
     PartitionSpec,
     TableSpec,
 )
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.papers import check_tables
 
 
@@ -72,7 +71,8 @@ class _Section:
         self._known.append(name)
         if name not in self._values:
             if default is ...:
-                raise DataError(f"{self.where} needs the key '{name}'.{self._hint(name)}")
+                others = ", ".join(self._values) or "none"
+                raise DataError(f"{self.where} needs the key '{name}'; its other keys are {others}.")
             return default
         value = self._values.pop(name)
         kinds = kind if isinstance(kind, tuple) else (kind,)
@@ -112,15 +112,7 @@ class _Section:
     def done(self) -> None:
         """Refuse every key that nobody took."""
         for name in self._values:
-            known = ", ".join(self._known)
-            raise DataError(f"unknown key '{name}' in {self.where}.{self._hint(name)} Known are {known}.")
-
-    def _hint(self, name: str) -> str:
-        candidates = self._known if name in self._values else list(self._values)
-        near = get_close_matches(name, candidates, n=1, cutoff=0.6)
-        if not near:
-            return ""
-        return f" Did you mean '{near[0]}'?" if name in self._values else f" Is '{near[0]}' meant for it?"
+            raise DataError(f"unknown key '{name}' in {self.where}.{_known(name, self._known)}")
 
 
 _KIND_NAMES = {
@@ -222,7 +214,7 @@ def _partitions(sections: list[_Section], datasets: Sequence[str]) -> tuple[Part
     for section in sections:
         kind = section.take("kind", str)
         if kind not in PARTITIONS:
-            raise DataError(f"unknown partition kind '{kind}' in {section.where}; {_known(kind, PARTITIONS)}")
+            raise DataError(f"unknown partition kind '{kind}' in {section.where}.{_known(kind, PARTITIONS)}")
         clients = section.whole("clients", 1)
         options: dict[str, Any] = {"min_size": section.whole("min_size", 0, 0)}
         named = PARTITIONS[kind]
@@ -249,8 +241,8 @@ def _partitions(sections: list[_Section], datasets: Sequence[str]) -> tuple[Part
 
 def _method(section: _Section, shared: Mapping[str, Any], datasets: Sequence[str]) -> MethodSpec:
     algorithm = section.take("method", str)
-    if algorithm not in algorithms():
-        raise DataError(f"unknown method '{algorithm}' in {section.where}; {_known(algorithm, algorithms())}")
+    if ":" not in algorithm and algorithm not in algorithms():
+        raise DataError(f"unknown method '{algorithm}' in {section.where}.{_known(algorithm, algorithms())}")
     name = section.take("name", str, algorithm)
     parameters = section.take("parameters", dict, {})
     own = section.take("grid", dict, None)
@@ -261,7 +253,7 @@ def _method(section: _Section, shared: Mapping[str, Any], datasets: Sequence[str
                 raise DataError(f"'seed' of {name} comes from 'seeds'; remove it from its {where}.")
             if given not in known:
                 place = f"the {where} of {name} ({algorithm})"
-                raise DataError(f"unknown parameter '{given}' in {place}; {_known(given, known)}")
+                raise DataError(f"unknown parameter '{given}' in {place}.{_known(given, known)}")
     grid = own if own is not None else {n: v for n, v in shared.items() if n in known}
     for given, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -319,19 +311,17 @@ def _table(section: _Section, methods: Sequence[MethodSpec]) -> TableSpec:
         for axis in axes[side]:
             if axis not in AXES and axis not in parameters:
                 known = [*AXES, *sorted(parameters)]
-                raise DataError(f"unknown axis '{axis}' in '{side}' of [table]; {_known(axis, known)}")
+                raise DataError(f"unknown axis '{axis}' in '{side}' of [table].{_known(axis, known)}")
     if set(axes["rows"]) & set(axes["columns"]):
         raise DataError("an axis of [table] is both in 'rows' and in 'columns'.")
     values = section.words("values", ("test",))
     for value in values:
         if value not in METRICS:
-            raise DataError(f"unknown metric '{value}' in 'values' of [table]; {_known(value, METRICS)}")
+            raise DataError(f"unknown metric '{value}' in 'values' of [table].{_known(value, METRICS)}")
     baseline = section.take("baseline", str, None)
     labels = [method.name for method in methods]
     if baseline is not None and baseline not in labels:
-        raise DataError(
-            f"'baseline' of [table] is no method's name: '{baseline}'; {_known(baseline, labels)}"
-        )
+        raise DataError(f"'baseline' of [table] is no method's name: '{baseline}'.{_known(baseline, labels)}")
     others = section.take("others", bool, False)
     section.done()
     table = TableSpec(axes["rows"], axes["columns"], values, baseline, others)
@@ -349,7 +339,7 @@ def _names(section: _Section, known: Sequence[str]) -> tuple[str, ...] | None:
     names: tuple[str, ...] | None = section.words("datasets", None)
     for name in names or ():
         if name not in known:
-            raise DataError(f"unknown dataset '{name}' in {section.where}; {_known(name, known)}")
+            raise DataError(f"unknown dataset '{name}' in {section.where}.{_known(name, known)}")
     return names
 
 
@@ -357,7 +347,7 @@ def _check_shared(given: Mapping[str, Any], methods: Sequence[MethodSpec], where
     known = {name for method in methods for name in parameter_names(method.algorithm)}
     for name in given:
         if name not in known or name == "seed":
-            raise DataError(f"no method has the parameter '{name}' of {where}; {_known(name, known)}")
+            raise DataError(f"no method has the parameter '{name}' of {where}.{_known(name, known)}")
 
 
 def _unique(names: Sequence[str], what: str) -> Sequence[str]:
@@ -367,9 +357,7 @@ def _unique(names: Sequence[str], what: str) -> Sequence[str]:
     return names
 
 
-def _known(name: str, names: Any) -> str:
-    """ "did you mean X? Known are ..." as the end of a message."""
-    listed = sorted(map(str, names))
-    near = get_close_matches(name, listed, n=1, cutoff=0.6)
-    meant = f"did you mean '{near[0]}'? " if near else ""
-    return f"{meant}known are {', '.join(listed)}."
+def _known(name: str, names: Iterable[str]) -> str:
+    """ " Did you mean X? Known are ..." as the end of a message."""
+    listed = sorted(names)
+    return f"{did_you_mean(name, listed)} Known are {', '.join(listed)}."

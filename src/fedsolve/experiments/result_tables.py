@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsolve.experiments.config import Experiment, TableSpec
-from fedsolve.experiments.observations import Observation, observations
+from fedsolve.experiments.metrics import METRICS
+from fedsolve.experiments.observations import (
+    Observation,
+    by_stage,
+    observations,
+    with_relative_seconds,
+)
 from fedsolve.experiments.papers import Printed, papers, printed, same
 from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.significance import LEVEL, compare, mean_and_error
-from fedsolve.experiments.wording import METRIC_NAMES, axis_label, axis_name, number
+from fedsolve.experiments.wording import axis_label, axis_name
 
 Place = tuple[Any, ...]
 
@@ -37,7 +43,7 @@ class TableCell:
     @property
     def plain(self) -> str:
         """The number as people read it; a paper's keeps the digits it was printed with."""
-        return number(self.metric, self.mean, self.error, printed=self.seeds is None)
+        return METRICS[self.metric].number(self.mean, self.error, printed=self.seeds is None)
 
     @property
     def text(self) -> str:
@@ -88,10 +94,14 @@ class ResultTable:
 
 def tables_of(run: RunFolder) -> list[ResultTable]:
     """The tables of a run: one for each metric its experiment asks for, or one over all of them."""
-    found = observations(run)
+    spec = run.experiment.table
+    found = observations(run.cells)
+    if spec.by_stage:
+        found = list(by_stage(found))
+    elif "relative_seconds" in spec.values:
+        found = with_relative_seconds(found, spec.baseline)
     if not found:
         return []
-    spec = run.experiment.table
     layout = _layout(spec, found)
     if "metric" in layout.rows + layout.columns:
         groups: list[tuple[str, ...]] = [spec.values]
@@ -99,7 +109,7 @@ def tables_of(run: RunFolder) -> list[ResultTable]:
         groups = [(value,) for value in spec.values]
     tables = []
     for metrics in groups:
-        named = f", {METRIC_NAMES[metrics[0]]}" if len(groups) > 1 else ""
+        named = f", {METRICS[metrics[0]].label}" if len(groups) > 1 else ""
         tables.append(_Builder(run, found, layout, metrics).table(f"{run.experiment.title}{named}"))
     return [table for table in tables if table.rows]
 
@@ -123,7 +133,7 @@ class _Layout:
             if axis == "metric":
                 values.append(metric)
             elif axis == "method" and "depth" not in self.axes:
-                values.append((found.coordinates["method"], found.coordinates["depth"]))
+                values.append((found.method, found.depth))
             else:
                 values.append(found.coordinates.get(axis))
         return tuple(values)
@@ -131,8 +141,8 @@ class _Layout:
 
 def _layout(spec: TableSpec, found: Sequence[Observation]) -> _Layout:
     """The experiment's axes; what else varies is added to the rows, so that no two models share a place."""
-    varied = dict.fromkeys(name for one in found for name in one.varied)
-    candidates = ("dataset", "backbone", "partition", "method", *varied, "noise", "depth")
+    grid = dict.fromkeys(name for one in found for name, _ in one.grid)
+    candidates = ("dataset", "backbone", "partition", "method", *grid, "noise", "depth")
 
     def varies(axis: str) -> bool:
         return len({_key(one.coordinates.get(axis)) for one in found}) > 1
@@ -141,7 +151,7 @@ def _layout(spec: TableSpec, found: Sequence[Observation]) -> _Layout:
     if not columns and "metric" not in rows and len(spec.values) > 1 and rows:
         columns = ("metric",)
     elif not columns:
-        free = [axis for axis in ("partition", *varied, "noise", "dataset") if axis not in rows]
+        free = [axis for axis in ("partition", *grid, "noise", "dataset") if axis not in rows]
         columns = tuple([axis for axis in free if varies(axis)][:1]) or ("metric",)
     if not rows:
         rows = ("method",)
@@ -239,9 +249,9 @@ class _Builder:
         """Against the baseline under the same conditions."""
         baseline = self._experiment.table.baseline
         first = group[0]
-        if baseline is None or first.coordinates["method"] == baseline:
+        if baseline is None or first.method == baseline:
             return None
-        rivals = [one for one in self.found if one.coordinates["method"] == baseline and _alike(one, first)]
+        rivals = [one for one in self.found if one.method == baseline and _alike(one, first)]
         return compare([one.counts for one in group], [one.counts for one in rivals])
 
     def _printed(self) -> list[Printed]:
@@ -349,8 +359,8 @@ class _Builder:
 
 def _alike(baseline: Observation, one: Observation) -> bool:
     """Whether the baseline's model was trained under the same conditions, as far as it knows them."""
-    names = ["dataset", "backbone", "partition", "noise", *baseline.varied]
-    if baseline.coordinates["depth"] is not None:
+    names = ["dataset", "backbone", "partition", "noise", *dict(baseline.grid)]
+    if baseline.depth is not None:
         names.append("depth")
     here = [name for name in names if name in one.coordinates]
     return all(same(baseline.coordinates[name], one.coordinates[name]) for name in here)

@@ -18,10 +18,11 @@ import numpy as np
 from fedsolve import container
 from fedsolve.data.lock import locked
 from fedsolve.data.partitions import class_counts
-from fedsolve.experiments.cells import deal, run_cell
+from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import Cell, Experiment
 from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
 from fedsolve.experiments.sources import ExperimentRows, Source
+from fedsolve.experiments.trials import deal
 from fedsolve.threads import usable_cores
 from fedsolve.version import __version__
 
@@ -103,16 +104,17 @@ def run_experiment(
             else:
                 tick("")
                 before = time.perf_counter()
-                journal.append(_record(experiment, cell, key, rows, run_cell(cell, rows, workers, tick)))
+                journal.append(record_of(experiment, cell, key, rows, run_cell(cell, rows, workers, tick)))
                 told.ran += 1
                 pace.finish(cell, time.perf_counter() - before)
             told.seconds = time.perf_counter() - started
     return told
 
 
-def _record(
+def record_of(
     experiment: Experiment, cell: Cell, key: str, rows: ExperimentRows, outcome: dict[str, Any]
 ) -> dict[str, Any]:
+    """A finished cell as a line of cells.jsonl."""
     spec = cell.dataset
     return {
         "key": key,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,6 +20,15 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     if len(array) < 2:
         return float(array.mean()), None
     return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array)))
+
+
+def mean_error(values: Iterable[float]) -> tuple[float, float]:
+    """The same as numbers to draw: what is not a number is left out, and nan stands where there is none."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan, math.nan
+    mean, error = mean_and_error(known)
+    return mean, math.nan if error is None else error
 
 
 def compare(first: Sequence[Counts | None], second: Sequence[Counts | None]) -> float | None:

@@ -88,3 +88,14 @@ def random_rows(spec: DatasetSpec, seed: int) -> ExperimentRows:
     labels = rng.permutation(np.arange(rows) % classes)
     key = hashlib.sha256(container.canonical_json(dict(spec.random)).encode()).hexdigest()
     return ExperimentRows(rng.standard_normal((rows, width)), labels, None, None, key)
+
+
+def digits() -> ExperimentRows:
+    """scikit-learn's embedded digits by their pixels, which need neither a store nor a backbone."""
+    from fedsolve.data.datasets import load_dataset
+
+    dataset = load_dataset("digits")
+    train, test = dataset.train, dataset.test
+    assert train.features is not None
+    assert test is not None
+    return ExperimentRows(train.features, train.labels, test.features, test.labels, dataset.name)

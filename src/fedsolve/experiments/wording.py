@@ -1,37 +1,11 @@
-"""How coordinates and numbers are written for people, in Markdown and in LaTeX."""
+"""How coordinates are written for people: axes, their values, parameters."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
-METRIC_NAMES = {
-    "test": "test accuracy (%)",
-    "train": "training accuracy (%)",
-    "seconds": "seconds",
-    "exchanges": "exchanges",
-    "megabytes_up": "MB up",
-    "megabytes_down": "MB down",
-    "risk": "risk",
-    "train_csr": "training CSR",
-    "test_csr": "test CSR",
-    "train_ifs": "training IFS",
-    "test_ifs": "test IFS",
-    "train_dm": "training DM",
-    "test_dm": "test DM",
-    "deviation": "deviation",
-    "drift": "drift H",
-    "best_round": "best round (%)",
-    "tail_rounds": "last tenth of the rounds (%)",
-    "intra": "distance within classes",
-    "inter": "distance between classes",
-    "ratio": "between / within classes",
-    "selected": "share of the choices (%)",
-    "relative_seconds": "seconds, baseline = 1",
-    "worst_decile": "accuracy of the worst tenth of the clients (%)",
-    "gain_shared": "gain over the shared model (points)",
-    "gain_alone": "gain over each client alone (points)",
-}
+from fedsolve.experiments.metrics import METRICS
 
 _SIGNS = {
     "depth": "T",
@@ -63,19 +37,7 @@ _PLAIN = (
     "zero_activation",
     "refinement_activation",
 )
-_PERCENT = (
-    "test",
-    "train",
-    "worst_decile",
-    "gain_shared",
-    "gain_alone",
-    "best_round",
-    "tail_rounds",
-    "selected",
-)
 _NAMES = {"remove": "regulariser", "noise": "flipped labels", "regulariser": "regulariser"}
-_MORE_DECIMALS = 3
-_COUNTS = ("exchanges", "megabytes_up", "megabytes_down")
 
 
 def axis_name(axis: str) -> str:
@@ -91,7 +53,7 @@ def axis_label(axis: str, value: Any) -> str:
     if value is None:
         return ""
     if axis == "metric":
-        return METRIC_NAMES[value]
+        return METRICS[value].label
     if axis in _WORDS:
         return _WORDS[axis][value]
     if axis in _SHARES:
@@ -100,30 +62,26 @@ def axis_label(axis: str, value: Any) -> str:
     return told if axis in _PLAIN else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {told}"
 
 
-def number(metric: str, value: float | None, error: float | None = None, printed: bool = False) -> str:
-    """A value and its error with the digits that mean something, the same for both.
+def spoken(parameter: str) -> str:
+    """A parameter's name as an axis shows it: in words, with the papers' sign where there is one."""
+    words = parameter.replace("_", " ")
+    sign, equals, _ = axis_label(parameter, 0).partition(" = ")
+    return f"{words} {sign}" if equals and sign != words else words
 
-    An error is never rounded away: the value gets more decimals, or the error an exponent where it is tiny.
-    printed: a paper's number, which keeps the digits it has.
-    """
-    if value is None:
-        return "–"
-    if printed and metric not in (*_PERCENT, "deviation"):
-        return f"{value:g}" + ("" if error is None else f" ± {error:g}")
-    if metric == "deviation":
-        return f"{value:.2e}" + ("" if error is None else f" ± {error:.1e}")
-    if metric in _COUNTS and error is not None and error <= 1e-9 * abs(value):
-        # Traffic is the same for every seed; an error of zero would only be noise to read.
-        error = None
-    decimals = 2
-    if metric not in _PERCENT and value != 0:
-        digits = 3 if metric in (*_COUNTS, "seconds", "relative_seconds") else 4
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    if metric in _COUNTS and value == round(value):
-        decimals = 0
-    if metric not in _PERCENT and error and round(error, decimals) == 0:
-        needed = -math.floor(math.log10(error))
-        if needed > decimals + _MORE_DECIMALS:
-            return f"{value:.{decimals}f} ± {error:.0e}"
-        decimals = needed
-    return f"{value:.{decimals}f}" + ("" if error is None else f" ± {error:.{decimals}f}")
+
+def tell(parameter: str, value: Any) -> str:
+    """A parameter's value as people write it, without its name."""
+    label = axis_label(parameter, value)
+    return label.partition(" = ")[2] or label
+
+
+def counted(count: int, noun: str) -> str:
+    """The number with its noun: "1 block", "2 blocks"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listed(words: Sequence[str], most: int | None = None) -> str:
+    """The words as part of a sentence; beyond `most` only how many more there are."""
+    if most is not None and len(words) > most + 1:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -28,6 +28,7 @@ from fedsolve.federation.participant import (
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
+from fedsolve.owners import owned_rows
 from fedsolve.schema import Schema
 from fedsolve.threads import blas_threads, usable_cores
 
@@ -121,13 +122,10 @@ class LocalFederation:
                 f"owners must lie between 0 and {count - 1}; got {owners.min()} to {owners.max()}. "
                 "Raise clients= or fix the partition."
             )
-        order = np.argsort(owners, kind="stable")
-        bounds = np.searchsorted(owners[order], np.arange(count + 1))
         digits = len(str(count - 1))
         folder = None if scratch is None else Path(scratch)
         participants = []
-        for client in range(count):
-            rows = order[bounds[client] : bounds[client + 1]]
+        for client, rows in enumerate(owned_rows(owners, count)):
             data = ClientData(features, labels, rows, weights, checked=True, schema=schema)
             share = memory_budget * len(rows) // len(features)
             name = f"client-{client:0{digits}d}"

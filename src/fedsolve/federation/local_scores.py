@@ -15,6 +15,7 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
+from fedsolve.owners import owned_rows
 
 _ROWS = 16384
 
@@ -144,7 +145,6 @@ def client_rows(
 ) -> list[ClientData]:
     """The rows of each client, as views into `features`; `rows`: which of them, all when None."""
     chosen = np.arange(len(owners)) if rows is None else np.flatnonzero(rows)
-    order = chosen[np.argsort(owners[chosen], kind="stable")]
-    bounds = np.searchsorted(owners[order], np.arange(clients + 1))
     labels = np.asarray(labels)
-    return [ClientData(features, labels, part, checked=True) for part in np.split(order, bounds[1:-1])]
+    parts = owned_rows(owners[chosen], clients)
+    return [ClientData(features, labels, chosen[part], checked=True) for part in parts]

@@ -19,6 +19,7 @@ from fedsolve.federation.engine import Federation, KeepsStates, Spec
 from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
+from fedsolve.parameters import check
 
 M = TypeVar("M", bound=Model)
 
@@ -220,7 +221,7 @@ class Laws:
 
 
 class Method(ABC, Generic[M]):
-    """Frozen parameters of a method; subclasses are frozen dataclasses.
+    """Frozen parameters of a method; subclasses are frozen dataclasses, their fields made by `parameter`.
 
     key:     under which name others find the method; `register` gives it, or it is the class's address.
     gathers: whether the server needs each client's answer by itself, not only their sum.
@@ -241,6 +242,10 @@ class Method(ABC, Generic[M]):
     def trial(cls) -> Self:
         """A small instance, for checks and examples: seconds, not minutes."""
         return cls()
+
+    def __post_init__(self) -> None:
+        """Check each parameter by itself; a method adds the rules that join several."""
+        check(self)
 
     @abstractmethod
     def start(self, spec: Spec) -> Run[M]:

@@ -35,7 +35,7 @@ TOP, LEFT, MIRRORED = range(3)
 """What a move says of a row: where the window begins in the image with its margin, whether it is mirrored."""
 
 
-class Images:
+class ImageInputs:
     """Rows as a network takes them, augmented where moves are given.
 
     network, features, shape, precision: of the method. mean, deviation: of the channels; None leaves pixels
@@ -85,9 +85,9 @@ class Images:
         return inputs if self._taken == self._image else inputs.flatten(1)
 
 
-def images_of(method: GradientMethod, features: int, device: torch.device | str = "cpu") -> Images:
+def images_of(method: GradientMethod, features: int, device: torch.device | str = "cpu") -> ImageInputs:
     """How clients of this method read their rows; refused where rows are no images and should be."""
-    return Images(
+    return ImageInputs(
         method.network,
         features,
         method.image_shape,
@@ -129,7 +129,7 @@ def draw_moves(method: GradientMethod, count: int, round_: int, client: str) -> 
 
 
 def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
-    """Images (rows, C, H, W), each cut out of its margin and mirrored as its move (rows, 3) says."""
+    """ImageInputs (rows, C, H, W), each cut out of its margin and mirrored as its move (rows, 3) says."""
     import torch
     import torch.nn.functional as F
 
@@ -150,8 +150,6 @@ def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
 
 def check_parameters(method: GradientMethod) -> None:
     """Refuse parameters of images that mean nothing, whatever the images."""
-    if not 0 <= method.flip <= 1:
-        raise DataError(f"flip is a chance and lies in [0, 1]; got {method.flip!r}.")
     if (method.pixel_mean is None) != (method.pixel_deviation is None):
         raise DataError(
             "pixel_mean and pixel_deviation go together; got "

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import FedProx
@@ -29,6 +28,7 @@ from fedsolve.gradient.personalised import (
     kept,
     train_alone,
 )
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 OWN = "personal"
@@ -47,27 +47,20 @@ STATISTICS = "personal_buffer"
 )
 @dataclass(frozen=True, kw_only=True)
 class Ditto(PersonalMethod):
-    """Parameters of Ditto.
-
-    personal_pull:   strength of the pull of a client's own model towards the global one (lambda).
-    personal_rate:   learning rate of a client's own model; `rate`, with its decay, when None.
-    personal_epochs: its local passes a round; `epochs` when None.
-    """
+    """Parameters of Ditto; personal_pull is lambda of the paper."""
 
     key: ClassVar[str] = "ditto"
     keeps_state: ClassVar[bool] = True
 
-    personal_pull: float = 1.0
-    personal_rate: float | None = None
-    personal_epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(personal_pull=self.personal_pull)
-        if self.personal_rate is not None:
-            check_not_negative(personal_rate=self.personal_rate)
-        if self.personal_epochs is not None:
-            check_whole(1, personal_epochs=self.personal_epochs)
+    personal_pull: float = parameter(
+        1.0, "Strength of the pull of a client's own model towards the global one (lambda).", least=0
+    )
+    personal_rate: float | None = parameter(
+        None, "Learning rate of a client's own model.", least=0, none="as --rate, with its decay"
+    )
+    personal_epochs: int | None = parameter(
+        None, "Local passes a round of a client's own model.", least=1, none="as --epochs"
+    )
 
     @property
     def part(self) -> FedProx:

@@ -14,13 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedsolve.checks import check_not_negative
-from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
 from fedsolve.gradient.fedprox import pull
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 
@@ -36,26 +35,20 @@ from fedsolve.registry import Info, register
 )
 @dataclass(frozen=True, kw_only=True)
 class FedACG(GradientMethod):
-    """Parameters of FedACG.
-
-    lookahead: share of the newest step that is taken in advance (lambda), at least 0 and below 1.
-    proximal:  strength of the pull (beta) with the factor 1/2; the authors' code has 0.001 without it.
-    weighting: uniform as in the authors' code; "size" is offered too.
-    """
+    """Parameters of FedACG; the authors' code has a pull of 0.001 without the factor 1/2."""
 
     key: ClassVar[str] = "fedacg"
 
-    weighting: Literal["size", "uniform"] = "uniform"
-    lookahead: float = 0.85
-    proximal: float = 0.002
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(lookahead=self.lookahead, proximal=self.proximal)
-        if self.lookahead >= 1:
-            raise DataError(
-                f"lookahead must lie in [0, 1); got {self.lookahead!r}. From 1 on the momentum never fades."
-            )
+    weighting: Literal["size", "uniform"] = parameter(
+        "uniform", "Whether clients count by their rows or all alike, as in the authors' code."
+    )
+    lookahead: float = parameter(
+        0.85,
+        "Share of the newest step that is taken in advance (lambda); at 1 the momentum would never fade.",
+        least=0,
+        below=1,
+    )
+    proximal: float = parameter(0.002, "Strength of the pull (beta) with the factor 1/2.", least=0)
 
     def edit(self, step: Step) -> None:
         pull(step, self.proximal)

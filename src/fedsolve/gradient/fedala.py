@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.container import Array
-from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, own_buffers, weights_of
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -58,28 +57,23 @@ PASSES = 200
 )
 @dataclass(frozen=True, kw_only=True)
 class FedALA(PersonalMethod):
-    """Parameters of FedALA.
-
-    merge_rate:      learning rate of the mixture (eta); 0 keeps the global model.
-    merge_share:     share of a client's rows that it is learnt on (s).
-    merge_tensors:   how many of the last weight tensors are mixed: 2 are the head's weight and bias; 0 none.
-    merge_threshold: standard deviation of the losses below which the first mixture has settled.
-    """
+    """Parameters of FedALA."""
 
     key: ClassVar[str] = "fedala"
     keeps_state: ClassVar[bool] = True
 
-    merge_rate: float = 1.0
-    merge_share: float = 0.8
-    merge_tensors: int = 2
-    merge_threshold: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(merge_rate=self.merge_rate, merge_threshold=self.merge_threshold)
-        check_whole(0, merge_tensors=self.merge_tensors)
-        if not 0 < self.merge_share <= 1:
-            raise DataError(f"merge_share must lie in (0, 1]; got {self.merge_share!r}.")
+    merge_rate: float = parameter(
+        1.0, "Learning rate of the mixture (eta); 0 keeps the global model.", least=0
+    )
+    merge_share: float = parameter(
+        0.8, "Share of a client's rows that the mixture is learnt on (s).", above=0, most=1
+    )
+    merge_tensors: int = parameter(
+        2, "How many of the last weight tensors are mixed: 2 are the head's weight and bias, 0 none.", least=0
+    )
+    merge_threshold: float = parameter(
+        0.1, "Standard deviation of the losses below which the first mixture has settled.", least=0
+    )
 
     @property
     def stateful(self) -> bool:

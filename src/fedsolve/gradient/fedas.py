@@ -31,8 +31,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
-from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
@@ -51,6 +49,7 @@ from fedsolve.gradient.personalised import (
 )
 from fedsolve.gradient.prototypes import check_stays, class_means, head_names
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -73,27 +72,20 @@ LEAST = 1e-30
 )
 @dataclass(frozen=True, kw_only=True)
 class FedAS(PersonalMethod):
-    """Parameters of FedAS.
-
-    alignment_epochs: passes over the rows before training that fit the base to the prototypes; 0 is none.
-    alignment_rate:   learning rate of these passes, plain SGD.
-    fisher:           clients count by their Fisher traces; otherwise by `weighting`.
-    """
+    """Parameters of FedAS."""
 
     key: ClassVar[str] = "fedas"
     keeps_state: ClassVar[bool] = True
     shares_a_predictor: ClassVar[bool] = False
 
-    alignment_epochs: int = 1
-    alignment_rate: float = 0.01
-    fisher: bool = True
+    alignment_epochs: int = parameter(
+        1, "Passes over the rows before training that fit the base to the prototypes; 0 is none.", least=0
+    )
+    alignment_rate: float = parameter(0.01, "Learning rate of these passes, plain SGD.", least=0)
+    fisher: bool = parameter(True, "Clients count by their Fisher traces; otherwise by --weighting.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(0, alignment_epochs=self.alignment_epochs)
-        check_not_negative(alignment_rate=self.alignment_rate)
-        if not isinstance(self.fisher, bool):
-            raise DataError(f"fisher must be true or false; got {self.fisher!r}.")
         check_stays("FedAS", "classifier", self)
 
     @property

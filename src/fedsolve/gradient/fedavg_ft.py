@@ -10,31 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import FedProx
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, train_alone
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(PersonalMethod):
-    """Fine-tuning after any run.
+    """Fine-tuning after any run."""
 
-    fine_epochs: passes over a client's rows after the run; 0 leaves the global model as it is.
-    fine_rate:   learning rate of those; the rate that the next round would have when None.
-    """
-
-    fine_epochs: int = 1
-    fine_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole(0, fine_epochs=self.fine_epochs)
-        if self.fine_rate is not None:
-            check_not_negative(fine_rate=self.fine_rate)
+    fine_epochs: int = parameter(
+        1, "Passes over a client's rows after the run; 0 leaves the global model as it is.", least=0
+    )
+    fine_rate: float | None = parameter(
+        None, "Learning rate of these passes.", least=0, none="that of the round after the last"
+    )
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         tuned = train_alone(self, model, data, state, epochs=self.fine_epochs, rate=self.fine_rate)
@@ -53,11 +47,7 @@ class FineTuning(PersonalMethod):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedAvgFT(FineTuning):
-    """Parameters of FedAvg-FT.
-
-    fine_epochs: passes over a client's rows after the run; 0 leaves the global model as it is.
-    fine_rate:   learning rate of those; the rate that the next round would have when None.
-    """
+    """Parameters of FedAvg-FT."""
 
     key: ClassVar[str] = "fedavg-ft"
 
@@ -74,11 +64,10 @@ class FedAvgFT(FineTuning):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedProxFT(FineTuning, FedProx):
-    """Parameters of FedProx-FT.
-
-    proximal:    strength of the pull towards the weights received, and after the run to the final ones.
-    fine_epochs: passes over a client's rows after the run; 0 leaves the global model as it is.
-    fine_rate:   learning rate of those; the rate that the next round would have when None.
-    """
+    """Parameters of FedProx-FT."""
 
     key: ClassVar[str] = "fedprox-ft"
+
+    proximal: float = parameter(
+        0.001, "Strength of the pull towards the weights received, and after the run to the final ones."
+    )

@@ -17,11 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedsolve.checks import check_choice, check_not_negative
-from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.server_state import ServerState, Weights
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 
@@ -37,26 +36,19 @@ from fedsolve.registry import Info, register
 )
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(GradientMethod):
-    """Parameters of FedAvgM.
-
-    server_momentum: beta, at least 0 and below 1; 0 is FedAvg.
-    server_form:     "classic", "nesterov" or "damped".
-    """
+    """Parameters of FedAvgM."""
 
     key: ClassVar[str] = "fedavgm"
 
-    server_momentum: float = 0.9
-    server_form: Literal["classic", "nesterov", "damped"] = "classic"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(server_momentum=self.server_momentum)
-        if self.server_momentum >= 1:
-            raise DataError(
-                f"server_momentum must lie in [0, 1); got {self.server_momentum!r}. From 1 on the velocity "
-                "never fades."
-            )
-        check_choice("server_form", self.server_form, ("classic", "nesterov", "damped"))
+    server_momentum: float = parameter(
+        0.9,
+        "Momentum of the server (beta); 0 is FedAvg, and at 1 the velocity would never fade.",
+        least=0,
+        below=1,
+    )
+    server_form: Literal["classic", "nesterov", "damped"] = parameter(
+        "classic", "Momentum as in the paper (classic), Nesterov's, or with steps damped by 1 - beta."
+    )
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         beta = self.server_momentum

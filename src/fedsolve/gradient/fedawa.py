@@ -21,13 +21,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_choice, check_not_negative, check_whole
 from fedsolve.container import Array, with_prefix
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.server_state import ServerState, Weights
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 BETAS = (0.5, 0.999)
@@ -46,25 +46,16 @@ EPSILON = 1e-8
 )
 @dataclass(frozen=True, kw_only=True)
 class FedAWA(GradientMethod):
-    """Parameters of FedAWA.
-
-    server_rate:  learning rate of the aggregation weights.
-    server_steps: steps on them in every round.
-    server_start: "log" begins with the shares of FedAvg, "raw" with nearly equal ones.
-    """
+    """Parameters of FedAWA."""
 
     key: ClassVar[str] = "fedawa"
     gathers: ClassVar[bool] = True
 
-    server_rate: float = 0.001
-    server_steps: int = 1
-    server_start: Literal["log", "raw"] = "log"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(server_rate=self.server_rate)
-        check_whole(0, server_steps=self.server_steps)
-        check_choice("server_start", self.server_start, ("log", "raw"))
+    server_rate: float = parameter(0.001, "Learning rate of the aggregation weights.", least=0)
+    server_steps: int = parameter(1, "Steps on the aggregation weights in every round.", least=0)
+    server_start: Literal["log", "raw"] = parameter(
+        "log", "Begin with the shares of FedAvg (log) or with nearly equal ones (raw)."
+    )
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         apart = [name for name in term.arrays if name.startswith(("w.", "b."))]

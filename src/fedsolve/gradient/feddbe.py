@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
@@ -43,6 +42,7 @@ from fedsolve.gradient.personalised import PersonalMethod, own_buffers
 from fedsolve.gradient.prototypes import head_width
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -65,26 +65,25 @@ _ROWS = 2048
 class FedDBE(PersonalMethod):
     """Parameters of FedDBE.
 
-    consistency:   strength of the pull of mean features to the common mean (kappa of the paper). The authors'
-                   example, batches of 10, has 50; at rate 0.05 that overwhelms the cross-entropy.
-    mean_momentum: share of the newest batch in a client's mean feature; 1 is that batch alone.
-    shift_rate:    learning rate of a client's shift, decaying like `rate`; None is `rate`, 0 has no shift.
+    The authors' example, batches of 10, has a consistency of 50; at rate 0.05 that overwhelms the
+    cross-entropy.
     """
 
     key: ClassVar[str] = "feddbe"
     keeps_state: ClassVar[bool] = True
 
-    consistency: float = 1.0
-    mean_momentum: float = 1.0
-    shift_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(consistency=self.consistency)
-        if self.shift_rate is not None:
-            check_not_negative(shift_rate=self.shift_rate)
-        if not 0 < self.mean_momentum <= 1:
-            raise DataError(f"mean_momentum must lie in (0, 1]; got {self.mean_momentum!r}.")
+    consistency: float = parameter(
+        1.0, "Strength of the pull of mean features to the common mean (kappa of the paper).", least=0
+    )
+    mean_momentum: float = parameter(
+        1.0, "Share of the newest batch in a client's mean feature; 1 is that batch alone.", above=0, most=1
+    )
+    shift_rate: float | None = parameter(
+        None,
+        "Learning rate of a client's shift, decaying like --rate; 0 has no shift.",
+        least=0,
+        none="as --rate",
+    )
 
     @property
     def stateful(self) -> bool:

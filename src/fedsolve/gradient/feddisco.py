@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative
 from fedsolve.container import Array
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import opening_classes
@@ -33,6 +32,7 @@ from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import borrowed
 from fedsolve.gradient.server_state import ServerState
 from fedsolve.labels import encode_labels
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 KIND = "feddisco"
@@ -50,20 +50,12 @@ KIND = "feddisco"
 )
 @dataclass(frozen=True, kw_only=True)
 class FedDisco(GradientMethod):
-    """Parameters of FedDisco.
-
-    discrepancy: how much unbalanced labels cost a client (a of the paper).
-    offset:      what every client is given (b of the paper).
-    """
+    """Parameters of FedDisco."""
 
     key: ClassVar[str] = "feddisco"
 
-    discrepancy: float = 0.5
-    offset: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(discrepancy=self.discrepancy, offset=self.offset)
+    discrepancy: float = parameter(0.5, "How much unbalanced labels cost a client (a of the paper).", least=0)
+    offset: float = parameter(0.1, "What every client is given (b of the paper).", least=0)
 
     @property
     def _plain(self) -> bool:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedsolve.checks import check_not_negative
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Total
 from fedsolve.federation.method import Laws
@@ -28,6 +27,7 @@ from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(GradientMethod):
-    """Parameters of FedDyn.
-
-    dynamic:   alpha, above 0: the server divides by it.
-    weighting: only "uniform"; h is the mean of the duals for no other.
-    """
+    """Parameters of FedDyn; h is the mean of the duals for no weighting but "uniform"."""
 
     key: ClassVar[str] = "feddyn"
     laws: ClassVar[Laws] = Laws(
@@ -59,16 +55,13 @@ class FedDyn(GradientMethod):
     keeps_state: ClassVar[bool] = True
     reported: ClassVar[str] = "aggregated"
 
-    weighting: Literal["size", "uniform"] = "uniform"
-    dynamic: float = 0.1
+    weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
+    dynamic: float = parameter(
+        0.1, "Strength of the regularisation (alpha); the server divides by it.", above=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(dynamic=self.dynamic)
-        if self.dynamic == 0:
-            raise DataError(
-                "dynamic must be above 0: the server divides by it, and there is no limit at 0. Use FedAvg."
-            )
         check_uniform("FedDyn", self.weighting)
 
     def prepare(self, group: ClientGroup) -> None:

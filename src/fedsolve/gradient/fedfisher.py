@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
 from fedsolve.gradient.server_state import ServerState, Weights
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ class _Fisher(GradientMethod):
     epochs: int = 30
     rate: float = 0.01
     momentum: float = 0.9
-    draws: int = 0
-    floor: float = 1e-6
+    draws: int = parameter(
+        0,
+        "Labels drawn from the prediction for every row; 0 takes all classes with their probability.",
+        least=0,
+    )
+    floor: float = parameter(1e-6, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_single_round(self)
-        check_whole(0, draws=self.draws)
-        check_not_negative(floor=self.floor)
 
     def labels(self, group: ClientGroup, client: int) -> kfac.Losses:
         return kfac.predicted_labels(self.draws, group.generator(client, "fisher"))
@@ -72,13 +74,11 @@ class _Fisher(GradientMethod):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedFisher(_Fisher):
-    """Parameters of FedFisher with the diagonal of the Fisher information.
-
-    draws: labels drawn from the prediction for every row; 0 takes all classes with their probability.
-    floor: Fisher information below which a weight is the mean's.
-    """
+    """Parameters of FedFisher with the diagonal of the Fisher information."""
 
     key: ClassVar[str] = "fedfisher"
+
+    floor: float = parameter(1e-6, "Fisher information below which a weight is the mean's.")
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         network = group.whole(client)
@@ -117,15 +117,16 @@ class FedFisher(_Fisher):
 )
 @dataclass(frozen=True, kw_only=True)
 class FedFisherKFAC(_Fisher):
-    """Parameters of FedFisher with Kronecker factors of the Fisher information.
-
-    draws: labels drawn from the prediction for every row; 0 takes all classes with their probability.
-    floor: strength of the pull towards the mean. Deeper networks need more of it than the default, which
-           only settles what has no curvature.
-    """
+    """Parameters of FedFisher with Kronecker factors of the Fisher information."""
 
     key: ClassVar[str] = "fedfisher-kfac"
     gathers: ClassVar[bool] = True
+
+    floor: float = parameter(
+        1e-6,
+        "Strength of the pull towards the mean. Deeper networks need more of it than the default, which only "
+        "settles what has no curvature.",
+    )
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         contribute_curvature(group, client, term, self.labels(group, client), damping=0.0)

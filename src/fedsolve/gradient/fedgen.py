@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
@@ -40,6 +39,7 @@ from fedsolve.gradient.optimisers import Optimiser
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.gradient.streams import stream
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -64,29 +64,23 @@ WEIGHT_DECAY = 1e-2
 )
 @dataclass(frozen=True, kw_only=True)
 class FedGen(GradientMethod):
-    """Parameters of FedGen.
-
-    teaching: weight of the classifier's loss on generated features (alpha of the paper), decaying.
-    latent:   weight of the pull towards the classifier's answer to generated features (beta), decaying.
-    generator_steps, generator_rate: steps of the generator's Adam after every round, and its rate.
-    noise_width, generator_width: of the generator's noise and of its hidden layer.
-    """
+    """Parameters of FedGen."""
 
     key: ClassVar[str] = "fedgen"
     gathers: ClassVar[bool] = True
 
-    teaching: float = 10.0
-    latent: float = 10.0
-    generator_steps: int = 50
-    generator_rate: float = 3e-4
-    noise_width: int = 32
-    generator_width: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(teaching=self.teaching, latent=self.latent, generator_rate=self.generator_rate)
-        check_whole(0, generator_steps=self.generator_steps)
-        check_whole(1, noise_width=self.noise_width, generator_width=self.generator_width)
+    teaching: float = parameter(
+        10.0, "Weight of the classifier's loss on generated features (alpha of the paper), decaying.", least=0
+    )
+    latent: float = parameter(
+        10.0,
+        "Weight of the pull towards the classifier's answer to generated features (beta), decaying.",
+        least=0,
+    )
+    generator_steps: int = parameter(50, "Steps of Adam on the generator after every round.", least=0)
+    generator_rate: float = parameter(3e-4, "Learning rate of the generator.", least=0)
+    noise_width: int = parameter(32, "Numbers of noise the generator starts from.", least=1)
+    generator_width: int = parameter(256, "Width of the generator's hidden layer.", least=1)
 
     @property
     def _plain(self) -> bool:

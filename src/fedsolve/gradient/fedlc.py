@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedsolve.checks import check_choice, check_not_negative
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -40,21 +40,14 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True)
 class FedLC(GradientMethod):
-    """Parameters of FedLC.
-
-    calibration:      strength of the margin (tau of the paper).
-    calibration_form: "softmax", or "paper": without the true class in the denominator.
-    """
+    """Parameters of FedLC."""
 
     key: ClassVar[str] = "fedlc"
 
-    calibration: float = 1.0
-    calibration_form: Literal["softmax", "paper"] = "softmax"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(calibration=self.calibration)
-        check_choice("calibration_form", self.calibration_form, ("softmax", "paper"))
+    calibration: float = parameter(1.0, "Strength of the margin (tau of the paper).", least=0)
+    calibration_form: Literal["softmax", "paper"] = parameter(
+        "softmax", "softmax, or paper: without the true class in the denominator."
+    )
 
     def prepare(self, group: ClientGroup) -> None:
         import torch

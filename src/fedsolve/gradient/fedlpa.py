@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsolve.checks import check_not_negative
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
 from fedsolve.gradient.server_state import ServerState, Weights
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 
@@ -40,10 +40,7 @@ from fedsolve.registry import Info, register
 )
 @dataclass(frozen=True, kw_only=True)
 class FedLPA(GradientMethod):
-    """Parameters of FedLPA.
-
-    damping: added to the diagonal of both factors, as the authors' code forms them.
-    """
+    """Parameters of FedLPA."""
 
     key: ClassVar[str] = "fedlpa"
     gathers: ClassVar[bool] = True
@@ -52,12 +49,11 @@ class FedLPA(GradientMethod):
     epochs: int = 10
     rate: float = 0.01
     momentum: float = 0.9
-    damping: float = 0.0316
+    damping: float = parameter(0.0316, "Added to the diagonal of both factors.", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_single_round(self)
-        check_not_negative(damping=self.damping)
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         contribute_curvature(group, client, term, kfac.true_labels, self.damping)

@@ -12,11 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedsolve.checks import check_not_negative
-from fedsolve.errors import DataError
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -35,22 +34,12 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True)
 class FedNTD(GradientMethod):
-    """Parameters of FedNTD.
-
-    distillation: strength of the term (beta of the paper).
-    temperature:  T; logits are divided by it (tau of the paper).
-    """
+    """Parameters of FedNTD."""
 
     key: ClassVar[str] = "fedntd"
 
-    distillation: float = 1.0
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(distillation=self.distillation, temperature=self.temperature)
-        if self.temperature == 0:
-            raise DataError("temperature divides the logits and must be above 0; got 0.")
+    distillation: float = parameter(1.0, "Strength of the distillation (beta of the paper).", least=0)
+    temperature: float = parameter(1.0, "What logits are divided by (tau of the paper).", above=0)
 
     def prepare(self, group: ClientGroup) -> None:
         if self.distillation != 0:

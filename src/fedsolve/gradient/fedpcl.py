@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
@@ -42,6 +41,7 @@ from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, buf
 from fedsolve.gradient.prototypes import check_stays, class_means, head_names
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -64,29 +64,22 @@ FAR = 100.0
 )
 @dataclass(frozen=True, kw_only=True)
 class FedPCL(PersonalMethod):
-    """Parameters of FedPCL; optimiser, rate, weight decay and batch begin as in the paper.
-
-    network:     its hidden layers are the projection; "linear" has none.
-    temperature: T; similarities are divided by it.
-    """
+    """Parameters of FedPCL; optimiser, rate, weight decay and batch begin as in the paper."""
 
     key: ClassVar[str] = "fedpcl"
     keeps_state: ClassVar[bool] = True
     shares_a_predictor: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
 
-    network: str = "mlp:256"
+    network: str = parameter("mlp:256", "Its hidden layers are the projection; linear has none.")
     batch: int = 32
     rate: float = 0.001
     optimiser: Literal["sgd", "adam"] = "adam"
     weight_decay: float = 1e-4
-    temperature: float = 0.07
+    temperature: float = parameter(0.07, "What similarities are divided by.", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(temperature=self.temperature)
-        if self.temperature == 0:
-            raise DataError("temperature divides the similarities and must be above 0; got 0.")
         if self.network == "linear":
             raise _without_projection(self.network)
         check_stays("FedPCL", "network", self)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsolve.checks import check_not_negative
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 
@@ -30,18 +30,13 @@ from fedsolve.registry import Info, register
 )
 @dataclass(frozen=True, kw_only=True)
 class FedProx(GradientMethod):
-    """Parameters of FedProx.
-
-    proximal: strength of the pull (mu of the paper, whose term has the factor 1/2).
-    """
+    """Parameters of FedProx."""
 
     key: ClassVar[str] = "fedprox"
 
-    proximal: float = 0.001
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(proximal=self.proximal)
+    proximal: float = parameter(
+        0.001, "Strength of the pull (mu of the paper, whose term has the factor 1/2).", least=0
+    )
 
     def edit(self, step: Step) -> None:
         pull(step, self.proximal)

@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedsolve.checks import check_choice, check_not_negative
-from fedsolve.errors import DataError
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -37,23 +36,16 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True)
 class FedRS(GradientMethod):
-    """Parameters of FedRS.
-
-    restraint:      scale of a missing class's logit, from 0 (it learns nothing) to 1 (alpha of the paper).
-    restraint_mode: "binary" scales missing classes alone, "soft" all by their rows.
-    """
+    """Parameters of FedRS."""
 
     key: ClassVar[str] = "fedrs"
 
-    restraint: float = 0.5
-    restraint_mode: Literal["binary", "soft"] = "binary"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(restraint=self.restraint)
-        if self.restraint > 1:
-            raise DataError(f"restraint must lie between 0 and 1; got {self.restraint!r}.")
-        check_choice("restraint_mode", self.restraint_mode, ("binary", "soft"))
+    restraint: float = parameter(
+        0.5, "Scale of a missing class's logit (alpha of the paper); at 0 it learns nothing.", least=0, most=1
+    )
+    restraint_mode: Literal["binary", "soft"] = parameter(
+        "binary", "binary scales missing classes alone, soft all by their rows."
+    )
 
     def prepare(self, group: ClientGroup) -> None:
         if self.restraint == 1:

@@ -27,7 +27,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
@@ -38,6 +37,7 @@ from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, arrays_of, train_alone
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 OWN = "own"
@@ -59,30 +59,28 @@ PARTS = "parts"
 )
 @dataclass(frozen=True, kw_only=True)
 class FedSelect(PersonalMethod):
-    """Parameters of FedSelect.
-
-    select_share:  share of a tensor's shared entries that a selection makes the client's own; 0 never.
-    select_target: share of a tensor above which no more are made its own; a selection may overshoot it.
-    select_every:  rounds of a client between two selections.
-    """
+    """Parameters of FedSelect."""
 
     key: ClassVar[str] = "fedselect"
     keeps_state: ClassVar[bool] = True
 
     weighting: Literal["size", "uniform"] = "uniform"
-    select_share: float = 0.25
-    select_target: float = 0.8
-    select_every: int = 3
+    select_share: float = parameter(
+        0.25,
+        "Share of a tensor's shared entries that a selection makes the client's own; 0 never.",
+        least=0,
+        most=1,
+    )
+    select_target: float = parameter(
+        0.8,
+        "Share of a tensor above which no more are made its own; a selection may overshoot it.",
+        least=0,
+        most=1,
+    )
+    select_every: int = parameter(3, "Rounds of a client between two selections.", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(select_share=self.select_share, select_target=self.select_target)
-        check_whole(1, select_every=self.select_every)
-        if self.select_share > 1 or self.select_target > 1:
-            raise DataError(
-                "select_share and select_target are shares of entries and lie in [0, 1]; got "
-                f"{self.select_share!r} and {self.select_target!r}."
-            )
         if self.momentum != 0 or self.weight_decay != 0 or self.optimiser != "sgd":
             raise DataError(
                 f"FedSelect moves masked entries by plain SGD; got optimiser {self.optimiser!r}, momentum "

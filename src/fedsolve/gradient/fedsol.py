@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedsolve.checks import check_not_negative
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -48,20 +48,12 @@ LEAST = 1e-6
 )
 @dataclass(frozen=True, kw_only=True)
 class FedSOL(GradientMethod):
-    """Parameters of FedSOL.
-
-    radius:   length of the perturbation (rho of the paper).
-    adaptive: whether each weight's part grows with its distance from the one received.
-    """
+    """Parameters of FedSOL."""
 
     key: ClassVar[str] = "fedsol"
 
-    radius: float = 1.0
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(radius=self.radius)
+    radius: float = parameter(1.0, "Length of the perturbation (rho of the paper).", least=0)
+    adaptive: bool = parameter(True, "Let each weight's part grow with its distance from the one received.")
 
     def prepare(self, group: ClientGroup) -> None:
         if self.radius != 0:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from fedsolve.checks import check_choice, check_not_negative, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
@@ -26,32 +25,22 @@ from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FEEDBACK = "Feedback alignment"
+IMAGES = "Images: how they are cut, mirrored and normalised"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMethod(Method[GradientModel]):
     """Parameters of every gradient method.
 
-    network:       "linear" or "mlp:256" on features; "cnn", "mobilenet_v2", "resnet18", "resnet50" on images;
-                   "package.module:function" or a torch module of your own.
-    rounds, participation: exchanges, and the share of the clients asked in each.
-    epochs, batch, last_batch: local passes a round, rows a step, whether a short last batch is kept.
-    rate, rate_decay: learning rate, and its factor from round to round.
-    optimiser, momentum, weight_decay, clip: local optimiser; clip is the largest gradient norm.
-    weighting:     clients count by their rows ("size") or all alike ("uniform").
-    buffers:       running statistics of BatchNorm are averaged, or stay with each client ("local").
-    feedback:      FLFA: None, "lowest", "highest" or "skewness" (how the layer is chosen), or layer names
-                   joined by commas. The other feedback_ parameters shape it; see `feedback` and `alignment`.
-    track:         "drift" measures how far clients move apart, at the cost of more traffic.
-    shape:         of an image, "channels,height,width"; inferred for common sizes.
-    crop, flip:    training images are cut at random from a black margin of `crop` pixels, and mirrored with
-                   chance `flip`.
-    pixel_mean, pixel_deviation: of each channel, 0 black to 1 white, such as "0.49,0.48,0.45": what images
-                   are normalised by, in training and by the model; without them pixels lie in [-1, 1].
-    precision, device, seed: float32 or float64, a torch device, and the seed of all random streams.
+    `network` may also be a torch module of your own. Optimisers begin afresh in every round. The first layer
+    is a candidate for feedback where `feedback_first` says so, as in the paper's rule, although nothing
+    changes there; a `feedback_sketch` is what the choice is made from. See `feedback` and `alignment`.
     """
 
     laws: ClassVar[Laws] = Laws(partition=None)
@@ -62,59 +51,79 @@ class GradientMethod(Method[GradientModel]):
     keeps_state: ClassVar[bool] = False
     """Whether clients keep something from exchange to exchange."""
 
-    network: str = "linear"
-    rounds: int = 100
-    participation: float = 1.0
-    epochs: int = 1
-    batch: int = 64
-    last_batch: Literal["keep", "drop"] = "keep"
-    rate: float = 0.05
-    rate_decay: float = 1.0
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    weighting: Literal["size", "uniform"] = "size"
-    buffers: Literal["average", "local"] = "average"
-    feedback: str | None = None
-    feedback_layers: int = 1
-    feedback_matrix: Literal["global", "random"] = "global"
-    feedback_scaling: Literal["layer", "row", "none"] = "layer"
-    feedback_route: Literal["layer", "direct"] = "layer"
-    feedback_first: bool = False
-    feedback_sketch: int = 2048
-    track: Literal["drift"] | None = None
-    shape: str | None = None
-    crop: int = 0
-    flip: float = 0.0
-    pixel_mean: str | None = None
-    pixel_deviation: str | None = None
-    precision: Literal["float32", "float64"] = "float32"
-    device: str = "cpu"
-    seed: int = 0
+    network: str = parameter(
+        "linear",
+        "On features: linear, mlp:256, mlp:512,128. On images: cnn, mobilenet_v2, resnet18, resnet50, with "
+        "GroupNorm resnet18:gn. Your own: package.module:function.",
+        metavar="NAME",
+    )
+    rounds: int = parameter(100, "Times that weights travel.", least=1)
+    participation: float = parameter(1.0, "Share of clients asked per round.", above=0, most=1)
+    epochs: int = parameter(1, "Local passes over the rows in a round.", least=1)
+    batch: int = parameter(64, "Rows of a local step.", least=1)
+    last_batch: Literal["keep", "drop"] = parameter("keep", "Rows that do not fill a batch.")
+    rate: float = parameter(0.05, "Learning rate.", least=0)
+    rate_decay: float = parameter(1.0, "Factor on the rate from round to round.", least=0)
+    optimiser: Literal["sgd", "adam"] = parameter("sgd", "Local optimiser, afresh in every round.")
+    momentum: float = parameter(0.0, "Momentum of the local SGD.", least=0)
+    weight_decay: float = parameter(0.0, "Local weight decay.", least=0)
+    clip: float | None = parameter(None, "Largest norm of a local gradient.", above=0)
+    weighting: Literal["size", "uniform"] = parameter("size", "Clients count by their rows or all alike.")
+    buffers: Literal["average", "local"] = parameter("average", "Running statistics of BatchNorm.")
+    feedback: str | None = parameter(
+        None,
+        "Replace backward weights by the global ones, in the layers where clients agree least (lowest), most "
+        "(highest), as the distribution suggests (skewness), or in named ones (features.3,classifier).",
+        also="--feedback-alignment",
+        metavar="HOW|LAYERS",
+        group=FEEDBACK,
+    )
+    feedback_layers: int = parameter(1, "How many layers are chosen.", least=1, group=FEEDBACK)
+    feedback_matrix: Literal["global", "random"] = parameter(
+        "global", "Backward weights; random is an ablation.", group=FEEDBACK
+    )
+    feedback_scaling: Literal["layer", "row", "none"] = parameter(
+        "layer",
+        "Whose norm the backward weights get.",
+        group=FEEDBACK,
+    )
+    feedback_route: Literal["layer", "direct"] = parameter(
+        "layer", "direct is DFA, an ablation.", group=FEEDBACK
+    )
+    feedback_first: bool = parameter(
+        False,
+        "Let the first layer be chosen too.",
+        group=FEEDBACK,
+    )
+    feedback_sketch: int = parameter(
+        2048,
+        "Numbers sent of a larger update; 0: all.",
+        least=0,
+        group=FEEDBACK,
+    )
+    track: Literal["drift"] | None = parameter(None, "Measure drift: one more exchange a round.")
+    shape: str | None = parameter(
+        None,
+        "Images as channels,height,width.",
+        metavar="C,H,W",
+        none="from the data",
+    )
+    crop: int = parameter(0, "Black margin from which training images are cut.", least=0, group=IMAGES)
+    flip: float = parameter(0.0, "Chance that a training image is mirrored.", least=0, most=1, group=IMAGES)
+    pixel_mean: str | None = parameter(
+        None, "Mean of each channel, 0 black to 1 white.", metavar="NUMBERS", group=IMAGES
+    )
+    pixel_deviation: str | None = parameter(
+        None, "Deviation of each channel, likewise.", metavar="NUMBERS", group=IMAGES
+    )
+    precision: Literal["float32", "float64"] = parameter("float32", "float32 is faster.")
+    device: str = parameter("cpu", "cpu, cuda, cuda:1, or auto: a GPU if any.", metavar="NAME")
+    seed: int = parameter(0, "Seed of weights, batches, participation.", least=0)
 
     def __post_init__(self) -> None:
         if not isinstance(self.network, str):
             object.__setattr__(self, "network", networks.register_network(self.network))
-        check_whole(1, rounds=self.rounds, epochs=self.epochs, batch=self.batch)
-        check_whole(1, feedback_layers=self.feedback_layers)
-        check_whole(0, seed=self.seed, feedback_sketch=self.feedback_sketch, crop=self.crop)
-        check_not_negative(
-            rate=self.rate, rate_decay=self.rate_decay, momentum=self.momentum, weight_decay=self.weight_decay
-        )
-        if not 0 < self.participation <= 1:
-            raise DataError(f"participation must lie in (0, 1]; got {self.participation!r}.")
-        if self.clip is not None and not self.clip > 0:
-            raise DataError(f"clip must be a positive gradient norm, or none; got {self.clip!r}.")
-        check_choice("last_batch", self.last_batch, ("keep", "drop"))
-        check_choice("optimiser", self.optimiser, ("sgd", "adam"))
-        check_choice("weighting", self.weighting, ("size", "uniform"))
-        check_choice("buffers", self.buffers, ("average", "local"))
-        check_choice("feedback_matrix", self.feedback_matrix, ("global", "random"))
-        check_choice("feedback_scaling", self.feedback_scaling, ("layer", "row", "none"))
-        check_choice("feedback_route", self.feedback_route, ("layer", "direct"))
-        check_choice("track", self.track, (None, "drift"))
-        check_choice("precision", self.precision, ("float32", "float64"))
+        super().__post_init__()
         augmentation.check_parameters(self)
 
     @property

@@ -16,12 +16,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedsolve.checks import check_not_negative
-from fedsolve.errors import DataError
 from fedsolve.federation.states import State
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -42,23 +41,13 @@ PREVIOUS, STATISTICS = "previous", "statistics"
 )
 @dataclass(frozen=True, kw_only=True)
 class MOON(GradientMethod):
-    """Parameters of MOON.
-
-    contrast:    strength of the contrastive term (mu of the paper).
-    temperature: T; cosines are divided by it.
-    """
+    """Parameters of MOON."""
 
     key: ClassVar[str] = "moon"
     keeps_state: ClassVar[bool] = True
 
-    contrast: float = 1.0
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative(contrast=self.contrast, temperature=self.temperature)
-        if self.temperature == 0:
-            raise DataError("temperature divides the cosines and must be above 0; got 0.")
+    contrast: float = parameter(1.0, "Strength of the contrastive term (mu of the paper).", least=0)
+    temperature: float = parameter(0.5, "What cosines are divided by.", above=0)
 
     @property
     def stateful(self) -> bool:

@@ -14,7 +14,7 @@ from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.states import State, StateStore, ticket
 from fedsolve.gradient import networks
-from fedsolve.gradient.augmentation import Images
+from fedsolve.gradient.augmentation import ImageInputs
 from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.model import Model
 
@@ -87,7 +87,7 @@ class GradientModel(Model):
         import torch
 
         network, parameters = self.network(), self.parameters
-        images = Images(
+        images = ImageInputs(
             parameters["network"],
             self.features,
             self._shape(),

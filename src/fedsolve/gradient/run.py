@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsolve.checks import check_rows
 from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.engine import Spec
@@ -169,8 +170,7 @@ class GradientRun(Run[GradientModel]):
         last = server.round + 1 >= method.rounds
         for_nothing = last and total.count("trained") == 0 and not server.aggregated
         if len(total.cohort) == server.clients or for_nothing:
-            if total.count("rows") == 0:
-                raise DataError("no rows at all: every client that answered is empty.")
+            check_rows(total.count("rows"))
             if total.count("trained") > 0:
                 raise TermError(
                     "the clients' weights sum to zero; no mean can be formed. Use another weighting."

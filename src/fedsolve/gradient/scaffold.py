@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_not_negative
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
@@ -32,6 +31,7 @@ from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
+from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
@@ -50,12 +50,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(GradientMethod):
-    """Parameters of SCAFFOLD.
-
-    server_rate: eta_g; 1 takes the mean of the local models.
-    weighting:   only "uniform"; c is a mean of controls for no other.
-    optimiser:   only "sgd": Adam's steps do not tell the gradients behind them.
-    """
+    """Parameters of SCAFFOLD; c is a mean of controls for no weighting but "uniform"."""
 
     key: ClassVar[str] = "scaffold"
     laws: ClassVar[Laws] = Laws(
@@ -63,12 +58,16 @@ class Scaffold(GradientMethod):
     )  # the server counts every client, with rows or without
     keeps_state: ClassVar[bool] = True
 
-    weighting: Literal["size", "uniform"] = "uniform"
-    server_rate: float = 1.0
+    weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
+    optimiser: Literal["sgd", "adam"] = parameter(
+        "sgd", "Only sgd: Adam's steps do not tell the gradients behind them."
+    )
+    server_rate: float = parameter(
+        1.0, "Rate of the server's step (eta_g); 1 takes the mean of the local models.", least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(server_rate=self.server_rate)
         check_uniform("SCAFFOLD", self.weighting)
         if self.optimiser != "sgd":
             raise DataError(

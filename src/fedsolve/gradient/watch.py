@@ -13,6 +13,7 @@ from fedsolve.federation.method import Run
 from fedsolve.gradient.alignment import representation
 from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.run import GradientRun
+from fedsolve.labels import positions
 
 TARGETS = ("global", "aggregated")
 
@@ -88,8 +89,8 @@ def final_accuracy(history: Any, share: float = 0.1, target: str = "test_accurac
 
 def _cross_entropy(scores: Array, labels: Array, classes: Array) -> float | None:
     """Mean loss over the rows whose class is known; None when there is none."""
-    codes = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    known = classes[codes] == labels
+    codes = positions(labels, classes)
+    known = codes >= 0
     if not known.any():
         return None
     scores = scores[known] - scores[known].max(axis=1, keepdims=True)

@@ -5,8 +5,9 @@ The node's configuration names them:
     flower-supernode ... --node-config 'name="north" features="/data/x.npy" labels="/data/y.npy"'
 
 and may add `share-classes=true`, `allow-networks="package.module:function,..."` (functions that a run may
-have called to make a network) and `state="FOLDER"`, where the model so far is kept between messages: each
-is answered by a fresh process. `fedsolve client` is one process, and faster.
+have called to make a network), `allow-methods="package.module:Class,..."` (methods from outside fedsolve) and
+`state="FOLDER"`, where the model so far is kept between messages: each is answered by a fresh process.
+`fedsolve client` is one process, and faster.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ def query(message: Any, context: Any) -> Any:
         bool(config.get("share-classes", False)),
         str(config.get("state", "")),
         str(config.get("allow-networks", "")),
+        str(config.get("allow-methods", "")),
     )
     note, answer = site.reply(*unpack(message.content))
     return Message(record(note, answer), reply_to=message)
 
 
 @cache
-def _site(name: str, features: str, labels: str, share_classes: bool, state: str, networks: str) -> Answerer:
+def _site(
+    name: str, features: str, labels: str, share_classes: bool, state: str, networks: str, methods: str
+) -> Answerer:
     if not features or not labels:
         raise DataError(
             f'node \'{name}\' has no data: its --node-config must name features="x.npy" and labels="y.npy".'
@@ -62,9 +66,14 @@ def _site(name: str, features: str, labels: str, share_classes: bool, state: str
         name,
         data,
         share_classes=share_classes,
-        networks=[each.strip() for each in networks.split(",") if each.strip()],
+        networks=_listed(networks),
+        methods=_listed(methods),
         state=folder,
         scratch=folder,
         states=states,
         rows=None if folder is None else folder / "rows.json",
     )
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]

@@ -15,7 +15,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +22,7 @@ from fedsolve.container import Array
 from fedsolve.data.backbones.backbone_address import split_address
 from fedsolve.data.backbones.common import cache_folder
 from fedsolve.data.backbones.preprocessing import Preprocessing
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 
 __all__ = ["Backbone", "BackboneInfo", "Preprocessing", "backbones", "load_backbone"]
 
@@ -133,10 +132,8 @@ def load_backbone(address: str, cache: str | os.PathLike[str] | None = None) -> 
     """
     kind, target, options = split_address(address)
     if kind not in _KINDS:
-        close = get_close_matches(kind, _KINDS, 1)
-        guess = f" Did you mean '{close[0]}'?" if close else ""
-        if kind.endswith(".onnx"):
-            guess = f" Did you mean 'onnx:{address}'?"
+        onnx = kind.endswith(".onnx")
+        guess = f" Did you mean 'onnx:{address}'?" if onnx else did_you_mean(kind, _KINDS)
         known = ", ".join(info.address for _, info in _KINDS.values())
         raise DataError(f"unknown backbone '{address}'.{guess} Known are {known}.")
     module = importlib.import_module(f"fedsolve.data.backbones.{_KINDS[kind][0]}")

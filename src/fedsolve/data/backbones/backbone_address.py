@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 
 
 def split_address(address: str) -> tuple[str, str, Options]:
@@ -75,8 +74,7 @@ class Options:
     def finish(self) -> None:
         """Refuse what is left over, naming the closest option that exists here."""
         for name in self._values:
-            close = get_close_matches(name, self._known, 1)
-            guess = f" Did you mean '{close[0]}'?" if close else ""
+            guess = did_you_mean(name, self._known)
             known = ", ".join(sorted(self._known)) or "none"
             raise DataError(f"{self.address}: unknown option '{name}'.{guess} Options here: {known}.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsolve.data.datasets.dataset import HELD_OUT
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from fedsolve.data.datasets.dataset import Dataset
 
-HINT = "Say where the files are with --data DIR or the variable FEDSOLVE_DATA (root=... in Python)."
+HINT = "Say where the files are with --data-root DIR or the variable FEDSOLVE_DATA (root=... in Python)."
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Address:
         """Refuse options of other names."""
         for name in self.options:
             if name not in names:
-                takes = f"it takes {', '.join(names)}" if names else "it takes none"
-                raise DataError(f"{self.text}: unknown option '{name}';{_closest(name, names)} {takes}.")
+                takes = f"It takes {', '.join(names) or 'none'}."
+                raise DataError(f"{self.text}: unknown option '{name}'.{did_you_mean(name, names)} {takes}")
 
     def option(self, name: str, kind: Callable[[str], float], default: float) -> float:
         """A number among the options."""
@@ -97,12 +96,7 @@ class Known:
 def unknown(what: str, value: str, known: Iterable[str]) -> DataError:
     """The error for a name that is not among the known ones, with the closest of them."""
     known = list(known)
-    return DataError(f"no {what} '{value}';{_closest(value, known)} known are {', '.join(known)}.")
-
-
-def _closest(value: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(value, list(known), n=1)
-    return f" did you mean '{close[0]}'?" if close else ""
+    return DataError(f"no {what} '{value}'.{did_you_mean(value, known)} Known are {', '.join(known)}.")
 
 
 def find(known: Known, root: Path | None, folders: Iterable[str], files: Iterable[str]) -> dict[str, Path]:

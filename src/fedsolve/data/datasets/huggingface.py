@@ -15,6 +15,7 @@ from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known, unknown
 from fedsolve.data.images import to_array
 from fedsolve.errors import DataError
+from fedsolve.labels import positions
 
 _TESTS = ("test", "validation", "valid", "val")
 _LABELS = ("label", "labels", "fine_label", "target", "class")
@@ -140,14 +141,14 @@ def _labels(rows: Any, column: str) -> Array:
 
 
 def _positions(values: Array, classes: Array, address: Address) -> Array:
-    positions = np.searchsorted(classes, values).clip(max=len(classes) - 1)
-    strange = np.unique(values[classes[positions] != values])
+    codes = positions(values, classes)
+    strange = np.unique(values[codes < 0])
     if len(strange):
         raise DataError(
             f"{address.text}: label {strange[0]} is not one of the classes. Choose a part that has labels "
             "(?test=NAME), or hold out a share (?test=0.2)."
         )
-    return positions.astype(np.int64)
+    return codes.astype(np.int64)
 
 
 KNOWN = (

@@ -129,7 +129,7 @@ def _existing(address: Address, root: Path | None) -> Path:
     if not path.is_file():
         where = f" (nor in {root})" if root is not None and not path.is_absolute() else ""
         raise DataError(
-            f"{path}: there is no such file{where}. Check the path, or name its folder with --data."
+            f"{path}: there is no such file{where}. Check the path, or name its folder with --data-root."
         )
     if path.suffix.lower() not in SUFFIXES[address.scheme]:
         raise DataError(

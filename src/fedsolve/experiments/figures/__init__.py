@@ -1,12 +1,11 @@
 """Figures of a run: the ones its cells can give, each readable in black and white.
 
-readings   cells as points: what is compared, under what name, mean and standard error over seeds
-style      one look, equal bytes for equal data
-lines      values over a number; maps: over two categories. Pure functions of their data
-plots      a figure with its caption and its data in words
-layers     what depth does; settings: what partition, noise and method do; sensitivity: what parameters do
-rounds     what gradient methods do round by round, and what feedback alignment changes
-personal   what a model of its own gains each client
+style       one look, equal bytes for equal data
+lines       values over a number; maps: over two categories. Pure functions of their data
+plots       a figure with its caption and its data in words; what is compared, under what name and look
+depth       what depth does; conditions: what partition, noise and method do; sensitivity: what parameters do
+round_curves what gradient methods do round by round, and what feedback alignment changes
+gains       what a model of its own gains each client
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from fedsolve.experiments.figures.depth import cost_plots, depth_plots, risk_plo
 from fedsolve.experiments.figures.gains import gain_plots
 from fedsolve.experiments.figures.maps import Ownership, partition
 from fedsolve.experiments.figures.plots import Plot
-from fedsolve.experiments.figures.readings import by_dataset, readings
 from fedsolve.experiments.figures.round_curves import (
     alignment_plots,
     gained_plots,
@@ -33,6 +31,7 @@ from fedsolve.experiments.figures.round_curves import (
 )
 from fedsolve.experiments.figures.sensitivity import sensitivity_plots
 from fedsolve.experiments.figures.style import Format, render
+from fedsolve.experiments.observations import by_dataset, scored
 from fedsolve.experiments.run_folder import RunFolder, load_run
 
 MOST_PARTITIONS = 6
@@ -68,7 +67,7 @@ def plots(run: RunFolder) -> dict[str, list[Plot]]:
     """The figures that each dataset of a run can have."""
     found = {}
     for dataset, cells in by_dataset(run).items():
-        items = readings(cells)
+        items = scored(cells)
         drawn = _partition_plots(run, cells[0]["dataset"]["name"])
         if items:
             over_partitions = skew_plots(items) + clients_plots(items)

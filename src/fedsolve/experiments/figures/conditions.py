@@ -14,8 +14,10 @@ from fedsolve.experiments.figures.plots import (
     reference,
     seeds_told,
     sentence,
+    series_of,
 )
-from fedsolve.experiments.figures.readings import Reading, distinct, groups, names_of, series_of, varied
+from fedsolve.experiments.observations import Observation, distinct, groups, names_of, varied
+from fedsolve.experiments.significance import mean_error
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ SKEWS = {
 }
 
 
-def skew_plots(items: Sequence[Reading]) -> list[Plot]:
+def skew_plots(items: Sequence[Observation]) -> list[Plot]:
     """Accuracy against alpha, shards or classes per client, for the number of clients most often used."""
     found = []
     for kind, skew in SKEWS.items():
@@ -77,7 +79,7 @@ def skew_plots(items: Sequence[Reading]) -> list[Plot]:
     return found
 
 
-def clients_plots(items: Sequence[Reading]) -> list[Plot]:
+def clients_plots(items: Sequence[Observation]) -> list[Plot]:
     """Accuracy against the number of clients, for the setting with most of them."""
     setting = _fullest(items, _setting)
     drawn = [item for item in items if _setting(item) == setting]
@@ -93,7 +95,7 @@ def clients_plots(items: Sequence[Reading]) -> list[Plot]:
     )
 
 
-def noise_plots(items: Sequence[Reading]) -> list[Plot]:
+def noise_plots(items: Sequence[Observation]) -> list[Plot]:
     """Accuracy against the share of flipped training labels."""
     drawn = [item for item in items if item.partition == reference(items)]
     if len(distinct(item.noise for item in drawn)) < 2:
@@ -111,19 +113,19 @@ def noise_plots(items: Sequence[Reading]) -> list[Plot]:
     )
 
 
-def method_plots(items: Sequence[Reading]) -> list[Plot]:
+def method_plots(items: Sequence[Observation]) -> list[Plot]:
     """A row of points per method: one marker per depth, or per partition where nothing else shows those."""
     if varied(items) or len(distinct(item.noise for item in items)) > 1:
         return []
-    depths = len(distinct(item.depth for item in items if item.depth is not None)) > 1
+    depths = len(distinct(item.named_depth for item in items if item.named_depth is not None)) > 1
     drawn = [item for item in items if item.partition == reference(items)] if depths else list(items)
     methods = distinct(item.method for item in drawn)
     if len(methods) < 3:
         return []
     naming = (lambda item: _depth_name(item)) if depths else (lambda item: item.partition)
     series = [
-        series_of(name, of, lambda item: float(methods.index(item.method)))
-        for name, of in groups(drawn, naming).items()
+        series_of(name, look, of, lambda item: float(methods.index(item.method)))
+        for look, (name, of) in enumerate(groups(drawn, naming).items())
     ]
     if len(series) > MOST_SERIES:
         return []
@@ -143,28 +145,32 @@ def lines_over(
     name: str,
     title: str,
     where: str,
-    items: Sequence[Reading],
-    x: Callable[[Reading], float],
+    items: Sequence[Observation],
+    x: Callable[[Observation], float],
     axis: Axis,
     without: Sequence[str] = (),
-    level: Sequence[Series] = (),
+    level: Sequence[Observation] = (),
 ) -> list[Plot]:
-    """A line for every entry that has at least two places on the axis, and the given level ones.
+    """A line for every entry that has at least two places on the axis.
 
     without: what the axis shows and the lines' names need not.
+    level:   methods that have no place on the axis and are level lines from end to end of it.
     """
-    called = names_of(items, without)
-    entries = groups(items, called)
-    series = [line for line in (series_of(told, of, x) for told, of in entries.items()) if len(line.x) > 1]
+    entries = groups(items, names_of(items, without))
+    every = [series_of(told, look, of, x) for look, (told, of) in enumerate(entries.items())]
+    series = [line for line in every if len(line.x) > 1]
     if not series or len(series) > MOST_SERIES:
         return []
-    series += level
+    ends = min(line.x[0] for line in series), max(line.x[-1] for line in series)
+    for look, (told, of) in enumerate(groups(level, names_of(level)).items(), start=len(every)):
+        mean, error = mean_error(item.accuracy for item in of)
+        series.append(Series(told, look, ends, (mean, mean), (error, error)))
     caption = sentence(f"{where}; {seeds_told(items)}")
     words = described(series, " %", f"Test accuracy over {axis.label}")
     return [Plot(name, title, caption, words, lines(series, axis))]
 
 
-def _fullest(items: Sequence[Reading], key: Callable[[Reading], Any]) -> Any:
+def _fullest(items: Sequence[Observation], key: Callable[[Observation], Any]) -> Any:
     """The value of `key` under which most partitions are found; None of nothing."""
     found: dict[Any, set[str]] = {}
     for item in items:
@@ -172,16 +178,16 @@ def _fullest(items: Sequence[Reading], key: Callable[[Reading], Any]) -> Any:
     return max(found, key=lambda value: len(found[value]), default=None)
 
 
-def _looked_up(places: Mapping[str, float]) -> Callable[[Reading], float]:
+def _looked_up(places: Mapping[str, float]) -> Callable[[Observation], float]:
     return lambda item: places[item.partition]
 
 
-def _partition(item: Reading) -> Mapping[str, Any]:
+def _partition(item: Observation) -> Mapping[str, Any]:
     partition: Mapping[str, Any] = item.cell["partition"]
     return partition
 
 
-def _setting(item: Reading) -> tuple[str, Any]:
+def _setting(item: Observation) -> tuple[str, Any]:
     """Kind and option of the partition, whatever its number of clients."""
     kind = _partition(item)["kind"]
     return kind, _partition(item)[SKEWS[kind].option] if kind in SKEWS else None
@@ -192,8 +198,8 @@ def _told_setting(setting: tuple[str, Any]) -> str:
     return f"partition {SKEWS[kind].sign} = {value:g}" if kind in SKEWS else "partition IID"
 
 
-def _depth_name(item: Reading) -> str:
-    return "no layers" if item.depth is None else f"T = {item.depth}"
+def _depth_name(item: Observation) -> str:
+    return "no layers" if item.named_depth is None else f"T = {item.named_depth}"
 
 
 def listed(rows: Sequence[str], series: Sequence[Series]) -> str:

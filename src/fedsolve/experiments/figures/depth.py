@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fedsolve.experiments.figures.lines import Axis, Series, cost, lines, panels
-from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, described, shown, variants, where
-from fedsolve.experiments.figures.readings import Reading, mean_error, varied
+from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, Variant, described, shown, variants, where
+from fedsolve.experiments.metrics import METRICS
+from fedsolve.experiments.observations import Observation, varied
+from fedsolve.experiments.significance import mean_error
 
 BLOCKS = Axis("residual blocks T", whole=True)
 MOST_LINES = 6
 """Curves over layers run close to each other: fewer fit in a figure."""
-SCORES = {"test": "accuracy", "training": "train_accuracy"}
+PARTS = {"test": "test", "train": "training"}
+"""Rows that are scored, and what to call them."""
 RATIOS = {
     "csr": "CSR: within against between classes",
     "ifs": "IFS: class variance against spread",
     "dm": "DM: scatter within against between",
 }
+COSTS = {"megabytes": "megabytes, all clients, up and down", "seconds": "seconds of training"}
 
 
-def depth_plots(items: Sequence[Reading]) -> list[Plot]:
+def depth_plots(items: Sequence[Observation]) -> list[Plot]:
     """Test (and training) accuracy after 0 to T blocks; methods without layers as level lines."""
-    name, drawn = shown(items)
+    drawn = shown(items)
     parts = {}
-    for part, field in SCORES.items():
-        deep = _by_layer(drawn, name, _percent(f"{field}_per_layer"))
+    for metric, rows in PARTS.items():
+        deep = by_layer(drawn, metric)
         if deep:
-            end = float(max(len(line.x) for line in deep) - 1)
-            # All in one order, so that a method looks alike in every figure.
-            parts[part] = _by_layer(drawn, name, _scores(field), end)
+            parts[rows] = by_layer(drawn, metric, end=max(line.x[-1] for line in deep))
     if not parts or len(parts["test"]) > MOST_LINES:
         return []
-    y = Axis("accuracy (%)")
     figure = (
-        panels([(f"{part} rows", series) for part, series in parts.items()], BLOCKS, y)
+        panels([(f"{rows} rows", series) for rows, series in parts.items()], BLOCKS, Axis("accuracy (%)"))
         if len(parts) > 1
         else lines(parts["test"], BLOCKS)
     )
@@ -51,10 +50,10 @@ def depth_plots(items: Sequence[Reading]) -> list[Plot]:
     ]
 
 
-def risk_plots(items: Sequence[Reading]) -> list[Plot]:
+def risk_plots(items: Sequence[Observation]) -> list[Plot]:
     """The regularised risk of the training rows, layer by layer."""
-    name, drawn = shown(items)
-    series = _by_layer(drawn, name, lambda item: _numbers(item.cell.get("risk")))
+    drawn = shown(items)
+    series = by_layer(drawn, "risk")
     if not series or len(series) > MOST_LINES:
         return []
     values = [value for line in series for value in line.y]
@@ -70,16 +69,13 @@ def risk_plots(items: Sequence[Reading]) -> list[Plot]:
     ]
 
 
-def separability_plots(items: Sequence[Reading]) -> list[Plot]:
+def separability_plots(items: Sequence[Observation]) -> list[Plot]:
     """CSR, IFS and DM of every layer's features."""
-    name, drawn = shown(items)
-    together: dict[str, list[Series]] = {}
-    for ratio in RATIOS:
-        together[ratio] = [
-            dataclasses.replace(line, name=f"{line.name}, {told} rows")
-            for part, told in (("test", "test"), ("train", "training"))
-            for line in _by_layer(drawn, name, _ratio(part, ratio))
-        ]
+    drawn = shown(items)
+    together = {
+        ratio: [line for part in PARTS for line in by_layer(drawn, f"{part}_{ratio}", part=part)]
+        for ratio in RATIOS
+    }
     if not together["csr"] or len(together["csr"]) > MOST_SERIES:
         return []
     return [
@@ -94,22 +90,15 @@ def separability_plots(items: Sequence[Reading]) -> list[Plot]:
     ]
 
 
-def cost_plots(items: Sequence[Reading]) -> list[Plot]:
+def cost_plots(items: Sequence[Observation]) -> list[Plot]:
     """Test accuracy against megabytes and seconds; a staged method is a line through its depths."""
-    name, drawn = shown(items)
+    drawn = shown(items)
     traffic = {item.cell["bytes_up"] for item in drawn}
     alike = varied(drawn) and len({item.method for item in drawn}) == 1 and len(traffic) == 1
     if alike or len({item.noise for item in drawn}) > 1:
         return []  # what varies costs nothing
-    kinds: dict[str, Callable[[dict[str, float]], float]] = {
-        "megabytes, all clients, up and down": lambda cost: (cost["bytes_up"] + cost["bytes_down"]) / 1e6,
-        "seconds of training": lambda cost: cost["seconds"],
-    }
-    found = []
-    for title, price in kinds.items():
-        series = [_priced(name(of[0]), of, price) for of in variants(drawn)]
-        if any(line.x for line in series):
-            found.append((title, series))
+    priced = {title: [_priced(of, metric) for of in variants(drawn)] for metric, title in COSTS.items()}
+    found = [(title, series) for title, series in priced.items() if any(line.x for line in series)]
     points = max((sum(len(line.x) for line in series) for _, series in found), default=0)
     if points < 3 or max(len(series) for _, series in found) > MOST_SERIES:
         return []
@@ -124,81 +113,42 @@ def cost_plots(items: Sequence[Reading]) -> list[Plot]:
     ]
 
 
-def _by_layer(
-    items: Sequence[Reading],
-    name: Callable[[Reading], str],
-    layers: Callable[[Reading], list[float]],
-    end: float | None = None,
+def by_layer(
+    items: Sequence[Observation], metric: str, end: float | None = None, part: str | None = None
 ) -> list[Series]:
-    """A series over layers for every variant that has at least two.
+    """A metric over layers for every variant that has at least two.
 
-    end: where given, variants with a single value are level lines up to it.
+    end:  where given, variants with a single value are level lines up to it.
+    part: the rows it is of, where lines of both stand in one figure.
     """
-    found = []
-    for variant in variants(items):
-        rows = [row for row in map(layers, variant) if len(row) > 1 or (row and end is not None)]
-        if rows:
-            means = [mean_error(values) for values in zip(*rows, strict=False)]
-            level = len(means) == 1
-            found.append(
-                Series(
-                    name(variant[0]),
-                    (0.0, end or 0.0) if level else tuple(float(layer) for layer in range(len(means))),
-                    tuple(mean for mean, _ in means) * (1 + level),
-                    tuple(error for _, error in means) * (1 + level),
-                )
-            )
-    return found
+    every = variants(items)
+    words = "" if part is None else f", {PARTS[part]} rows"
+    look = 0 if part is None else list(PARTS).index(part) * len(every)
+    series = []
+    for variant in every:
+        line = variant.series((item.layers(metric) for item in variant.items), words=words, look=look)
+        if len(line.x) > 1:
+            series.append(line)
+        elif line.x and end is not None:
+            series.append(Series(line.name, line.look, (0.0, end), 2 * line.y, 2 * line.error))
+    return series
 
 
-def _priced(name: str, items: Sequence[Reading], price: Callable[[dict[str, float]], float]) -> Series:
+def _priced(variant: Variant, metric: str) -> Series:
     """Accuracy over a cost, point by point along the layers where there are any."""
+    items = variant.items
     depths: list[int | None] = [None]
-    layers = items[0].cell.get("accuracy_per_layer") or []
-    if layers and items[0].cell.get("seconds_per_layer"):
-        asked = sorted({depth for item in items for depth in item.cell["depths"] if depth < len(layers)})
+    layers = items[0].layers("test")
+    if len(layers) > 1:
+        asked = sorted({depth for item in items for depth in item.cell["depths"]})
         depths = list(asked if len(asked) > 1 else range(0, len(layers), max(1, len(layers) // 8)))
     points = []
     for depth in depths:
-        costs = [price(_costs(item.cell, depth)) for item in items]
-        share = [
-            100.0 * (item.cell["accuracy"] if depth is None else item.cell["accuracy_per_layer"][depth])
-            for item in items
-        ]
-        paid, (mean, error) = mean_error(costs)[0], mean_error(share)
+        (paid, _), (mean, error) = (
+            mean_error(math.nan if value is None else value for value in values)
+            for values in ((METRICS[key].of(item.cell, depth) for item in items) for key in (metric, "test"))
+        )
         if paid > 0:
             points.append((paid, mean, error))
     x, y, errors = zip(*points, strict=True) if points else ((), (), ())
-    return Series(name, x, y, errors)
-
-
-def _costs(cell: Any, depth: int | None) -> dict[str, float]:
-    found = {}
-    for name in ("bytes_up", "bytes_down", "seconds"):
-        value = cell.get(name) if depth is None else cell[f"{name}_per_layer"][depth]
-        found[name] = math.nan if value is None else float(value)
-    return found
-
-
-def _scores(field: str) -> Callable[[Reading], list[float]]:
-    """Accuracies in per cent of all layers, or the only one."""
-
-    def scores(item: Reading) -> list[float]:
-        only = item.cell.get(field)
-        return _percent(f"{field}_per_layer")(item) or ([] if only is None else [100.0 * only])
-
-    return scores
-
-
-def _percent(field: str) -> Callable[[Reading], list[float]]:
-    return lambda item: [100.0 * share for share in item.cell.get(field) or []]
-
-
-def _ratio(part: str, ratio: str) -> Callable[[Reading], list[float]]:
-    return lambda item: [
-        float(layer[ratio]) for layer in (item.cell.get("separability") or {}).get(part) or []
-    ]
-
-
-def _numbers(values: Any) -> list[float]:
-    return [] if not values or any(value is None for value in values) else [float(value) for value in values]
+    return Series(variant.name, variant.look, x, y, errors)

@@ -13,6 +13,7 @@ from fedsolve.experiments.figures.lines import Series
 from fedsolve.experiments.figures.plots import MOST_SERIES, Plot
 from fedsolve.experiments.figures.style import SOFT, blank, legend_above, series_style, styled
 from fedsolve.experiments.wording import axis_label
+from fedsolve.federation.local_scores import LocalScores
 
 OVER = {"shared": "over the shared model", "alone": "over its own rows alone"}
 """What a client's accuracy is compared with."""
@@ -23,19 +24,20 @@ def sorted_gains(gains: Mapping[str, Array], label: str = "gain in local accurac
 
     gains: by name, of each client in points; NaN where a client has no test rows.
     """
-    series = []
+    series: list[Series] = []
     for name, values in gains.items():
         found = np.sort(np.asarray(values)[~np.isnan(values)])
         places = (np.arange(len(found)) + 0.5) / max(1, len(found))
-        series.append(Series(name, tuple((100 * places).tolist()), tuple(found.tolist())))
+        look = len(series)
+        series.append(Series(name, look, tuple((100 * places).tolist()), tuple(found.tolist())))
 
     def draw() -> Figure:
         figure = blank()
         axes = figure.subplots()
         axes.axhline(0.0, color=SOFT, linewidth=1.0)
-        for index, line in enumerate(series):
+        for line in series:
             every = max(1, len(line.x) // 10)
-            style = series_style(index) | {"markevery": (index % every, every)}
+            style = series_style(line.look) | {"markevery": (line.look % every, every)}
             axes.plot(line.x, line.y, label=line.name, **style)
         axes.set_xlabel("clients, those that gain least first (%)")
         axes.set_ylabel(label)
@@ -64,8 +66,7 @@ def gain_plots(cells: Sequence[Mapping[str, Any]]) -> list[Plot]:
             last = _name(shown[-1])
             shown = [cell for cell in shown if _name(cell) == last]
         gains = {
-            f"{_name(cell)}, {cell['partition']['name']}": 100
-            * (_accuracies(cell["local"]) - _accuracies(cell["local"], kind))
+            f"{_name(cell)}, {cell['partition']['name']}": 100 * client_gains(cell["local"], kind)
             for cell in shown[:MOST_SERIES]
         }
         if gains:
@@ -87,10 +88,12 @@ def _name(cell: Mapping[str, Any]) -> str:
     return ", ".join([cell["method"], *(axis_label(name, value) for name, value in cell["grid"].items())])
 
 
-def _accuracies(local: Mapping[str, Any], kind: str = "correct") -> Array:
-    rows = np.asarray(local["rows"], dtype=np.float64)
-    out = np.full(len(rows), np.nan)
-    return np.asarray(np.divide(local[kind], rows, out=out, where=rows > 0))
+def client_gains(local: Mapping[str, Any], kind: str) -> Array:
+    """What each client's own model gains over another; NaN where a client has no test rows."""
+    own, other = (
+        LocalScores((), np.array(local[name]), np.array(local["rows"])) for name in ("correct", kind)
+    )
+    return own.gains(other)
 
 
 def _told(name: str, gains: Array) -> str:

@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from fedsolve.experiments.figures.style import INK, blank, legend_above, series_style, styled
+from fedsolve.experiments.metrics import METRICS
 
-ACCURACY = "test accuracy (%)"
+ACCURACY = METRICS["test"].label
 MOST_TICKS = 9
+ERROR_TICKS = (80.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)
 CROWDED = 12
 """From this many points a series is drawn as a band and a line, below it as points with bars."""
 
@@ -25,10 +27,12 @@ CROWDED = 12
 class Series:
     """Values over x with their standard errors (nan where there is only one seed).
 
-    One without points is not drawn, but keeps its place, so that the others look as they do elsewhere.
+    look: which marker, dash and colour it wears, the same in every panel and figure that shows what it is
+        about, whatever else they show. One without points is not drawn.
     """
 
     name: str
+    look: int
     x: tuple[float, ...]
     y: tuple[float, ...]
     error: tuple[float, ...] = ()
@@ -42,54 +46,64 @@ class Series:
 class Axis:
     """What an axis shows: its words with the unit, its scale, and names for single places on it.
 
-    tried: the values were chosen, so they are the ticks, if there is room for them.
+    tried:  the values were chosen, so they are the ticks, if there is room for them.
+    errors: the values are errors in per cent, drawn upside down on a log scale under the accuracies that they
+        leave: 94 and 99 per cent are far apart, and so they look.
     """
 
     label: str
     log: bool = False
     whole: bool = False
     tried: bool = False
+    errors: bool = False
     named: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One part of a figure of lines."""
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
 
 
 def lines(series: Sequence[Series], x: Axis, y: Axis | None = None) -> Figure:
     """Each series as a line over x."""
-
-    def draw() -> Figure:
-        figure = blank()
-        axes = figure.subplots()
-        _draw_lines(axes, series, x, y or Axis(ACCURACY))
-        legend_above(figure, [axes], series)
-        return figure
-
-    return styled(draw)
+    return _row([Panel("", series, x, y or Axis(ACCURACY))], 6.4, 3.6)
 
 
 def panels(groups: Sequence[tuple[str, Sequence[Series]]], x: Axis, y: Axis) -> Figure:
     """Several line figures side by side under one legend, each with its own vertical scale."""
-
-    def draw() -> Figure:
-        figure = blank(2.0 + 2.3 * len(groups), 3.3)
-        row = figure.subplots(1, len(groups), squeeze=False)[0]
-        for axes, (title, series) in zip(row, groups, strict=True):
-            _draw_lines(axes, series, x, y if axes is row[0] else Axis("", y.log))
-            axes.set_title(title)
-        legend_above(figure, row, groups[0][1])
-        return figure
-
-    return styled(draw)
+    row = [
+        Panel(title, series, x, Axis("", y.log) if place else y)
+        for place, (title, series) in enumerate(groups)
+    ]
+    return _row(row, 2.0 + 2.3 * len(groups), 3.3)
 
 
 def cost(groups: Sequence[tuple[str, Sequence[Series]]]) -> Figure:
     """Accuracy against what it takes: one panel per kind of cost, on a log scale."""
+    row = [
+        Panel("", series, Axis(title, log=True), Axis("" if place else ACCURACY))
+        for place, (title, series) in enumerate(groups)
+    ]
+    return _row(row, 2.2 + 2.9 * len(groups), 3.6, sharey=True, crowded=False)
+
+
+def _row(
+    row: Sequence[Panel], width: float, height: float, sharey: bool = False, crowded: bool | None = None
+) -> Figure:
+    """Panels side by side under one legend."""
 
     def draw() -> Figure:
-        figure = blank(2.2 + 2.9 * len(groups), 3.6)
-        row = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
-        for axes, (title, series) in zip(row, groups, strict=True):
-            label = ACCURACY if axes is row[0] else ""
-            _draw_lines(axes, series, Axis(title, log=True), Axis(label), crowded=False)
-        legend_above(figure, row, groups[0][1])
+        figure = blank(width, height)
+        axes = figure.subplots(1, len(row), squeeze=False, sharey=sharey)[0]
+        alone = len({line.name for panel in row for line in panel.series}) == 1
+        for place, panel in zip(axes, row, strict=True):
+            draw_lines(place, panel, alone, crowded)
+        legend_above(figure, axes, [line for panel in row for line in panel.series])
         return figure
 
     return styled(draw)
@@ -108,7 +122,7 @@ def compared(names: Sequence[str], groups: Sequence[Series], label: str = ACCURA
         spread = 0.36 / max(1, len(groups) - 1)
         for index, group in enumerate(groups):
             shift = (index - (len(groups) - 1) / 2) * spread
-            style = series_style(index) | {"linestyle": "none"}
+            style = series_style(group.look) | {"linestyle": "none"}
             places = [place + shift for place in group.x]
             axes.errorbar(
                 group.y, places, xerr=_bars(group), label=group.name, elinewidth=1.0, markersize=5.5, **style
@@ -125,23 +139,32 @@ def compared(names: Sequence[str], groups: Sequence[Series], label: str = ACCURA
     return styled(draw)
 
 
-def _draw_lines(axes: Axes, series: Sequence[Series], x: Axis, y: Axis, crowded: bool | None = None) -> None:
+def draw_lines(axes: Axes, panel: Panel, alone: bool = False, crowded: bool | None = None) -> None:
+    """Draw the lines of a panel and scale its axes. alone: there is but one line in the whole figure."""
+    series, x, y = panel.series, panel.x, panel.y
     if crowded is None:
         crowded = max(len(line.x) for line in series) >= CROWDED
-    for index, line in enumerate(series):
+    for line in series:
         if not line.x:
             continue
-        style = series_style(index) | ({"color": INK} if len(series) == 1 else {})
+        style = series_style(line.look) | ({"color": INK} if alone else {})
         if crowded:
             every = max(1, len(line.x) // 8)
-            axes.plot(line.x, line.y, label=line.name, markevery=(index % every, every), **style)
+            axes.plot(line.x, line.y, label=line.name, markevery=(line.look % every, every), **style)
             low, high = (np.add(line.y, sign * np.nan_to_num(line.errors)) for sign in (-1, 1))
             axes.fill_between(line.x, low, high, color=style["color"], alpha=0.16, linewidth=0)
         else:
             axes.errorbar(line.x, line.y, yerr=_bars(line), label=line.name, elinewidth=1.0, **style)
+    axes.set_title(panel.title)
     axes.set_xlabel(x.label)
     axes.set_ylabel(y.label)
-    if y.log:
+    if y.errors:
+        low, high = (end(value for line in series for value in line.y) for end in (min, max))
+        axes.set_yscale("log")
+        axes.set_ylim(1.25 * high, low / 1.5)
+        ticks = [tick for tick in ERROR_TICKS if low / 1.5 <= tick <= 1.25 * high]
+        _number_ticks(axes.yaxis, ticks, {tick: f"{100 - tick:g}" for tick in ticks})
+    elif y.log:
         axes.set_yscale("log")
         _number_ticks(axes.yaxis, _round_numbers(sorted(value for line in series for value in line.y)))
     _scale_x(axes, series, x)

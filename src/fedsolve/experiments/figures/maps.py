@@ -42,7 +42,7 @@ def partition(owners: Sequence[Ownership]) -> Figure:
         for axes in grid.flat[len(shown) :]:
             axes.set_visible(False)
         for place, (axes, one) in enumerate(zip(grid.flat, shown, strict=False)):
-            _bubbles(axes, one)
+            draw_owners(axes, one)
             if place % columns == 0:
                 axes.set_ylabel("class")
             if place + columns >= len(shown):
@@ -120,7 +120,8 @@ def _evenly(count: int, most: int) -> Array:
     )
 
 
-def _bubbles(axes: Axes, owner: Ownership) -> None:
+def draw_owners(axes: Axes, owner: Ownership) -> None:
+    """A dot for every client and class, its area the number of rows."""
     counts = owner.counts
     clients, classes = np.nonzero(counts)
     area = counts[clients, classes] / max(1, counts.max())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, compared, lines, panels
 from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, described, shown, variants, where
-from fedsolve.experiments.figures.readings import Reading, distinct, groups, mean_error
-from fedsolve.experiments.observations import chosen_stages
+from fedsolve.experiments.metrics import METRICS
+from fedsolve.experiments.observations import Observation, chosen_stages, distinct
 from fedsolve.experiments.round_metrics import REPRESENTATION
 from fedsolve.gradient.alignment import CHOICES
 
@@ -23,16 +24,15 @@ MOST_LAYERS = 60
 """Layers that can be told apart along an axis."""
 
 
-def round_plots(items: Sequence[Reading]) -> list[Plot]:
+def round_plots(items: Sequence[Observation]) -> list[Plot]:
     """Test accuracy and drift after every round."""
-    name, drawn = shown(items)
+    drawn = shown(items)
     found = []
     for field, factor, plot, title, axis, unit in (
         ("accuracy_per_round", 100.0, "rounds", "Accuracy round by round.", Axis(ACCURACY), " %"),
-        ("drift_per_round", 1.0, "drift", "Drift round by round.", Axis("drift H"), ""),
+        ("drift_per_round", 1.0, "drift", "Drift round by round.", Axis(METRICS["drift"].label), ""),
     ):
-        series = [_over_rounds(name(of[0]), of, _scaled(field, factor)) for of in variants(drawn)]
-        series = [line for line in series if len(line.x) > 1]
+        series = _over_rounds(drawn, _scaled(field, factor))
         if series and len(series) <= MOST_SERIES:
             told = "on the test rows" if plot == "rounds" else "of the clients' updates from their mean"
             words = described(series, unit, f"{axis.label} over rounds")
@@ -41,9 +41,10 @@ def round_plots(items: Sequence[Reading]) -> list[Plot]:
     return found
 
 
-def gained_plots(items: Sequence[Reading]) -> list[Plot]:
+def gained_plots(items: Sequence[Observation]) -> list[Plot]:
     """What feedback alignment changes in accuracy and drift, round by round: a line for each host."""
-    _, drawn = shown(items)
+    drawn = shown(items)
+    of_variant = {variant.items[0].variant: variant for variant in variants(drawn)}
     found = []
     for field, sign, plot, title, axis in (
         (
@@ -63,9 +64,10 @@ def gained_plots(items: Sequence[Reading]) -> list[Plot]:
     ):
         series = []
         for host, aligned in pairs(drawn):
-            change = _changes(host, aligned, _scaled(field, sign))
+            variant = of_variant[aligned[0].variant]
+            change = variant.series(_changes(host, aligned, _scaled(field, sign)), first=1)
             if len(change.x) > 1:
-                series.append(change)
+                series.append(dataclasses.replace(change, name=aligned[0].method))
         if series and len(series) <= MOST_SERIES:
             caption = (
                 f"Each method with and without feedback alignment; above zero is better ({where(drawn)})."
@@ -75,13 +77,10 @@ def gained_plots(items: Sequence[Reading]) -> list[Plot]:
     return found
 
 
-def representation_plots(items: Sequence[Reading]) -> list[Plot]:
+def representation_plots(items: Sequence[Observation]) -> list[Plot]:
     """Distances within and between classes in the features before the classifier, and their ratio."""
-    name, drawn = shown(items)
-    parts = {}
-    for kind in REPRESENTATION:
-        series = [_over_rounds(name(of[0]), of, _distances(kind)) for of in variants(drawn)]
-        parts[kind] = [line for line in series if len(line.x) > 1]
+    drawn = shown(items)
+    parts = {kind: _over_rounds(drawn, _distances(kind)) for kind in REPRESENTATION}
     if not parts["ratio"] or len(parts["ratio"]) > MOST_SERIES:
         return []
     words = [described(series, "", f"Distance {DISTANCES[kind]}") for kind, series in parts.items()]
@@ -97,26 +96,23 @@ def representation_plots(items: Sequence[Reading]) -> list[Plot]:
     ]
 
 
-def alignment_plots(items: Sequence[Reading]) -> list[Plot]:
+def alignment_plots(items: Sequence[Observation]) -> list[Plot]:
     """How far clients agree on each layer in the first round, and on average."""
-    name, drawn = shown(items)
+    drawn = shown(items)
     series: list[Series] = []
     layers: list[str] = []
-    for of in variants(drawn):
-        told = of[0].cell.get("feedback") or {}
+    every = variants(drawn)
+    for variant in every:
+        told = variant.items[0].cell.get("feedback") or {}
         if any(value is None for value in told.get("first", [None])):
             continue
         if layers and told["layers"] != layers:
             continue
         layers = told["layers"]
-        for kind, words in (("first", "first round"), ("mean", "all rounds")):
-            rows = [item.cell["feedback"][kind] for item in of if item.cell["feedback"]["layers"] == layers]
-            means = [
-                mean_error(math.nan if v is None else v for v in column) for column in zip(*rows, strict=True)
-            ]
-            places = tuple(float(place) for place in range(1, len(layers) + 1))
-            found = Series(f"{name(of[0])}, {words}", places, *zip(*means, strict=True))
-            series.append(found)
+        known = [item for item in variant.items if item.cell["feedback"]["layers"] == layers]
+        for number, (kind, words) in enumerate((("first", ", first round"), ("mean", ", all rounds"))):
+            rows = [_numbers(item.cell["feedback"][kind]) for item in known]
+            series.append(variant.series(rows, 1, words, look=number * len(every)))
     if not 1 < len(layers) <= MOST_LAYERS or len(series) > MOST_SERIES:
         return []
     axis = Axis("layer, in the order in which they run", whole=True)
@@ -132,21 +128,23 @@ def alignment_plots(items: Sequence[Reading]) -> list[Plot]:
     ]
 
 
-def selection_plots(items: Sequence[Reading]) -> list[Plot]:
+def selection_plots(items: Sequence[Observation]) -> list[Plot]:
     """How often feedback alignment acted on each stage of the network."""
-    name, drawn = shown(items)
+    drawn = shown(items)
     # Layers that a file names are chosen always; that needs no figure.
-    drawn = [item for item in drawn if item.cell["parameters"].get("feedback") in CHOICES]
-    chosen = [of for of in variants(drawn) if chosen_stages(of[0].cell)]
-    stages = distinct(stage for of in chosen for item in of for stage in chosen_stages(item.cell))
+    chosen = [
+        variant
+        for variant in variants(drawn)
+        if variant.items[0].cell["parameters"].get("feedback") in CHOICES
+        and chosen_stages(variant.items[0].cell)
+    ]
+    stages = distinct(stage for of in chosen for item in of.items for stage in chosen_stages(item.cell))
     if not chosen or len(chosen) > MOST_SERIES:
         return []
     series = []
-    for of in chosen:
-        shares = [chosen_stages(item.cell) for item in of]
-        means = [mean_error(100.0 * share.get(stage, 0.0) for share in shares) for stage in stages]
-        places = tuple(float(place) for place in range(len(stages)))
-        series.append(Series(name(of[0]), places, *zip(*means, strict=True)))
+    for variant in chosen:
+        shares = [chosen_stages(item.cell) for item in variant.items]
+        series.append(variant.series([100.0 * share.get(stage, 0.0) for stage in stages] for share in shares))
     told = "; ".join(
         f"{line.name}: "
         + ", ".join(f"{stage} {share:.0f} %" for stage, share in zip(stages, line.y, strict=True))
@@ -156,17 +154,17 @@ def selection_plots(items: Sequence[Reading]) -> list[Plot]:
         Plot(
             "selected",
             "Where feedback alignment acted.",
-            f"Share of all choices, one a round for each layer asked for ({where(drawn)}).",
+            f"Share of all choices, one a round for each layer asked for ({where(chosen[0].items)}).",
             f"{told}.",
-            compared(stages, series, "share of the choices (%)"),
+            compared(stages, series, METRICS["selected"].label),
         )
     ]
 
 
-def pairs(items: Sequence[Reading]) -> list[tuple[list[Reading], list[Reading]]]:
-    """Readings of a method without feedback alignment and with it, all else and the seeds alike."""
-    plain: dict[Any, list[Reading]] = {}
-    aligned: dict[Any, list[Reading]] = {}
+def pairs(items: Sequence[Observation]) -> list[tuple[list[Observation], list[Observation]]]:
+    """Observations of a method without feedback alignment and with it, all else and the seeds alike."""
+    plain: dict[Any, list[Observation]] = {}
+    aligned: dict[Any, list[Observation]] = {}
     for item in items:
         parameters = item.cell["parameters"]
         if "feedback" not in parameters:
@@ -190,39 +188,30 @@ def pairs(items: Sequence[Reading]) -> list[tuple[list[Reading], list[Reading]]]
 
 
 def _changes(
-    host: Sequence[Reading], aligned: Sequence[Reading], values: Callable[[Reading], list[float]]
-) -> Series:
-    """The difference of two methods, seed by seed, as a series over rounds."""
-    before = groups(host, lambda item: item.seed)
-    rows = []
-    for item in aligned:
-        for other in before.get(item.seed, [])[:1]:
-            rows.append([b - a for a, b in zip(values(other), values(item), strict=False)])
-    return _series(aligned[0].method, rows)
+    host: Sequence[Observation], aligned: Sequence[Observation], values: Callable[[Observation], list[float]]
+) -> list[list[float]]:
+    """The difference of two methods round by round, for each seed."""
+    before = {item.seed: item for item in reversed(host)}
+    return [
+        [later - earlier for earlier, later in zip(values(before[item.seed]), values(item), strict=False)]
+        for item in aligned
+        if item.seed in before
+    ]
 
 
-def _over_rounds(name: str, items: Sequence[Reading], values: Callable[[Reading], list[float]]) -> Series:
-    return _series(name, [values(item) for item in items])
+def _over_rounds(items: Sequence[Observation], values: Callable[[Observation], list[float]]) -> list[Series]:
+    """A series over rounds for every variant that has at least two."""
+    series = [variant.series(map(values, variant.items), first=1) for variant in variants(items)]
+    return [line for line in series if len(line.x) > 1]
 
 
-def _series(name: str, rows: Sequence[Sequence[float]]) -> Series:
-    """Means over seeds, round by round."""
-    means = [mean_error(column) for column in zip(*(row for row in rows if row), strict=False)]
-    return Series(
-        name,
-        tuple(float(number) for number in range(1, len(means) + 1)),
-        tuple(mean for mean, _ in means),
-        tuple(error for _, error in means),
-    )
-
-
-def _scaled(field: str, factor: float) -> Callable[[Reading], list[float]]:
+def _scaled(field: str, factor: float) -> Callable[[Observation], list[float]]:
     return lambda item: [factor * value for value in item.cell.get(field) or []]
 
 
-def _distances(kind: str) -> Callable[[Reading], list[float]]:
-    def values(item: Reading) -> list[float]:
-        found = (item.cell.get("representation_per_round") or {}).get(kind) or []
-        return [math.nan if value is None else float(value) for value in found]
+def _distances(kind: str) -> Callable[[Observation], list[float]]:
+    return lambda item: _numbers((item.cell.get("representation_per_round") or {}).get(kind) or [])
 
-    return values
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else float(value) for value in values]

@@ -10,20 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedsolve.experiments.figures.conditions import lines_over, listed
-from fedsolve.experiments.figures.lines import Axis, Series, compared
+from fedsolve.experiments.figures.lines import Axis, compared
 from fedsolve.experiments.figures.maps import heat_map
-from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, reference, seeds_told, sentence
-from fedsolve.experiments.figures.readings import (
-    Reading,
-    groups,
-    mean_error,
-    names_of,
-    series_of,
-    spoken,
-    tell,
-    varied,
-)
-from fedsolve.experiments.wording import axis_label
+from fedsolve.experiments.figures.plots import MOST_SERIES, Plot, reference, seeds_told, sentence, series_of
+from fedsolve.experiments.observations import Observation, groups, names_of, varied
+from fedsolve.experiments.significance import mean_error
+from fedsolve.experiments.wording import axis_label, spoken, tell
 
 MOST_MAPS = 4
 WIDE = 15
@@ -32,12 +24,12 @@ DOUBLING = 1.5
 """... and so do those of which each is more than this many times the one before."""
 
 
-def sensitivity_plots(items: Sequence[Reading]) -> list[Plot]:
+def sensitivity_plots(items: Sequence[Observation]) -> list[Plot]:
     """What the grids of the reference partition show."""
     drawn = [item for item in items if item.partition == reference(items)]
     found: list[Plot] = []
-    single: dict[str, list[Reading]] = {}
-    fixed: list[Reading] = []
+    single: dict[str, list[Observation]] = {}
+    fixed: list[Observation] = []
     for method, of_method in groups(drawn, lambda item: item.method).items():
         parameters = varied(of_method)
         if not parameters:
@@ -56,15 +48,10 @@ def sensitivity_plots(items: Sequence[Reading]) -> list[Plot]:
 
 
 def _line(
-    parameter: str, items: Sequence[Reading], values: Sequence[float], fixed: Sequence[Reading]
+    parameter: str, items: Sequence[Observation], values: Sequence[float], fixed: Sequence[Observation]
 ) -> list[Plot]:
     """Accuracy along a number; methods that lack the parameter are level lines."""
     axis, place = _axis(parameter, sorted(values))
-    ends = min(place.values()), max(place.values())
-    level = []
-    for name, of in groups(fixed, names_of(fixed)).items():
-        mean, error = mean_error(item.accuracy for item in of)
-        level.append(Series(name, ends, (mean, mean), (error, error)))
     return lines_over(
         f"parameter-{parameter}",
         f"Sensitivity to {spoken(parameter)}.",
@@ -73,7 +60,7 @@ def _line(
         lambda item: place[dict(item.grid)[parameter]],
         axis,
         without=(parameter,),
-        level=level if len(level) <= 2 else (),
+        level=fixed if len(groups(fixed, names_of(fixed))) <= 2 else (),
     )
 
 
@@ -97,12 +84,12 @@ def _wide(values: Sequence[float]) -> bool:
     return bool(steps) and (some[-1] > WIDE * some[0] or (len(steps) > 1 and min(steps) > DOUBLING))
 
 
-def _rows(parameter: str, items: Sequence[Reading], values: Sequence[Any]) -> list[Plot]:
+def _rows(parameter: str, items: Sequence[Observation], values: Sequence[Any]) -> list[Plot]:
     """A row of points per value of a parameter that is a word."""
     rows = [tell(parameter, value) for value in values]
     series = [
-        series_of(name, of, lambda item: float(values.index(dict(item.grid)[parameter])))
-        for name, of in groups(items, names_of(items, (parameter,))).items()
+        series_of(name, look, of, lambda item: float(values.index(dict(item.grid)[parameter])))
+        for look, (name, of) in enumerate(groups(items, names_of(items, (parameter,))).items())
     ]
     if len(series) > MOST_SERIES:
         return []
@@ -117,18 +104,20 @@ def _rows(parameter: str, items: Sequence[Reading], values: Sequence[Any]) -> li
     ]
 
 
-def _maps(method: str, items: Sequence[Reading], parameters: Mapping[str, list[Any]]) -> list[Plot]:
+def _maps(method: str, items: Sequence[Observation], parameters: Mapping[str, list[Any]]) -> list[Plot]:
     """Accuracy over the two parameters with most values, one map for every value of the others."""
     ranked = sorted(parameters, key=lambda name: -len(parameters[name]))
     row, column = sorted(ranked[:2], key=list(parameters).index)
     others = ranked[2:]
-    deepest = max((item.depth for item in items if item.depth is not None), default=None)
+    deepest = max((item.named_depth for item in items if item.named_depth is not None), default=None)
     points = list(itertools.product(*(parameters[name] for name in others)))
     found = []
     for number, point in enumerate(points[:MOST_MAPS], start=1):
         others_at = dict(zip(others, point, strict=True))
         kept = [
-            item for item in items if item.depth == deepest and others_at.items() <= dict(item.grid).items()
+            item
+            for item in items
+            if item.named_depth == deepest and others_at.items() <= dict(item.grid).items()
         ]
         if kept:
             name = f"map-{row}-{column}" + (f"-{number}" if len(points) > 1 else "")
@@ -139,7 +128,7 @@ def _maps(method: str, items: Sequence[Reading], parameters: Mapping[str, list[A
 
 
 def _map(
-    name: str, method: str, items: Sequence[Reading], axes: Mapping[str, list[Any]], others: Sequence[str]
+    name: str, method: str, items: Sequence[Observation], axes: Mapping[str, list[Any]], others: Sequence[str]
 ) -> Plot:
     (row, rows), (column, columns) = axes.items()
     places = groups(items, lambda item: (dict(item.grid)[row], dict(item.grid)[column]))
@@ -148,7 +137,7 @@ def _map(
         values[rows.index(down), columns.index(across)] = mean_error(item.accuracy for item in of)[0]
     down, across = np.unravel_index(int(np.nanargmax(values)), values.shape)
     best = f"{axis_label(row, rows[down])}, {axis_label(column, columns[across])}"
-    depth = [] if items[0].depth is None else [f"T = {items[0].depth}"]
+    depth = [] if items[0].named_depth is None else [f"T = {items[0].named_depth}"]
     seeds = seeds_told(items).removesuffix(", with standard errors")
     where = "; ".join([f"partition {items[0].partition}", *depth, *others, seeds])
     return Plot(

@@ -15,11 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
-class Named(Protocol):
+class Line(Protocol):
     """What a legend lists."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def look(self) -> int: ...
 
 
 Format = Literal["png", "svg", "pdf"]
@@ -105,26 +108,27 @@ def render(figure: Figure, form: Format = "svg", *, transparent: bool = False) -
     return stream.getvalue()
 
 
-def series_style(index: int) -> dict[str, Any]:
-    """Marker, dash and colour of the series at this place; the first thirty pairs all differ."""
+def series_style(look: int) -> dict[str, Any]:
+    """Marker, dash and colour of a look; the first thirty pairs of marker and dash all differ."""
     return {
-        "color": SERIES[index % len(SERIES)],
-        "marker": MARKERS[index % len(MARKERS)],
+        "color": SERIES[look % len(SERIES)],
+        "marker": MARKERS[look % len(MARKERS)],
         # Marker and dash repeat with different periods, so that a pair comes again late.
-        "linestyle": DASHES[(index + index // len(MARKERS)) % len(DASHES)],
+        "linestyle": DASHES[(look + look // len(MARKERS)) % len(DASHES)],
     }
 
 
-def legend_above(figure: Figure, panels: Iterable[Axes], order: Iterable[Named]) -> None:
-    """One legend over the whole figure, in as many columns as fit; none for a single series."""
-    found: dict[str, Any] = {}
+def legend_above(figure: Figure, panels: Iterable[Axes], series: Iterable[Line]) -> None:
+    """One legend over the whole figure, in the order of the looks; none for a single series."""
+    drawn: dict[str, Any] = {}
     for axes in panels:
         handles, names = axes.get_legend_handles_labels()
-        found = dict(zip(names, handles, strict=True)) | found
-    names = [line.name for line in order if line.name in found]
+        drawn |= dict(zip(names, handles, strict=True))
+    looks = {line.name: line.look for line in series}
+    names = sorted((name for name in looks if name in drawn), key=lambda name: looks[name])
     if len(names) < 2:
         return
     # In characters: what the figure holds across, and what a line, its name and a gap take.
     room, taken = 13 * figure.get_figwidth(), 9 + max(map(len, names))
     columns = max(1, min(len(names), int(room / taken)))
-    figure.legend([found[name] for name in names], names, loc="outside upper left", ncols=columns)
+    figure.legend([drawn[name] for name in names], names, loc="outside upper left", ncols=columns)

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from fedsolve import container
 from fedsolve.errors import DataError
-from fedsolve.experiments.figures.readings import distinct
+from fedsolve.experiments.observations import distinct
 from fedsolve.experiments.report.findings import overall
 from fedsolve.experiments.report.markup import Markup, join, tag, trusted
 from fedsolve.experiments.report.sections import Section
 from fedsolve.experiments.run_folder import RunFolder, load_run
+from fedsolve.experiments.wording import counted
 
 
 def write_report(runs: Sequence[Path], path: Path, title: str | None = None) -> None:
@@ -92,14 +93,14 @@ def _extent(runs: Sequence[RunFolder]) -> str:
     cells = [cell for run in runs for cell in run.cells]
     datasets = distinct(cell["dataset"]["name"] for cell in cells)
     models = len({cell["key"] for cell in cells})
-    told = [
-        f"{len(runs)} experiment{'s' if len(runs) != 1 else ''}",
-        f"{models:,} trained model{'s' if models != 1 else ''}",
-        f"{len(datasets)} dataset{'s' if len(datasets) != 1 else ''}",
-    ]
+    told = (
+        counted(len(runs), "experiment"),
+        counted(models, "trained model"),
+        counted(len(datasets), "dataset"),
+    )
     missing = sum(run.missing for run in runs)
     left = f" {missing:,} cells are still to be run." if missing else ""
-    return f"{told[0]}, {told[1]}, {told[2]}.{left}"
+    return f"{', '.join(told)}.{left}"
 
 
 def _period(runs: Sequence[RunFolder]) -> str:

@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.experiments.figures.readings import (
-    Reading,
+from fedsolve.experiments.figures.round_curves import pairs
+from fedsolve.experiments.metrics import METRICS
+from fedsolve.experiments.observations import (
+    Observation,
     by_dataset,
     distinct,
     groups,
-    mean_error,
     names_of,
-    readings,
+    scored,
     varied,
 )
-from fedsolve.experiments.figures.round_curves import pairs
 from fedsolve.experiments.report.markup import unbroken
 from fedsolve.experiments.run_folder import RunFolder
-from fedsolve.experiments.significance import LEVEL, compare
-from fedsolve.experiments.wording import axis_label
+from fedsolve.experiments.significance import LEVEL, compare, mean_error
+from fedsolve.experiments.wording import axis_label, counted, listed
 
 MOST_TOLD = 4
 """Methods that one sentence goes through; more would not be read."""
@@ -35,7 +35,7 @@ def findings(run: RunFolder) -> dict[str, list[str]]:
     datasets = by_dataset(run)
     found = {"": _backbones(run)}
     for dataset, cells in datasets.items():
-        items = readings(cells)
+        items = scored(cells)
         sentences = []
         if items:
             sentences = [
@@ -45,7 +45,7 @@ def findings(run: RunFolder) -> dict[str, list[str]]:
                 *_best(items),
                 *_feedback(items),
                 *_depth(items),
-                *_separability(cells),
+                *_separability(items),
             ]
         if not varied(items):
             sentences += _deviation(cells)
@@ -61,7 +61,7 @@ def overall(runs: Sequence[RunFolder]) -> list[str]:
     gains = []
     for run in runs:
         for cells in by_dataset(run).values():
-            items = readings(cells)
+            items = scored(cells)
             for of in groups(items, lambda item: item.entry).values():
                 if len(distinct(item.partition for item in of)) > 1 and _closed(of[0]):
                     same, moved = (same + 1, moved) if _invariant(of) else (same, moved + 1)
@@ -70,7 +70,7 @@ def overall(runs: Sequence[RunFolder]) -> list[str]:
     if same and not moved:
         found.append(
             "Wherever a closed-form model was trained on several partitions of the same rows "
-            f"({_count(same, 'comparison')}), it read exactly as many test rows correctly on each."
+            f"({counted(same, 'comparison')}), it read exactly as many test rows correctly on each."
         )
     elif same:
         found.append(
@@ -91,18 +91,18 @@ def _backbones(run: RunFolder) -> list[str]:
     scores: dict[tuple[str, str], dict[str, str]] = {}
     for cells in by_dataset(run).values():
         dataset = cells[0]["dataset"]
-        for method, of in groups(_deepest(readings(cells)), lambda item: item.method).items():
+        for method, of in groups(_deepest(scored(cells)), lambda item: item.method).items():
             backbone = dataset["backbone"] or "none"
             scores.setdefault((dataset["name"], method), {})[backbone] = _percent(_score(of))
     found = []
     for (dataset, method), reached in scores.items():
         if len(reached) > 1:
-            told = _and([f"{score} through {backbone}" for backbone, score in reached.items()])
+            told = listed([f"{score} through {backbone}" for backbone, score in reached.items()])
             found.append(f"On {dataset} {method} reaches {told}.")
     return found
 
 
-def _parameters(items: Sequence[Reading]) -> list[str]:
+def _parameters(items: Sequence[Observation]) -> list[str]:
     """Where the best point of a grid lies, and how much the grid matters."""
     found = []
     for method, of in groups(items, lambda item: item.method).items():
@@ -112,9 +112,9 @@ def _parameters(items: Sequence[Reading]) -> list[str]:
         means = {grid: _score(at) for grid, at in groups(_deepest(of), lambda item: item.grid).items()}
         best = max(means, key=lambda grid: means[grid][0])
         worst = min(mean for mean, _ in means.values())
-        where = _and([axis_label(name, value) for name, value in best if name in parameters])
+        where = listed([axis_label(name, value) for name, value in best if name in parameters])
         ties = sum(mean == means[best][0] for mean, _ in means.values()) - 1
-        tied = f" ({_count(ties, 'other setting')} just as well)" if ties else ""
+        tied = f" ({counted(ties, 'other setting')} just as well)" if ties else ""
         found.append(
             f"{method} is best at {where} with {_percent(means[best])}{tied}; over the {len(means)} settings "
             f"tried, accuracy moves by {means[best][0] - worst:.1f} points."
@@ -122,7 +122,7 @@ def _parameters(items: Sequence[Reading]) -> list[str]:
     return found
 
 
-def _noise(items: Sequence[Reading]) -> list[str]:
+def _noise(items: Sequence[Observation]) -> list[str]:
     """What flipped labels cost each method."""
     rates = sorted(distinct(item.noise for item in items))
     if len(rates) < 2:
@@ -134,10 +134,10 @@ def _noise(items: Sequence[Reading]) -> list[str]:
         )
         told.append(f"{method} {clean - worst:.1f} points ({clean:.1f} to {worst:.1f} %)")
     share = f"{100 * rates[-1]:g} % flipped labels instead of {100 * rates[0]:g} %"
-    return [f"{share} cost {_and(told[:MOST_TOLD])}."]
+    return [f"{share} cost {listed(told[:MOST_TOLD])}."]
 
 
-def _partitions(items: Sequence[Reading]) -> list[str]:
+def _partitions(items: Sequence[Observation]) -> list[str]:
     """Which methods do not notice who owns the rows, and how much the others do.
 
     Where clients are scored on rows of their own, the partition deals the test rows too and tells nothing.
@@ -159,16 +159,16 @@ def _partitions(items: Sequence[Reading]) -> list[str]:
     if same:
         verb = "reads" if len(same) == 1 else "read"
         sentences.append(
-            f"{_and(same)} {verb} exactly as many test rows correctly on all {len(names)} partitions"
+            f"{listed(same)} {verb} exactly as many test rows correctly on all {len(names)} partitions"
         )
     if told:
-        sentences.append(f"{_and(told[:MOST_TOLD])}")
+        sentences.append(f"{listed(told[:MOST_TOLD])}")
     if same and told:
         return [f"{sentences[0]}; the partition moves {sentences[1]}."]
     return [f"{sentences[0]}." if same else f"The partition moves {sentences[0]}."]
 
 
-def _best(items: Sequence[Reading]) -> list[str]:
+def _best(items: Sequence[Observation]) -> list[str]:
     """The best method and the next one, with the test of their difference."""
     clean = _clean(items)
     name = names_of(clean)
@@ -189,21 +189,18 @@ def _best(items: Sequence[Reading]) -> list[str]:
     ]
 
 
-def _feedback(items: Sequence[Reading]) -> list[str]:
+def _feedback(items: Sequence[Observation]) -> list[str]:
     """What feedback alignment does to accuracy and drift, over the methods that were run with and without."""
     gains, drifts = [], []
     for host, aligned in pairs([item for item in items if _unablated(item.cell["parameters"])]):
         gains.append(_score(aligned)[0] - _score(host)[0])
-        known = [
-            [drift for item in of if (drift := item.cell["measures"].get("drift")) is not None]
-            for of in (host, aligned)
-        ]
+        known = [[item.values["drift"] for item in of if "drift" in item.values] for of in (host, aligned)]
         if all(known):
             drifts.append(float(np.mean(known[1]) / np.mean(known[0]) - 1))
     if not gains:
         return []
     if len(gains) == 1:
-        told = f"Feedback alignment moves accuracy by {gains[0]:+.2f} points"
+        told = f"Feedback alignment changes accuracy by {gains[0]:+.2f} points"
         told += f" and drift by {100 * drifts[0]:+.1f} %" if drifts else ""
         return [f"{told}."]
     raised = sum(gain > 0 for gain in gains)
@@ -219,89 +216,86 @@ def _feedback(items: Sequence[Reading]) -> list[str]:
     return [f"{told}."]
 
 
-def _depth(items: Sequence[Reading]) -> list[str]:
-    """What layers give, for the methods that have them; of a grid the other sentences speak."""
+def _depth(items: Sequence[Observation]) -> list[str]:
+    """How accuracy changes from the first layer to the last; `_parameters` speaks of methods with a grid."""
     told = []
     for method, of in groups(_clean(items), lambda item: item.method).items():
         if varied(of):
             continue
-        cells = {item.cell["key"]: item.cell for item in of}.values()
-        layers = [cell["accuracy_per_layer"] for cell in cells if _gain(cell) is not None]
+        once = {item.cell["key"]: item.layers("test") for item in of}
+        layers = [row for row in once.values() if len(row) > 1]
         if layers:
-            first, last = (100 * float(np.mean([row[place] for row in layers])) for place in (0, -1))
-            told.append(f"{method} from {first:.1f} to {last:.1f} % ({_count(len(layers[0]) - 1, 'layer')})")
-    return [f"Depth takes {_and(told[:MOST_TOLD])}."] if told else []
+            first, last = (float(np.mean([row[place] for row in layers])) for place in (0, -1))
+            told.append(f"{method} from {first:.1f} to {last:.1f} % ({counted(len(layers[0]) - 1, 'layer')})")
+    return [f"Depth takes the accuracy of {listed(told[:MOST_TOLD])}."] if told else []
 
 
-def _separability(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def _separability(items: Sequence[Observation]) -> list[str]:
     """How separable the test rows become along the layers, where that was measured."""
     told = []
-    for method in distinct(cell["method"] for cell in cells):
-        layers = [
-            cell["separability"]["test"]
-            for cell in cells
-            if cell["method"] == method and (cell["separability"] or {}).get("test")
-        ]
+    for method, of in groups(items, lambda item: item.method).items():
+        once = {item.cell["key"]: item.layers("test_csr") for item in of}
+        layers = [row for row in once.values() if row]
         if layers:
-            first, last = (float(np.mean([row[place]["csr"] for row in layers])) for place in (0, -1))
+            first, last = (float(np.mean([row[place] for row in layers])) for place in (0, -1))
             told.append(f"{first:.3g} to {last:.3g} for {method}")
     if not told:
         return []
-    return [f"CSR of the test rows, lower being better separated, goes from {_and(told[:MOST_TOLD])}."]
+    return [f"CSR of the test rows ({METRICS['test_csr'].direction}) goes from {listed(told[:MOST_TOLD])}."]
 
 
 def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """How far aggregated weights lie from those of the pooled rows, where that was measured."""
     worst: dict[str, float] = {}
     for cell in cells:
-        deviation = cell["measures"].get("deviation")
+        deviation = METRICS["deviation"].of(cell, None)
         if deviation is not None:
             worst[cell["method"]] = max(deviation, worst.get(cell["method"], 0.0))
     told = [f"{value:.1e} for {method}" for method, value in worst.items()]
-    return [f"Aggregated weights deviate from the pooled solution by at most {_and(told)}."] if told else []
+    return [f"Aggregated weights deviate from the pooled solution by at most {listed(told)}."] if told else []
 
 
-def _plain(items: Sequence[Reading]) -> list[str]:
+def _plain(items: Sequence[Observation]) -> list[str]:
     """What the methods reach and what that takes, where there is nothing to compare."""
     found = []
     for method, of in groups(_deepest(items), lambda item: item.method).items():
         cell = of[0].cell
-        traffic = ((cell["bytes_up"] or 0) + (cell["bytes_down"] or 0)) / 1e6
+        traffic = METRICS["megabytes"].of(cell, None) or 0.0
         found.append(
-            f"{method} reaches {_percent(_score(of))} in {_count(cell['exchanges'] or 0, 'exchange')} with "
+            f"{method} reaches {_percent(_score(of))} in {counted(cell['exchanges'] or 0, 'exchange')} with "
             f"{traffic:.3g} MB of traffic and {cell['seconds']:.2g} seconds of training."
         )
     return found
 
 
-def _score(items: Sequence[Reading]) -> tuple[float, float]:
+def _score(items: Sequence[Observation]) -> tuple[float, float]:
     """Mean accuracy and standard error over seeds; partitions of one seed are no further evidence."""
     seeds = groups(items, lambda item: item.seed).values()
     return mean_error(mean_error(item.accuracy for item in of)[0] for of in seeds)
 
 
-def _scored_at_best(item: Reading) -> bool:
+def _scored_at_best(item: Observation) -> bool:
     """Whether the accuracy is that of the best round on the test rows, and not of the last."""
     rounds = item.cell.get("accuracy_per_round") or []
     return bool(rounds) and 100.0 * max(rounds) == item.accuracy != 100.0 * rounds[-1]
 
 
-def _clean(items: Sequence[Reading]) -> list[Reading]:
-    """The readings with the fewest flipped labels."""
+def _clean(items: Sequence[Observation]) -> list[Observation]:
+    """The observations with the fewest flipped labels."""
     least = min(item.noise for item in items)
     return [item for item in items if item.noise == least]
 
 
-def _deepest(items: Sequence[Reading]) -> list[Reading]:
-    """Of each method only its deepest readings."""
+def _deepest(items: Sequence[Observation]) -> list[Observation]:
+    """Of each method only its deepest observations."""
     most = {
-        method: max((item.depth for item in of if item.depth is not None), default=None)
+        method: max((item.named_depth for item in of if item.named_depth is not None), default=None)
         for method, of in groups(items, lambda item: item.method).items()
     }
-    return [item for item in items if item.depth == most[item.method]]
+    return [item for item in items if item.named_depth == most[item.method]]
 
 
-def _invariant(items: Sequence[Reading]) -> bool:
+def _invariant(items: Sequence[Observation]) -> bool:
     """Whether, seed by seed, the same number of test rows is read correctly on every partition."""
     return all(
         len({item.counts for item in of}) == 1 and of[0].counts is not None
@@ -309,12 +303,12 @@ def _invariant(items: Sequence[Reading]) -> bool:
     )
 
 
-def _spread(items: Sequence[Reading]) -> float:
+def _spread(items: Sequence[Observation]) -> float:
     means = [mean_error(i.accuracy for i in of)[0] for of in groups(items, lambda i: i.partition).values()]
     return max(means) - min(means)
 
 
-def _closed(item: Reading) -> bool:
+def _closed(item: Observation) -> bool:
     """Whether theory promises the same model on every partition: sums over all clients, nothing else."""
     same_rows = item.cell.get("local") is None
     return same_rows and (item.cell["algorithm"] == "afl" or _deepafl(item.cell))
@@ -341,7 +335,7 @@ def _gain(cell: Mapping[str, Any]) -> float | None:
     return 100.0 * (layers[-1] - layers[0]) if layers and len(layers) > 1 else None
 
 
-def _significance(first: Sequence[Reading], second: Sequence[Reading]) -> str:
+def _significance(first: Sequence[Observation], second: Sequence[Observation]) -> str:
     """The chi-squared test of two accuracies, of test sets counted once."""
     p = compare([item.counts for item in first], [item.counts for item in second])
     if p is None:
@@ -353,11 +347,3 @@ def _significance(first: Sequence[Reading], second: Sequence[Reading]) -> str:
 def _percent(mean_and_error: tuple[float, float]) -> str:
     mean, error = mean_and_error
     return f"{mean:.2f} %" if np.isnan(error) else f"{mean:.2f} ± {error:.2f} %"
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from fedsolve.experiments.config import TableSpec
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.result_tables import ResultTable, Row, TableCell, tables_of
 from fedsolve.experiments.run_folder import RunFolder
@@ -125,7 +126,7 @@ def _printed(entry: TableCell | None) -> Markup:
 
 
 def _best(table: ResultTable, lines: Sequence[_Line]) -> set[tuple[int, int]]:
-    """The places (row, column) of the highest accuracies of ours.
+    """The places (row, column) of our best values of metrics that rank models.
 
     Of the methods in a column where rows are methods, else of the settings in a row. Rows of several
     datasets have no best among them, and numbers that are all equal none either.
@@ -134,10 +135,13 @@ def _best(table: ResultTable, lines: Sequence[_Line]) -> set[tuple[int, int]]:
     scores: dict[tuple[int, str], dict[tuple[int, int], float]] = {}
     for place, line in enumerate(lines):
         for column, entry in enumerate(line.row.entries):
-            ours = entry is not None and line.row.paper is None and entry.metric in ("test", "train")
-            if ours and entry is not None and entry.mean is not None:
+            if entry is None or entry.mean is None or line.row.paper is not None:
+                continue
+            metric = METRICS[entry.metric]
+            if metric.ranked:
                 group = column if "method" in axes else place
-                scores.setdefault((group, entry.metric), {})[place, column] = entry.mean
+                sign = -1.0 if metric.better == "down" else 1.0
+                scores.setdefault((group, entry.metric), {})[place, column] = sign * entry.mean
     if {"method", "dataset"} <= set(axes):
         return set()
     return {

@@ -10,7 +10,7 @@ from typing import Any
 from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.figures import plots, slug
 from fedsolve.experiments.figures.plots import Plot
-from fedsolve.experiments.figures.readings import by_dataset, distinct
+from fedsolve.experiments.observations import by_dataset, distinct
 from fedsolve.experiments.papers import papers
 from fedsolve.experiments.report.findings import findings
 from fedsolve.experiments.report.html_tables import everything_table, results_table
@@ -18,6 +18,10 @@ from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.report.svg import inline_svg
 from fedsolve.experiments.result_tables import tables_of
 from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.experiments.wording import counted, listed
+
+MOST_NAMED = 6
+"""Methods, datasets and partitions that the setting lists by name."""
 
 
 class Section:
@@ -66,10 +70,10 @@ class Section:
     def _asked(self) -> Markup:
         experiment = self.run.experiment
         setting = [
-            _listed([method.name for method in experiment.methods]),
-            f"on {_listed(_datasets(experiment))}",
-            f"under {_listed([partition.name for partition in experiment.partitions])}{_clients(experiment)}",
-            f"with {_counted(len(experiment.seeds), 'seed')}",
+            listed([method.name for method in experiment.methods], MOST_NAMED),
+            f"on {listed(_datasets(experiment), MOST_NAMED)}",
+            f"under {listed([one.name for one in experiment.partitions], MOST_NAMED)}{_clients(experiment)}",
+            f"with {counted(len(experiment.seeds), 'seed')}",
         ]
         notes = [tag("p", experiment.notes, class_="asked")] if experiment.notes else []
         return join([*notes, tag("p", unbroken(f"Setting: {', '.join(setting)}."), class_="asked")])
@@ -78,7 +82,7 @@ class Section:
         missing, found = self.run.missing, len(self.run.cells)
         if not missing:
             return Markup()
-        told = f"{_counted(missing, 'cell')} of {missing + found} have not been run yet"
+        told = f"{counted(missing, 'cell')} of {missing + found} have not been run yet"
         rest = "what follows rests on the others." if found else "there is nothing to show."
         return tag("p", f"{told}; {rest}", class_="warning", role="note")
 
@@ -140,7 +144,7 @@ class Section:
             return Markup()
         return _folded(
             "Accuracy and cost of every model",
-            _counted(len(table.rows), "model"),
+            counted(len(table.rows), "model"),
             results_table(table, f"{self.number}.all", None),
         )
 
@@ -169,7 +173,7 @@ class Section:
             facts.append(("Training", f"{_duration(seconds)} in all"))
         facts.append(("Again", tag("code", f"fedsolve experiment run {self.run.name}.toml")))
         rows = [part for name, value in facts for part in (tag("dt", name), tag("dd", value))]
-        return _folded("Provenance", _counted(len(cells), "cell"), tag("dl", *rows))
+        return _folded("Provenance", counted(len(cells), "cell"), tag("dl", *rows))
 
 
 def _datasets(experiment: Experiment) -> list[str]:
@@ -177,13 +181,15 @@ def _datasets(experiment: Experiment) -> list[str]:
     backbones: dict[str, list[str]] = {}
     for dataset in experiment.datasets:
         backbones.setdefault(dataset.name, []).append(dataset.backbone or "no backbone")
-    return [f"{name} through {_listed(by)}" if len(by) > 1 else name for name, by in backbones.items()]
+    return [
+        f"{name} through {listed(by, MOST_NAMED)}" if len(by) > 1 else name for name, by in backbones.items()
+    ]
 
 
 def _clients(experiment: Experiment) -> str:
     """How many clients, where that is the same for all partitions; else their names tell."""
     counts = {partition.clients for partition in experiment.partitions}
-    return f" among {_counted(counts.pop(), 'client')}" if len(counts) == 1 else ""
+    return f" among {counted(counts.pop(), 'client')}" if len(counts) == 1 else ""
 
 
 def _folded(title: str, count: str, *content: Markup) -> Markup:
@@ -204,7 +210,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _machine(machine: Mapping[str, Any]) -> str:
     gpu = f", {machine['gpu']}" if machine.get("gpu") else ""
-    return f"{machine['cpu']}, {_counted(machine['cores'], 'core')}, {machine['system']}{gpu}"
+    return f"{machine['cpu']}, {counted(machine['cores'], 'core')}, {machine['system']}{gpu}"
 
 
 def _when(time: str) -> str:
@@ -215,14 +221,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} seconds"
     return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
-def _listed(names: list[str], most: int = 6) -> str:
-    rest = len(names) - most
-    if rest > 1:
-        return f"{', '.join(names[:most])} and {rest} more"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

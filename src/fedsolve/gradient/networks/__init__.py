@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -24,7 +23,7 @@ from weakref import WeakKeyDictionary
 from fedsolve import permissions
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.data.backbones.common import require
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 from fedsolve.gradient.networks import custom
 from fedsolve.gradient.networks.custom import register_network
 from fedsolve.gradient.networks.heads import hidden_widths, stack
@@ -288,9 +287,8 @@ def _parsed(name: str) -> tuple[str, str | None]:
     named = kind == custom.PREFIX or all(part.isidentifier() for part in [*kind.split("."), rest])
     if colon and rest and named:
         return kind, option
-    close = get_close_matches(name.lower(), _known(), 1)
     raise DataError(
-        f"unknown network '{name}'.{custom.did_you_mean(close)} Known are {', '.join(_known())}, "
+        f"unknown network '{name}'.{did_you_mean(name, _known())} Known are {', '.join(_known())}, "
         "mlp:W1,W2,..., package.module:factory and what register_network(module) returns."
     )
 

@@ -6,12 +6,11 @@ import copy
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from fedsolve.data.backbones.common import digest_of, first_line, require
 from fedsolve.data.backbones.torch_callable import weights_digest
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, did_you_mean
 from fedsolve.gradient.networks.initial import network_seed
 from fedsolve.gradient.streams import GENERATOR
 from fedsolve.permissions import check_allowed
@@ -94,9 +93,9 @@ def _factory(place: str, name: str, address: str, known: tuple[str, ...]) -> Cal
     except Exception as problem:  # a user's own code may raise anything
         absent = problem.name if isinstance(problem, ModuleNotFoundError) else None
         if absent and f"{place}.".startswith(f"{absent}."):
-            close = get_close_matches(f"{place}:{name}", known, 1) or get_close_matches(place, known, 1)
+            guess = did_you_mean(f"{place}:{name}", known) or did_you_mean(place, known)
             raise DataError(
-                f"{address}: there is no module '{place}'.{did_you_mean(close)} Install it or put its folder "
+                f"{address}: there is no module '{place}'.{guess} Install it or put its folder "
                 f"on PYTHONPATH; networks that come with fedsolve are {', '.join(known)}."
             ) from problem
         raise DataError(
@@ -107,16 +106,11 @@ def _factory(place: str, name: str, address: str, known: tuple[str, ...]) -> Cal
         names = sorted(each for each, value in vars(module).items() if callable(value) and each[0] != "_")
         seen = "has no" if found is None else f"has a {type(found).__name__}, not a function,"
         raise DataError(
-            f"{address}: {place} {seen} '{name}'.{did_you_mean(get_close_matches(name, names, 1))} Name a "
+            f"{address}: {place} {seen} '{name}'.{did_you_mean(name, names)} Name a "
             "function of (features, outputs) that returns a torch.nn.Module."
         )
     factory: Callable[[int, int], nn.Module] = found
     return factory
-
-
-def did_you_mean(close: list[str]) -> str:
-    """The hint for an error message, with a space before it; nothing without a near miss."""
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _is_module(value: Any) -> bool:

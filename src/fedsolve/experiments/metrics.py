@@ -1,0 +1,153 @@
+"""Every metric in one table: what it is called, its unit and direction, how it is written, who measures it.
+
+Tables, figures, findings, the report and the terminal look here, so that a new metric is one entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Form = Literal["hundredths", "count", "time", "power", "number"]
+"""Two decimals; three digits, whole numbers as such; three digits; as a power of ten; four digits."""
+
+_DIGITS = {"count": 3, "time": 3, "number": 4}
+_MORE_DECIMALS = 3
+_FACTORS = {"%": 100.0, "points": 100.0, "MB": 1e-6}
+"""Cells keep shares of one and bytes."""
+
+Read = Callable[[Mapping[str, Any], int | None], Any]
+"""Gives what a cell has after so many layers (None where there are none); None where it was not measured."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a table can show of a cell.
+
+    key:      its name in experiment files and in the papers' tables.
+    label:    what heads a column and stands along an axis, with the unit.
+    unit:     what stands behind the number in a sentence.
+    better:   whether more is better, or less; None where neither is.
+    form:     how its numbers are written.
+    measured: which cells have it.
+    read:     where a cell keeps it; among its `measures` under the same name unless given.
+    ranked:   whether the report marks the best one in bold.
+    """
+
+    key: str
+    label: str
+    unit: str
+    better: Literal["up", "down"] | None
+    form: Form
+    measured: str
+    read: Read | None = None
+    ranked: bool = False
+
+    def of(self, cell: Mapping[str, Any], depth: int | None) -> float | None:
+        """The value of a cell after `depth` layers; None where it was not measured."""
+        value = cell["measures"].get(self.key) if self.read is None else self.read(cell, depth)
+        return None if value is None else value * _FACTORS.get(self.unit, 1.0)
+
+    @property
+    def direction(self) -> str:
+        return {"up": "higher is better", "down": "lower is better"}.get(self.better or "", "")
+
+    def number(self, value: float | None, error: float | None = None, printed: bool = False) -> str:
+        """A value and its error with the digits that mean something, the same for both.
+
+        An error is never rounded away: the value gets more decimals, or the error an exponent where it is
+        tiny. printed: a paper's number, which keeps the digits it has.
+        """
+        if value is None:
+            return "–"
+        if self.form == "power":
+            return f"{value:.2e}" + ("" if error is None else f" ± {error:.1e}")
+        if printed and self.form != "hundredths":
+            return f"{value:g}" + ("" if error is None else f" ± {error:g}")
+        if self.form == "count" and error is not None and error <= 1e-9 * abs(value):
+            # Traffic is the same for every seed; an error of zero would only be noise to read.
+            error = None
+        decimals = 2
+        if self.form in _DIGITS and value != 0:
+            decimals = max(0, _DIGITS[self.form] - 1 - math.floor(math.log10(abs(value))))
+        if self.form == "count" and value == round(value):
+            decimals = 0
+        if self.form in _DIGITS and error and round(error, decimals) == 0:
+            needed = -math.floor(math.log10(error))
+            if needed > decimals + _MORE_DECIMALS:
+                return f"{value:.{decimals}f} ± {error:.0e}"
+            decimals = needed
+        return f"{value:.{decimals}f}" + ("" if error is None else f" ± {error:.{decimals}f}")
+
+
+def per_layer(name: str) -> Read:
+    """What a cell keeps under `name`, and layer by layer beside it."""
+
+    def read(cell: Mapping[str, Any], depth: int | None) -> Any:
+        if depth is None:
+            return cell[name]
+        layers = cell[f"{name}_per_layer"]
+        return layers[depth] if layers else None
+
+    return read
+
+
+def _traffic(cell: Mapping[str, Any], depth: int | None) -> Any:
+    ways = [per_layer(name)(cell, depth) for name in ("bytes_up", "bytes_down")]
+    return None if None in ways else sum(ways)
+
+
+def _risk(cell: Mapping[str, Any], depth: int | None) -> Any:
+    return cell["risk"][depth or 0] if cell["risk"] else None
+
+
+def _separability(part: str, ratio: str) -> Read:
+    def read(cell: Mapping[str, Any], depth: int | None) -> Any:
+        layers = (cell["separability"] or {}).get(part)
+        return layers[depth][ratio] if layers else None
+
+    return read
+
+
+_EVERY = "every method"
+_LAYERED = "layered closed forms, with `separability` under [measure]"
+_ROUNDS = "gradient methods"
+_LOOKED_AT = "gradient methods, with `representation` under [measure]"
+_LOCAL = "every method, with `local` under [measure]"
+_PERSONAL = "personalised methods, with `local` under [measure]"
+_TABLE = "the table"
+
+
+def _table() -> Iterator[Metric]:
+    yield Metric("test", "test accuracy (%)", "%", "up", "hundredths", _EVERY, per_layer("accuracy"), True)
+    trained = per_layer("train_accuracy")
+    yield Metric("train", "training accuracy (%)", "%", "up", "hundredths", _EVERY, trained, True)
+    yield Metric("seconds", "seconds", "s", "down", "time", _EVERY, per_layer("seconds"))
+    yield Metric("relative_seconds", "seconds, baseline = 1", "", "down", "time", _TABLE)
+    yield Metric("exchanges", "exchanges", "", "down", "count", _EVERY, per_layer("exchanges"))
+    yield Metric("megabytes", "MB", "MB", "down", "count", _EVERY, _traffic)
+    yield Metric("megabytes_up", "MB up", "MB", "down", "count", _EVERY, per_layer("bytes_up"))
+    yield Metric("megabytes_down", "MB down", "MB", "down", "count", _EVERY, per_layer("bytes_down"))
+    yield Metric("risk", "risk", "", "down", "number", "closed forms", _risk)
+    for part, rows in (("train", "training"), ("test", "test")):
+        for ratio in ("csr", "ifs", "dm"):
+            read, label = _separability(part, ratio), f"{rows} {ratio.upper()}"
+            yield Metric(f"{part}_{ratio}", label, "", "down", "number", _LAYERED, read)
+    yield Metric("deviation", "deviation", "", "down", "power", "the aggregation law")
+    yield Metric("drift", "drift H", "", "down", "number", _ROUNDS)
+    yield Metric("best_round", "best round (%)", "%", "up", "hundredths", _ROUNDS)
+    yield Metric("tail_rounds", "last tenth of the rounds (%)", "%", "up", "hundredths", _ROUNDS)
+    yield Metric("intra", "distance within classes", "", "down", "number", _LOOKED_AT)
+    yield Metric("inter", "distance between classes", "", "up", "number", _LOOKED_AT)
+    yield Metric("ratio", "between / within classes", "", "up", "number", _LOOKED_AT)
+    yield Metric("selected", "share of the choices (%)", "%", None, "hundredths", _TABLE)
+    worst = "accuracy of the worst tenth of the clients (%)"
+    yield Metric("worst_decile", worst, "%", "up", "hundredths", _LOCAL)
+    shared, alone = "gain over the shared model (points)", "gain over each client alone (points)"
+    yield Metric("gain_shared", shared, "points", "up", "hundredths", _PERSONAL)
+    yield Metric("gain_alone", alone, "points", "up", "hundredths", _PERSONAL)
+
+
+METRICS: dict[str, Metric] = {metric.key: metric for metric in _table()}

@@ -1,0 +1,119 @@
+"""A cell with its rows dealt, and what can be run on it: a method, or something it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data import partitions
+from fedsolve.data.noise import flip_labels
+from fedsolve.errors import DataError
+from fedsolve.experiments.config import Cell, PartitionSpec
+from fedsolve.experiments.outcomes import Outcome
+from fedsolve.experiments.sources import ExperimentRows, Tick
+from fedsolve.federation.local_scores import LocalScores, client_rows, local_scores
+from fedsolve.federation.participant import ClientData
+from fedsolve.labels import positions
+
+
+@dataclass(frozen=True)
+class LocalParts:
+    """Each client's training and test rows, as views into the dataset."""
+
+    train: list[ClientData]
+    test: list[ClientData]
+    names: tuple[str, ...]
+
+    def score(self, predictors: Any) -> LocalScores:
+        return local_scores(predictors, self.test, self.names)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a method or a comparison is run on.
+
+    true:   the labels of the training rows, by which they are dealt.
+    labels: the labels trained on, flipped ones included.
+    owners: which client owns each training row.
+    """
+
+    cell: Cell
+    rows: ExperimentRows
+    true: Array
+    labels: Array
+    owners: Array
+    workers: int | None
+    tick: Tick
+
+    @classmethod
+    def of(
+        cls, cell: Cell, rows: ExperimentRows, workers: int | None = None, tick: Tick | None = None
+    ) -> Trial:
+        true = np.asarray(rows.y_train)
+        labels = flip_labels(true, cell.noise, cell.seed) if cell.noise else true
+        # A wrong label does not move a row to another client: along the axis of noise nothing else differs.
+        owners = deal(cell.partition, true, cell.seed)
+        return cls(cell, rows, true, labels, owners, workers, tick or (lambda remark: None))
+
+    @property
+    def clients(self) -> int:
+        return self.cell.partition.clients
+
+    @cached_property
+    def classes(self) -> Array:
+        return np.unique(self.labels)
+
+    @cached_property
+    def coded(self) -> tuple[Array, Array]:
+        """Training features as float64, and labels as positions among the classes."""
+        return np.asarray(self.rows.x_train, dtype=np.float64), positions(self.labels, self.classes)
+
+    @cached_property
+    def coded_test(self) -> tuple[Array, Array] | None:
+        """The same of the test rows, -1 for a class that nobody trained on; None where there are none."""
+        if self.rows.x_test is None or self.rows.y_test is None:
+            return None
+        return np.asarray(self.rows.x_test, dtype=np.float64), positions(self.rows.y_test, self.classes)
+
+    @property
+    def parts(self) -> LocalParts:
+        """Every client's own training and test rows.
+
+        Test rows of the dataset are dealt so that each client's classes have the shares of its training
+        rows; where there are none, every client keeps a quarter of its own rows for testing.
+        """
+        rows, owners, clients, seed = self.rows, self.owners, self.clients, self.cell.seed
+        x_train = np.asarray(rows.x_train)
+        held = None
+        if rows.x_test is not None and rows.y_test is not None:
+            tested = partitions.alike(rows.y_test, self.true, owners, clients, seed=seed)
+            test = client_rows(np.asarray(rows.x_test), rows.y_test, tested, clients)
+        else:
+            held = partitions.held_out(self.true, owners, seed=seed)
+            test = client_rows(x_train, self.true, owners, clients, held)
+        train = client_rows(x_train, self.labels, owners, clients, None if held is None else ~held)
+        digits = len(str(clients - 1))
+        return LocalParts(train, test, tuple(f"client-{client:0{digits}d}" for client in range(clients)))
+
+    def refuse_local(self, name: str) -> None:
+        """Refuse a cell that is measured client by client, for what gives one model for all."""
+        if self.cell.measure.local:
+            raise DataError(f"{name} is not measured client by client; leave it out, or leave out 'local'.")
+
+
+class Contender(Protocol):
+    """What a cell measures: parameters as the fields of a frozen dataclass, and a run on dealt rows."""
+
+    def run(self, trial: Trial) -> Outcome: ...
+
+
+def deal(partition: PartitionSpec, labels: Array, seed: int) -> Array:
+    """Which client owns each row."""
+    owners: Array = getattr(partitions, partition.kind)(
+        labels, partition.clients, seed=seed, **partition.options
+    )
+    return owners

@@ -1,0 +1,332 @@
+"""The client's side of a secure sum: keys, shares of them, masked terms, and help to open a total.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), against
+a semi-honest server, on the complete graph. A client u sends its term x in the ring as
+
+    y_u = x_u + PRG(b_u) + sum over v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)
+
+where b_u is its own seed and s_uv what its key and v's agree on (X25519). In the sum over all clients the
+s_uv cancel. To remove the rest the members give shares (Shamir) of b_u for those who answered, and of the
+key behind s_uv for those who did not; never both of one client, which would show its term.
+
+Keys are made once for many sums: each slot has a key pair and a seed of its own, each shared by itself, so
+that a key opened for one sum opens nothing else. Calls, in this order:
+
+    advertise() -> keys to everybody;  share(all keys) -> sealed shares;  receive(shares sealed for us)
+    then for every sum:  mask(slot, ...) -> masked term;  open(slot, ...) -> shares that open the total
+
+Nothing here sends or stores anything. An engine stores what `save` and `mask` give before it sends the
+masked term: a slot serves one term, and a repeat can only send the stored bytes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from fedsolve.container import Array, from_bytes, to_bytes
+from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.privacy.key_streams import add_masks
+from fedsolve.privacy.notes import (
+    Question,
+    Setup,
+    SlotKeys,
+    as_array,
+    check_names,
+    commitment,
+    least_threshold,
+    octets,
+    opening_digest,
+    pack,
+    pair_purpose,
+    purpose,
+    relayed,
+    self_purpose,
+    sign_of_pair,
+)
+from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, agree, derive, public_key, seal, unseal
+from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
+from fedsolve.privacy.signatures import Sign, Verify
+
+OF_KEY, OF_SEED = 0, 1
+"""The two shares that a member holds of each slot of another."""
+
+
+class Client:
+    """One member of a setup. Its secrets never leave it but as shares sealed for the others.
+
+    sign, verify: how key messages are signed, and whose signatures are believed; see `signatures`.
+    colluders: how many members might side with the server; the threshold must allow for them.
+    random: where secrets come from; anything but the default is for tests.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        name: str,
+        sign: Sign,
+        verify: Verify,
+        *,
+        colluders: int = 0,
+        random: Random = secrets.token_bytes,
+    ) -> None:
+        self.setup = setup
+        self.name = name
+        self._sign = sign
+        self._verify = verify
+        self._colluders = colluders
+        self._random = random
+        self._channel = random(KEY_BYTES)
+        # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
+        drawn = [as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
+        self._secrets: Array = np.stack(drawn)
+        self._members: dict[str, SlotKeys] = {}
+        self._own_keys = b""
+        self._shares: dict[str, Array] = {}
+        self._cohorts: dict[int, tuple[str, tuple[str, ...]]] = {}
+        self._opened: dict[int, tuple[str, bytes]] = {}
+
+    # -- once per setup ----------------------------------------------------------------------------
+
+    def advertise(self) -> bytes:
+        """This client's public keys, signed, for all members."""
+        if not self._own_keys:
+            masks = [as_array(public_key(pair[OF_KEY].tobytes())) for pair in self._secrets]
+            bound = [
+                as_array(commitment(self.setup, self.name, slot, pair[OF_SEED].tobytes()))
+                for slot, pair in enumerate(self._secrets)
+            ]
+            keys = SlotKeys(self.name, public_key(self._channel), np.stack(masks), np.stack(bound))
+            signature = self._sign(keys.signed_bytes(self.setup))
+            signed = SlotKeys(keys.name, keys.channel, keys.masks, keys.commitments, signature)
+            self._own_keys = signed.to_bytes(self.setup)
+        return self._own_keys
+
+    def share(self, keys: bytes) -> bytes:
+        """Shares of every slot's key and seed, sealed for each member; `keys` are all members' keys.
+
+        Refused when a signature is missing or wrong, or the threshold is too low for so many members.
+        """
+        if self._members:
+            raise TermError(f"'{self.name}' has shared its secrets in this setup; they are shared once.")
+        notes = relayed(keys, "members", self.setup)
+        members = {name: self._verified(name, note) for name, note in notes.items()}
+        if not self._own_keys or notes.get(self.name) != self._own_keys:
+            raise TermError(f"'{self.name}' does not find its own keys among those of the members.")
+        names, threshold = sorted(members), self.setup.threshold
+        least = least_threshold(len(names), self._colluders)
+        if not least <= threshold <= len(names):
+            raise CohortError(
+                f"a threshold of {threshold} among {len(names)} members is refused: it must lie between "
+                f"{least} and {len(names)} (more than half of the members and {self._colluders} colluders)."
+            )
+        # (holders, slots, 2, 33)
+        shares = np.empty((len(names), self.setup.slots, 2, SHARE_BYTES), dtype=np.uint8)
+        for slot, pair in enumerate(self._secrets):
+            for which in (OF_KEY, OF_SEED):
+                parts = split(pair[which].tobytes(), threshold, len(names), self._random)
+                shares[:, slot, which] = as_array(b"".join(parts)).reshape(-1, SHARE_BYTES)
+        self._members = members
+        sealed = {}
+        for holder, name in enumerate(names):
+            if name == self.name:
+                self._shares[name] = shares[holder].copy()
+                continue
+            about = self._channel_purpose(self.name, name)
+            key = agree(self._channel, members[name].channel, about)
+            text = shares[holder].tobytes()
+            sealed[name] = as_array(seal(key, text, about, self._random(NONCE_BYTES)))
+        others = sorted(sealed)
+        arrays = {str(place): sealed[name] for place, name in enumerate(others)}
+        return pack("shares", self.setup, {"name": self.name, "names": others}, arrays)
+
+    def receive(self, sealed: bytes) -> None:
+        """Take the shares that the others sealed for this client. Who sent none cannot take part in sums."""
+        self._need(bool(self._members) and len(self._shares) == 1, "shares come once, after one's own")
+        parts = relayed(sealed, "sealed", self.setup)
+        check_names(sorted(set(self._members) - {self.name}), list(parts), "a note with sealed shares")
+        if len(parts) + 1 < self.setup.least_cohort:
+            raise CohortError(
+                f"{len(parts) + 1} of {len(self._members)} members shared their secrets; at least "
+                f"{self.setup.least_cohort} must. Start the setup again."
+            )
+        found = {}
+        shape = (self.setup.slots, 2, SHARE_BYTES)
+        for name, part in parts.items():
+            about = self._channel_purpose(name, self.name)
+            key = agree(self._channel, self._members[name].channel, about)
+            text = unseal(key, part, about)
+            if len(text) != math.prod(shape):
+                raise TermError(f"the shares of '{name}' are {len(text)} bytes, not {math.prod(shape)}.")
+            found[name] = as_array(text).reshape(shape).copy()
+        self._shares |= found
+
+    def _verified(self, name: str, note: bytes) -> SlotKeys:
+        keys = SlotKeys.from_bytes(note, self.setup)
+        if keys.name != name or not self._verify(name, keys.signed_bytes(self.setup), keys.signature):
+            raise TermError(
+                f"the keys sent under the name '{name}' are not signed by '{name}' as this site knows it. "
+                "Compare fingerprints with that site before going on."
+            )
+        return keys
+
+    def _channel_purpose(self, sender: str, receiver: str) -> bytes:
+        # All members' keys enter, so that two who were shown different keys cannot read each other.
+        return purpose("sealed", self.setup.note(), self._view, sender, receiver)
+
+    @cached_property
+    def _view(self) -> str:
+        """SHA-256 over the keys of all members, as this client was shown them."""
+        state = hashlib.sha256()
+        for name in sorted(self._members):
+            state.update(hashlib.sha256(self._members[name].signed_bytes(self.setup)).digest())
+        return state.hexdigest()
+
+    # -- once per sum ------------------------------------------------------------------------------
+
+    @property
+    def partners(self) -> tuple[str, ...]:
+        """The members with whom this client can take part in a sum, itself included."""
+        return tuple(sorted(self._shares))
+
+    def mask(self, slot: int, vector: RingVector, cohort: Collection[str], context: bytes = b"") -> bytes:
+        """The term with its masks, for a sum over at most this cohort. A slot serves once, then is refused.
+
+        context: what else all must agree on; see `Question`.
+        """
+        names = tuple(sorted(cohort))
+        question = Question(self.setup, slot, names, vector.wide, len(vector.single), context)
+        self._need(len(self._shares) > 1, "shares must have been received first")
+        check_names(self.partners, names, "the cohort of this sum")
+        self._need(self.name in names, "the cohort of a sum holds who answers")
+        if len(names) < self.setup.least_cohort:
+            raise CohortError(
+                f"a sum over {len(names)} clients is refused; it takes {self.setup.least_cohort}."
+            )
+        if slot in self._cohorts:
+            raise TermError(
+                f"slot {slot} has been used: its masks would meet a second term and show the difference. "
+                "Send the stored answer again, or ask with a new slot."
+            )
+        digest = question.digest()
+        key, seed = (part.tobytes() for part in self._secrets[slot])
+        self._cohorts[slot] = (digest, names)
+        self._secrets[slot] = 0  # the others hold what can open this sum; nobody can mask with it again
+        masks = [(derive(seed, self_purpose(digest, self.name)), 1)]
+        for other in names:
+            if other != self.name:
+                public = self._members[other].masks[slot].tobytes()
+                shared = agree(key, public, pair_purpose(digest, self.name, other))
+                masks.append((shared, sign_of_pair(self.name, other)))
+        masked = vector.copy()
+        add_masks(masked, masks)
+        note = {"name": self.name, "slot": slot, "question": digest, "wide": masked.wide}
+        return pack("masked", self.setup, note, {"limbs": masked.limbs})
+
+    def open(self, slot: int, survivors: Sequence[str], dropped: Sequence[str]) -> bytes:
+        """Shares that open the total of a sum over `survivors`, once; the same question has the same answer.
+
+        Of a survivor the seed's share, of a dropped client the key's share. Together they must be the
+        cohort that this client masked its term for.
+        """
+        there, gone = sorted(survivors), sorted(dropped)
+        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
+        digest, cohort = self._cohorts[slot]
+        if sorted([*there, *gone]) != list(cohort):
+            raise TermError(
+                f"slot {slot} was used for a sum over {list(cohort)}; {there} with {gone} dropped is "
+                "another one."
+            )
+        self._need(self.name in there, "who is asked to open a sum is in it")
+        if len(there) < self.setup.least_cohort:
+            raise CohortError(
+                f"a sum over {len(there)} clients is not opened; it takes {self.setup.least_cohort}."
+            )
+        opening = opening_digest(digest, there)
+        if slot not in self._opened:
+            note = {"name": self.name, "slot": slot, "opening": opening}
+            arrays = {
+                "seeds": self._held(slot, there, OF_SEED),
+                "keys": self._held(slot, gone, OF_KEY),
+            }
+            self._opened[slot] = (opening, pack("opened", self.setup, note, arrays))
+            for shares in self._shares.values():
+                shares[slot] = 0
+        elif self._opened[slot][0] != opening:
+            raise TermError(
+                f"slot {slot} has been opened for another set of clients; opening it for {there} too would "
+                "show the difference between the two totals."
+            )
+        return self._opened[slot][1]
+
+    def _held(self, slot: int, names: Sequence[str], which: int) -> Array:
+        rows = [self._shares[name][slot, which] for name in names]
+        return np.stack(rows) if rows else np.empty((0, SHARE_BYTES), dtype=np.uint8)
+
+    def _need(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise TermError(f"'{self.name}' is asked out of turn: {what}.")
+
+    # -- keeping it --------------------------------------------------------------------------------
+
+    def save(self) -> bytes:
+        """Everything this client knows, secrets included: for its own disk, readable by its owner alone."""
+        members, shares = sorted(self._members), sorted(self._shares)
+        arrays = {
+            "channel": as_array(self._channel),
+            "secrets": self._secrets,
+            "own": as_array(self._own_keys),
+            **{f"member.{n}": as_array(self._members[m].to_bytes(self.setup)) for n, m in enumerate(members)},
+            **{f"share.{n}": self._shares[m] for n, m in enumerate(shares)},
+            **{f"opened.{slot}": as_array(reply) for slot, (_, reply) in self._opened.items()},
+        }
+        note = {
+            "name": self.name,
+            "members": members,
+            "shares": shares,
+            "cohorts": [[slot, digest, list(names)] for slot, (digest, names) in self._cohorts.items()],
+            "opened": [[slot, digest] for slot, (digest, _) in self._opened.items()],
+        }
+        return to_bytes(arrays, {"secure_client": 1, "setup": self.setup.note(), **note})
+
+    @classmethod
+    def load(
+        cls,
+        data: bytes,
+        sign: Sign,
+        verify: Verify,
+        *,
+        colluders: int = 0,
+        random: Random = secrets.token_bytes,
+    ) -> Client:
+        """The client that `save` described."""
+        arrays, note = from_bytes(data, what="this client's secrets", error=ModelFileError)
+        try:
+            if note["secure_client"] != 1:
+                raise ValueError(f"version {note['secure_client']}")
+            client = cls(
+                Setup(**note["setup"]), note["name"], sign, verify, colluders=colluders, random=random
+            )
+            client._channel = octets(arrays, "channel", (KEY_BYTES,)).tobytes()
+            client._secrets = octets(arrays, "secrets", client._secrets.shape).copy()
+            client._own_keys = octets(arrays, "own").tobytes()
+            for place, name in enumerate(note["members"]):
+                client._members[name] = SlotKeys.from_bytes(arrays[f"member.{place}"].tobytes(), client.setup)
+            for place, name in enumerate(note["shares"]):
+                client._shares[name] = arrays[f"share.{place}"].copy()
+            client._cohorts = {slot: (digest, tuple(names)) for slot, digest, names in note["cohorts"]}
+            client._opened = {
+                slot: (digest, arrays[f"opened.{slot}"].tobytes()) for slot, digest in note["opened"]
+            }
+        except (KeyError, TypeError, ValueError, TermError) as problem:
+            raise ModelFileError(
+                f"this client's secrets are incomplete ({type(problem).__name__}: {problem}). "
+                "It must sit this run out."
+            ) from problem
+        return client

@@ -1,0 +1,230 @@
+"""What the two sides of a secure sum tell each other, as bytes that any engine can carry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array, canonical_json, from_bytes, to_bytes
+from fedsolve.errors import DataError, TermError
+from fedsolve.privacy.primitives import KEY_BYTES
+
+TAG = "fedsolve secure sum 1"
+"""Opens everything that is signed, derived or committed to here; another protocol has another tag."""
+
+LEAST_COHORT = 3
+"""With two, each would learn the other's term from the sum."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One round of key making: for which run, the how-manieth in it, for how many sums, and the threshold.
+
+    slots: sums that the keys last for. threshold: how many members must help to open a sum.
+    """
+
+    run: str
+    epoch: int
+    slots: int
+    threshold: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("epoch", 0), ("slots", 1), ("threshold", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise DataError(f"{name} must be a whole number, at least {least}; got {value!r}.")
+
+    @property
+    def least_cohort(self) -> int:
+        """How many clients a sum must have."""
+        return max(LEAST_COHORT, self.threshold)
+
+    def note(self) -> dict[str, Any]:
+        return {"run": self.run, "epoch": self.epoch, "slots": self.slots, "threshold": self.threshold}
+
+
+def least_threshold(members: int, colluders: int = 0) -> int:
+    """The smallest threshold with which two disjoint sets of honest members cannot both open a sum.
+
+    t > (members + colluders) / 2, where colluders may take both sides.
+    """
+    return (members + colluders) // 2 + 1
+
+
+def purpose(*parts: Any) -> bytes:
+    """What a key is derived for, or what a signature is about, in one unambiguous spelling."""
+    return canonical_json([TAG, *parts]).encode()
+
+
+def commitment(setup: Setup, name: str, slot: int, seed: bytes) -> bytes:
+    """Binds a client to a self-mask seed without showing it, so that a wrong share cannot go unnoticed."""
+    return hashlib.sha256(purpose("seed", setup.note(), name, slot) + seed).digest()
+
+
+@dataclass(frozen=True)
+class SlotKeys:
+    """A client's public keys: one for sealed shares, and for every slot a mask key and a commitment.
+
+    masks, commitments: uint8 (slots, 32).
+    """
+
+    name: str
+    channel: bytes
+    masks: Array
+    commitments: Array
+    signature: bytes = b""
+
+    def signed_bytes(self, setup: Setup) -> bytes:
+        """What the client signs: the domain tag, run, epoch, slots, threshold, name and all keys."""
+        digest = hashlib.sha256(self.masks.tobytes() + self.commitments.tobytes()).hexdigest()
+        return purpose("keys", setup.note(), self.name, self.channel.hex(), digest)
+
+    def to_bytes(self, setup: Setup) -> bytes:
+        arrays = {
+            "channel": as_array(self.channel),
+            "masks": self.masks,
+            "commitments": self.commitments,
+            "signature": as_array(self.signature),
+        }
+        return pack("keys", setup, {"name": self.name}, arrays)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, setup: Setup) -> SlotKeys:
+        """The keys of `to_bytes`; refused when they are of another run, epoch, number or threshold."""
+        arrays, note = unpack(data, "keys", setup)
+        each = (setup.slots, KEY_BYTES)
+        return cls(
+            text(note, "name"),
+            octets(arrays, "channel", (KEY_BYTES,)).tobytes(),
+            octets(arrays, "masks", each),
+            octets(arrays, "commitments", each),
+            octets(arrays, "signature").tobytes(),
+        )
+
+
+@dataclass(frozen=True)
+class Question:
+    """One sum that is asked for: the slot, whom it may hold, how long it is, and what it is about.
+
+    context: whatever all must agree on besides, such as the digest of the request and its layout. Masks
+        follow from it: clients that were asked different things send masks that do not cancel.
+    """
+
+    setup: Setup
+    slot: int
+    cohort: tuple[str, ...]
+    wide: int
+    narrow: int
+    context: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.slot < self.setup.slots:
+            raise TermError(
+                f"slot {self.slot} does not exist: this setup has {self.setup.slots}, counted from 0."
+            )
+        if list(self.cohort) != sorted(set(self.cohort)):
+            raise TermError("a cohort must be sorted names, each of them once.")
+
+    def digest(self) -> str:
+        """SHA-256 over everything in it."""
+        about = (self.slot, list(self.cohort), self.wide, self.narrow, self.context.hex())
+        return hashlib.sha256(purpose("question", self.setup.note(), *about)).hexdigest()
+
+
+def pair_purpose(question: str, one: str, other: str) -> bytes:
+    """What the mask of two clients is derived for; the same from both sides."""
+    return purpose("pair", question, *sorted((one, other)))
+
+
+def opening_digest(question: str, survivors: Sequence[str]) -> str:
+    """Names the one opening that a member gives: of which question, over which clients."""
+    return hashlib.sha256(purpose("open", question, list(survivors))).hexdigest()
+
+
+def self_purpose(question: str, name: str) -> bytes:
+    """What a client's own mask is derived for."""
+    return purpose("self", question, name)
+
+
+def sign_of_pair(name: str, other: str) -> int:
+    """With which sign a client adds the mask that it has in common with another: 1 or -1."""
+    return 1 if name < other else -1
+
+
+def relay(message: str, setup: Setup, parts: Mapping[str, bytes]) -> bytes:
+    """Bytes of several senders in one note, by name."""
+    names = sorted(parts)
+    arrays = {str(place): as_array(parts[name]) for place, name in enumerate(names)}
+    return pack(message, setup, {"names": names}, arrays)
+
+
+def relayed(data: bytes, message: str, setup: Setup) -> dict[str, bytes]:
+    """What `relay` put together."""
+    arrays, note = unpack(data, message, setup)
+    names = listed(note, "names")
+    return {name: octets(arrays, str(place)).tobytes() for place, name in enumerate(names)}
+
+
+def pack(message: str, setup: Setup, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    """A message with its setup, note and arrays."""
+    return to_bytes(arrays, {"protocol": TAG, "message": message, "setup": setup.note(), **note})
+
+
+def unpack(data: bytes, message: str, setup: Setup) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and note of `pack`; refused when it is another message or of another setup."""
+    arrays, note = from_bytes(data, what=f"this message ({message})", error=TermError)
+    if note.get("protocol") != TAG or note.get("message") != message:
+        raise TermError(
+            f"expected '{message}' of '{TAG}', received {ascii(note.get('message'))[:40]} of "
+            f"{ascii(note.get('protocol'))[:40]}."
+        )
+    if note.get("setup") != setup.note():
+        raise TermError(
+            f"this message ({message}) is of another setup: {ascii(note.get('setup'))[:120]}, expected "
+            f"{setup.note()}."
+        )
+    return arrays, note
+
+
+def as_array(data: bytes) -> Array:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def octets(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...] | None = None) -> Array:
+    """An array of bytes by name; refused when it is missing or not of this shape."""
+    array = arrays.get(name)
+    if (
+        array is None
+        or array.dtype != np.uint8
+        or (array.ndim != 1 if shape is None else array.shape != shape)
+    ):
+        raise TermError(f"'{name}' of this message is missing or not of the right size.")
+    return array
+
+
+def text(note: Mapping[str, Any], name: str) -> str:
+    value = note.get(name)
+    if not isinstance(value, str):
+        raise TermError(f"'{name}' of this message must be text; got {ascii(value)[:40]}.")
+    return value
+
+
+def listed(note: Mapping[str, Any], name: str) -> list[str]:
+    """Sorted names, each of them once."""
+    value = note.get(name)
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise TermError(f"'{name}' of this message must be names; got {ascii(value)[:40]}.")
+    if value != sorted(set(value)):
+        raise TermError(f"'{name}' of this message must be sorted names, each of them once.")
+    return value
+
+
+def check_names(expected: Sequence[str], found: Sequence[str], what: str) -> None:
+    """Refuse names that are not among those expected."""
+    strangers = sorted(set(found) - set(expected))
+    if strangers:
+        raise TermError(f"{what} names {strangers}, who are not members of this setup.")

@@ -1,0 +1,66 @@
+"""The few functions of the library `cryptography` that secure sums use, under the names used here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsolve.errors import DataError, TermError
+from fedsolve.privacy import MISSING_LIBRARY
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+except ImportError as problem:
+    raise DataError(MISSING_LIBRARY) from problem
+
+KEY_BYTES = 32
+"""Of an X25519 key, private or public, of an AES-256 key and of a self-mask seed."""
+
+NONCE_BYTES, TAG_BYTES = 12, 16
+"""Of AES-256-GCM: what stands before and after the encrypted text."""
+
+
+def public_key(private: bytes) -> bytes:
+    """The X25519 public key of 32 private bytes."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes, purpose: bytes) -> bytes:
+    """The AES-256 key that two X25519 key pairs have in common for one purpose (HKDF-SHA256)."""
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
+    except ValueError as problem:  # a point of small order would give a key that everybody knows
+        raise TermError("a public key is not a usable X25519 key; its owner must make new ones.") from problem
+    return derive(shared, purpose)
+
+
+def derive(secret: bytes, purpose: bytes) -> bytes:
+    """The AES-256 key that follows from a secret for one purpose (HKDF-SHA256)."""
+    return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=purpose).derive(secret)
+
+
+def key_stream(key: bytes) -> Any:
+    """A generator of AES-256-CTR bytes: `update_into(zeros, buffer)` gives the next ones.
+
+    The counter starts at 0, so a key may serve one stream only.
+    """
+    return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+
+def seal(key: bytes, text: bytes, context: bytes, nonce: bytes) -> bytes:
+    """The text encrypted and authenticated together with its context (AES-256-GCM), nonce first."""
+    return nonce + AESGCM(key).encrypt(nonce, text, context)
+
+
+def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
+    """The text of `seal`; refused when it was changed or belongs elsewhere."""
+    try:
+        return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context)
+    except (InvalidTag, ValueError) as problem:
+        raise TermError("an encrypted share was damaged, or was sealed for somebody else.") from problem

@@ -1,0 +1,226 @@
+"""A term as elements of a ring, so that masks can hide it and sums lose nothing.
+
+A number x is sent in fixed point, as an integer modulo a power of two:
+
+- two limbs: round(x 2^64) in Z_2^128, as two uint64 with carries between them;
+- one limb:  round(x 2^e) in Z_2^64, where e is an exponent that the request names.
+
+Each term is rounded once, by at most half a step (2^-65, or 2^-(e+1)); the sum of n terms is exact after
+that, the same bits in any order. It stays in range because every term obeys |x| <= 2^(62 - e) / n, where
+e is 0 for two limbs: their upper limb counts whole units, their lower one 64 more bits.
+
+`layout` says which array travels how, `sizes` where exponents come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Term, pack_triangle, unpack_triangle
+from fedsolve.privacy.ring_layout import HEADROOM_BITS, Layout
+
+CHUNK = 16384
+"""Numbers handled at a time: two limbs of them are 256 KiB and stay in the processor's cache."""
+
+_WORD = np.dtype("<u8")
+
+
+class OutOfRange(TermError):
+    """An array of a term is too large for the sum that was asked for; `array` is its name."""
+
+    def __init__(self, array: str, limit: float) -> None:
+        # The value stays out of the message: it is data, and messages travel.
+        super().__init__(
+            f"'{array}' has numbers beyond ±{limit:.3g} (or NaN), too large for a secure sum of this size. "
+            "If the array travels in one limb, ask for two; otherwise rescale the features."
+        )
+        self.array = array
+
+
+class RingVector:
+    """A term, or a sum of terms, in the ring.
+
+    limbs: uint64, as they are sent: the lower limbs of all wide numbers, their upper limbs, then the
+        numbers of one limb. wide: how many numbers have two limbs.
+    """
+
+    def __init__(self, limbs: Array, wide: int) -> None:
+        if limbs.dtype != _WORD or limbs.ndim != 1 or not 0 <= 2 * wide <= len(limbs):
+            raise TermError(
+                f"a ring vector with {wide} wide numbers cannot be {limbs.dtype} of shape {limbs.shape}."
+            )
+        self.limbs = limbs
+        self.wide = wide
+
+    @classmethod
+    def zeros(cls, wide: int, narrow: int) -> RingVector:
+        """The sum of no terms."""
+        return cls(np.zeros(2 * wide + narrow, dtype=_WORD), wide)
+
+    @property
+    def low(self) -> Array:
+        """Lower limbs of the wide numbers (a view)."""
+        return self.limbs[: self.wide]
+
+    @property
+    def high(self) -> Array:
+        """Upper limbs of the wide numbers (a view)."""
+        return self.limbs[self.wide : 2 * self.wide]
+
+    @property
+    def single(self) -> Array:
+        """The numbers of one limb (a view)."""
+        return self.limbs[2 * self.wide :]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.limbs.nbytes)
+
+    def copy(self) -> RingVector:
+        return RingVector(self.limbs.copy(), self.wide)
+
+    def add(self, other: RingVector) -> None:
+        """Add another vector in place, modulo the ring."""
+        self._combine(other, add_wide, np.add)
+
+    def subtract(self, other: RingVector) -> None:
+        """Subtract another vector in place, modulo the ring."""
+        self._combine(other, subtract_wide, np.subtract)
+
+    def _combine(self, other: RingVector, both: Callable[..., None], one: Callable[..., Any]) -> None:
+        if self.wide != other.wide or len(self.limbs) != len(other.limbs):
+            raise TermError(
+                f"ring vectors do not fit together: {other.wide} wide numbers in {len(other.limbs)} limbs, "
+                f"expected {self.wide} in {len(self.limbs)}. All participants must answer the same request."
+            )
+        mine, theirs = (self.low, self.high), (other.low, other.high)
+        carry = np.empty(min(CHUNK, self.wide), dtype=bool)
+        for start in range(0, self.wide, CHUNK):
+            part = slice(start, start + CHUNK)
+            both(mine[0][part], mine[1][part], theirs[0][part], theirs[1][part], carry)
+        one(self.single, other.single, out=self.single)
+
+
+def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array) -> None:
+    """Add numbers of two limbs in place; `carry` is room for as many booleans."""
+    carry = carry[: len(low)]
+    np.add(low, other_low, out=low)
+    np.less(low, other_low, out=carry)  # a sum smaller than an addend has wrapped around
+    np.add(high, other_high, out=high)
+    np.add(high, carry, out=high)
+
+
+def subtract_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array) -> None:
+    """Subtract numbers of two limbs in place; `carry` is room for as many booleans."""
+    carry = carry[: len(low)]
+    np.less(low, other_low, out=carry)
+    np.subtract(low, other_low, out=low)
+    np.subtract(high, other_high, out=high)
+    np.subtract(high, carry, out=high)
+
+
+def encode(term: Term, layout: Layout, clients: int) -> RingVector:
+    """The term in the ring, its factors multiplied in; `OutOfRange` if `clients` such terms could overflow.
+
+    clients: how many terms the sum can have, those who might drop out included.
+    """
+    found = Layout.of(term, {(f.name, f.shape): f.exponent for f in layout.fields if f.exponent is not None})
+    if found != layout:
+        raise TermError(f"the answer is laid out as {found.note()}, the sum as {layout.note()}.")
+    vector = RingVector.zeros(layout.wide, layout.narrow)
+    for field, place in layout.places():
+        array = term.arrays[field.name]
+        # Packed as it travels: the lower triangle may hold anything while terms are being summed.
+        numbers = pack_triangle(array) if field.symmetric else np.ascontiguousarray(array).reshape(-1)
+        factor = term.factors.get(field.name, 1.0)
+        limit = field.limit(clients)
+        for start in range(0, field.size, CHUNK):
+            part = np.multiply(numbers[start : start + CHUNK], factor, dtype=np.float64)
+            if not max(part.max(), -part.min()) <= limit:  # NaN fails every comparison
+                raise OutOfRange(field.name, limit)
+            to = slice(place.start + start, place.start + start + len(part))
+            if field.exponent is None:
+                _encode_wide(part, vector.low[to], vector.high[to])
+            else:
+                np.rint(np.multiply(part, math.ldexp(1.0, field.exponent), out=part), out=part)
+                vector.single[to] = part.astype(np.int64).view(np.uint64)
+    for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
+        count = int(term.counts[name])
+        if abs(count) > (1 << HEADROOM_BITS) // clients:
+            raise OutOfRange(name, (1 << HEADROOM_BITS) / clients)
+        vector.high[place_of] = count % (1 << 64)
+    return vector
+
+
+def _encode_wide(numbers: Array, low: Array, high: Array) -> None:
+    # Magnitude first: whole part and fraction of a float64 are both exact, also of -2^-60, whose floor is -1.
+    whole = np.trunc(numbers)
+    fraction = np.abs(numbers - whole)
+    lower = np.rint(np.multiply(fraction, 2.0**64, out=fraction), out=fraction).astype(np.uint64)
+    negative = numbers < 0
+    low[...] = np.where(negative, np.negative(lower), lower)
+    high[...] = (whole.astype(np.int64) - (negative & (lower != 0))).view(np.uint64)
+
+
+def decode(total: RingVector, layout: Layout) -> Term:
+    """The term of a total: arrays in float64, correctly rounded, symmetric ones mirrored; counts exact."""
+    if total.wide != layout.wide or len(total.single) != layout.narrow:
+        raise TermError(
+            f"a total of {total.wide} wide and {len(total.single)} narrow numbers does not have the layout "
+            f"of this exchange ({layout.wide} and {layout.narrow})."
+        )
+    arrays = {}
+    for field, place in layout.places():
+        numbers = np.empty(field.size)
+        for start in range(0, field.size, CHUNK):
+            part = slice(place.start + start, min(place.start + start + CHUNK, place.stop))
+            if field.exponent is None:
+                found = _decode_wide(total.low[part], total.high[part], field.name)
+            else:
+                steps = _in_range(total.single[part], field.name)
+                found = steps.astype(np.float64) * math.ldexp(1.0, -field.exponent)
+            numbers[start : start + CHUNK] = found
+        arrays[field.name] = unpack_triangle(numbers) if field.symmetric else numbers.reshape(field.shape)
+    counts = {}
+    for place_of, name in enumerate(layout.counts, layout.wide - len(layout.counts)):
+        counts[name] = int(_in_range(total.high[place_of : place_of + 1], name)[0])
+        if total.low[place_of]:
+            raise TermError(_damaged(name))
+    return Term(arrays, counts, frozenset(f.name for f in layout.fields if f.symmetric))
+
+
+def _decode_wide(low: Array, high: Array, name: str) -> Array:
+    """The float64 nearest to each number of two limbs."""
+    negative = _in_range(high, name) < 0
+    lower = np.where(negative, np.negative(low), low)
+    upper = np.where(negative, np.invert(high) + (low == 0), high)
+    # The leading 64 bits, with a last bit that says whether anything follows: rounded once, by the
+    # conversion. (float64 may name one bit too many for `upper`; 53 bits and a sticky one are left.)
+    shift = (64 - np.frexp(upper.astype(np.float64))[1]).astype(np.uint64)
+    leading = (upper << shift) | (lower >> (np.uint64(64) - shift))
+    leading |= (lower << shift) != 0
+    magnitude = np.ldexp(leading.astype(np.float64), -shift.astype(np.int64))
+    return np.asarray(np.where(negative, -magnitude, magnitude))
+
+
+def _in_range(limbs: Array, name: str) -> Array:
+    """Signed limbs; refused where no sum of terms in range could have given them."""
+    steps: Array = limbs.view(np.int64)
+    # Rounding adds at most one half per term to the bound that each term obeys.
+    most = (1 << HEADROOM_BITS) + (1 << 32)
+    if steps.size and not (-most <= int(steps.min()) and int(steps.max()) <= most):
+        raise TermError(_damaged(name))
+    return steps
+
+
+def _damaged(name: str) -> str:
+    return (
+        f"the total of '{name}' is out of range: a message was damaged, or masks did not cancel. "
+        "Ask again with a new slot."
+    )

@@ -1,0 +1,147 @@
+"""What stands where in a secure sum: which arrays a term has, and in how many limbs each of them travels.
+
+A layout follows from the request alone, never from a client's rows, so that it may be public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Term, packed_size
+
+HEADROOM_BITS = 62
+"""A sum uses at most this many bits of a signed limb; the one left over makes damaged sums show."""
+
+LARGEST_EXPONENT = 900
+
+Kind = TypeVar("Kind")
+
+Exponents = Mapping[tuple[str, tuple[int, ...]], int]
+"""Which arrays travel in one limb: an exponent by name and shape."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a term as it travels; exponent None means two limbs."""
+
+    name: str
+    shape: tuple[int, ...]
+    symmetric: bool = False
+    exponent: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers that travel: the upper triangle where the array is symmetric."""
+        return packed_size(self.shape[0]) if self.symmetric else math.prod(self.shape)
+
+    def limit(self, clients: int) -> float:
+        """The largest number that each of `clients` terms may hold."""
+        return math.ldexp(1.0, HEADROOM_BITS - (self.exponent or 0)) / clients
+
+    def error_bound(self, clients: int) -> float:
+        """How far a total of `clients` terms can be from the exact sum, before it is rounded to float64."""
+        return clients * math.ldexp(1.0, -65 if self.exponent is None else -(self.exponent + 1))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What stands where in a ring vector: arrays in two limbs, counts, then arrays in one limb, by name."""
+
+    fields: tuple[Field, ...]
+    counts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, term: Term, exponents: Exponents | None = None) -> Layout:
+        """The layout of a term; arrays whose name and shape have an exponent travel in one limb."""
+        known = exponents or {}
+        fields = [
+            Field(name, array.shape, name in term.symmetric, known.get((name, array.shape)))
+            for name, array in term.arrays.items()
+        ]
+        fields.sort(key=_place)
+        return cls(tuple(fields), tuple(sorted(term.counts)))
+
+    @cached_property
+    def wide(self) -> int:
+        """Numbers in two limbs, counts included."""
+        return sum(f.size for f in self.fields if f.exponent is None) + len(self.counts)
+
+    @cached_property
+    def narrow(self) -> int:
+        """Numbers in one limb."""
+        return sum(f.size for f in self.fields if f.exponent is not None)
+
+    def places(self) -> Iterator[tuple[Field, slice]]:
+        """Each array with its place among the numbers of its kind."""
+        start = {True: 0, False: 0}
+        for field in self.fields:
+            narrow = field.exponent is not None
+            yield field, slice(start[narrow], start[narrow] + field.size)
+            start[narrow] += field.size
+
+    def error_bounds(self, clients: int) -> dict[str, float]:
+        """By array, how far a total of `clients` terms can be from the exact sum."""
+        return {field.name: field.error_bound(clients) for field in self.fields}
+
+    def note(self) -> dict[str, Any]:
+        """The layout as JSON values."""
+        return {
+            "fields": [[f.name, list(f.shape), f.symmetric, f.exponent] for f in self.fields],
+            "counts": list(self.counts),
+        }
+
+    @classmethod
+    def from_note(cls, note: Any) -> Layout:
+        """The layout of `note`; anything that is none is refused."""
+        try:
+            fields = tuple(_field(*entry) for entry in note["fields"])
+            counts = tuple(_of_type(str, name) for name in note["counts"])
+            placed = sorted(fields, key=_place)
+            if len({field.name for field in fields}) != len(fields) or list(fields) != placed:
+                raise ValueError("arrays out of order")
+            if list(counts) != sorted(set(counts)):
+                raise ValueError("counts out of order")
+        except (KeyError, TypeError, ValueError) as problem:
+            raise TermError(f"the layout of this sum is damaged ({problem}).") from problem
+        return cls(fields, counts)
+
+
+def _place(field: Field) -> tuple[bool, str]:
+    return field.exponent is not None, field.name
+
+
+def _field(name: Any, shape: Any, symmetric: Any, exponent: Any) -> Field:
+    sides = tuple(_of_type(int, side) for side in shape)
+    if min(sides, default=0) < 0 or (symmetric and (len(sides) != 2 or sides[0] != sides[1])):
+        raise ValueError(f"an array of shape {sides}")
+    if exponent is not None and abs(_of_type(int, exponent)) > LARGEST_EXPONENT:
+        raise ValueError(f"an exponent of {exponent}")
+    return Field(_of_type(str, name), sides, _of_type(bool, symmetric), exponent)
+
+
+def _of_type(kind: type[Kind], value: Any) -> Kind:
+    if type(value) is not kind:
+        raise TypeError(f"{ascii(value)[:40]} is no {kind.__name__}")
+    return value
+
+
+def exponents_note(exponents: Exponents) -> list[list[Any]]:
+    """Exponents as JSON values, for a request."""
+    return [[name, list(shape), exponent] for (name, shape), exponent in sorted(exponents.items())]
+
+
+def exponents_from(note: Any) -> dict[tuple[str, tuple[int, ...]], int]:
+    """The exponents of `exponents_note`; anything else is refused."""
+    try:
+        found = {(str(name), tuple(int(side) for side in shape)): exponent for name, shape, exponent in note}
+    except (TypeError, ValueError) as problem:
+        raise TermError(f"the exponents of this request are damaged ({problem}).") from problem
+    for (name, _), exponent in found.items():
+        if type(exponent) is not int or abs(exponent) > LARGEST_EXPONENT:
+            raise TermError(f"the exponent of '{name}' must be a whole number; got {ascii(exponent)[:40]}.")
+    return found

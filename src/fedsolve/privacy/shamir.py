@@ -1,0 +1,78 @@
+"""Secrets shared among holders so that a threshold of them gives the secret and fewer give nothing.
+
+Shamir (1979): the secret is the value at 0 of a random polynomial of degree threshold - 1 over a prime
+field, and holder i has its value at i, counted from 1. The field's prime is the smallest above 2^256, so
+that any 32 bytes are an element.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+from fedsolve.errors import DataError, TermError
+
+PRIME = (1 << 256) + 297
+"""The smallest prime above 2^256."""
+
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+Random = Callable[[int], bytes]
+"""So many random bytes."""
+
+
+def split(secret: bytes, threshold: int, holders: int, random: Random = secrets.token_bytes) -> list[bytes]:
+    """The shares of holders 1 to `holders`, any `threshold` of which give the secret back."""
+    if len(secret) != SECRET_BYTES:
+        raise DataError(f"a secret of {SECRET_BYTES} bytes can be shared; got {len(secret)}.")
+    if not 1 <= threshold <= holders:
+        raise DataError(f"a threshold must lie between 1 and the {holders} holders; got {threshold}.")
+    # 16 bytes more than an element has: what the remainder favours is beyond notice (2^-128).
+    drawn = [int.from_bytes(random(SHARE_BYTES + 16), "big") % PRIME for _ in range(threshold - 1)]
+    polynomial = [*drawn, int.from_bytes(secret, "big")]
+    return [_value(polynomial, holder).to_bytes(SHARE_BYTES, "big") for holder in range(1, holders + 1)]
+
+
+def _value(polynomial: Sequence[int], at: int) -> int:
+    """By Horner's rule, the highest coefficient first."""
+    value = 0
+    for coefficient in polynomial:
+        value = (value * at + coefficient) % PRIME
+    return value
+
+
+class Joiner:
+    """Gives secrets back from the shares of one set of holders; its weights are computed once.
+
+    holders: as many distinct numbers, from 1, as the threshold says.
+    """
+
+    def __init__(self, holders: Sequence[int]) -> None:
+        if len(set(holders)) != len(holders) or not holders or min(holders) < 1:
+            raise DataError(f"holders must be distinct numbers from 1; got {list(holders)}.")
+        self.holders = tuple(holders)
+        self._weights = [_weight(holder, holders) for holder in holders]
+
+    def secret(self, shares: Mapping[int, bytes]) -> bytes:
+        """The secret whose shares these holders have; shares of others are not looked at."""
+        total = 0
+        for holder, weight in zip(self.holders, self._weights, strict=True):
+            share = shares.get(holder)
+            if share is None or len(share) != SHARE_BYTES:
+                raise TermError(f"the share of holder {holder} is missing or not {SHARE_BYTES} bytes long.")
+            total += weight * int.from_bytes(share, "big")
+        value = total % PRIME
+        if value >> (8 * SECRET_BYTES):
+            raise TermError("the shares do not belong together: they give no secret.")
+        return value.to_bytes(SECRET_BYTES, "big")
+
+
+def _weight(holder: int, holders: Sequence[int]) -> int:
+    """Lagrange's weight of a holder's value for the value at 0."""
+    above = below = 1
+    for other in holders:
+        if other != holder:
+            above = above * other % PRIME
+            below = below * (other - holder) % PRIME
+    return above * pow(below, -1, PRIME) % PRIME

@@ -1,0 +1,51 @@
+"""Signatures of key messages with P-384 keys: a site's own, checked against the roster that a site keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fedsolve.errors import DataError
+from fedsolve.privacy import MISSING_LIBRARY
+
+try:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+except ImportError as problem:
+    raise DataError(MISSING_LIBRARY) from problem
+
+Sign = Callable[[bytes], bytes]
+"""Gives the signature of a message."""
+
+Verify = Callable[[str, bytes, bytes], bool]
+"""Tells, of a name, a message and a signature, whether the bearer of that name signed the message."""
+
+
+def signer(key: ec.EllipticCurvePrivateKey) -> Sign:
+    """Signs messages with a P-384 key (ECDSA, SHA-384)."""
+    _check_curve(key.curve, "the key that signs")
+    return lambda message: key.sign(message, ec.ECDSA(hashes.SHA384()))
+
+
+def verifier(roster: Mapping[str, ec.EllipticCurvePublicKey]) -> Verify:
+    """Tells whether a message is signed by the one whom the roster calls so; who is not in it never is."""
+    known = dict(roster)
+    for name, key in known.items():
+        _check_curve(key.curve, f"the key of '{name}'")
+
+    def verify(name: str, message: bytes, signature: bytes) -> bool:
+        key = known.get(name)
+        if key is None:
+            return False
+        try:
+            key.verify(signature, message, ec.ECDSA(hashes.SHA384()))
+        except InvalidSignature:
+            return False
+        return True
+
+    return verify
+
+
+def _check_curve(curve: ec.EllipticCurve, whose: str) -> None:
+    if not isinstance(curve, ec.SECP384R1):
+        raise DataError(f"{whose} must be a P-384 key; it is on {curve.name}.")

@@ -1,0 +1,87 @@
+"""How large the totals of a run are: what the exponents of the next sum and its accuracy follow from.
+
+One limb needs the size of a sum before the sum is known, so it serves only arrays whose terms are no larger
+than their total (Gram and cross matrices, as their method declares), and only once a total of that name and
+shape has been seen. A gradient's total vanishes while its terms do not: it stays in two limbs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from fedsolve.container import Array
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Term
+from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, Layout
+
+SPARE_BITS = 10
+"""A term in one limb may be 2^10 times as large as the largest number of the total before it."""
+
+FINEST = 2.0**-40
+"""Largest error of a total, relative to its largest number, with which a run may go on."""
+
+
+def exponent_for(largest: float, clients: int) -> int | None:
+    """The exponent for one limb when the total before had `largest` as its largest number; None: two limbs.
+
+    A term may be 2^10 times as large, with log2(clients) bits more so that all may be. Where that many
+    spare bits would leave an error above 2^-42 of `largest` (beyond 32 clients), they are fewer; where a
+    term could then not be twice `largest` (beyond 512), the array stays in two limbs.
+    """
+    if not 0 < largest < math.inf:
+        return None
+    doublings = math.ceil(math.log2(clients)) if clients > 1 else 0
+    spare = min(SPARE_BITS + doublings, 20 - doublings)
+    if spare < 1 + doublings:
+        return None
+    exponent = HEADROOM_BITS - spare - math.frexp(largest)[1]
+    return exponent if abs(exponent) <= LARGEST_EXPONENT else None
+
+
+class KnownTotals:
+    """The sizes of the totals of a run: what exponents and the required accuracy follow from.
+
+    additive: names of arrays that may travel in one limb, declared by the method.
+    """
+
+    def __init__(self, additive: Collection[str] = ()) -> None:
+        self.additive = frozenset(additive)
+        self._latest: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._peak: dict[tuple[str, tuple[int, ...]], float] = {}
+
+    def remember(self, total: Term) -> None:
+        """Take the sizes of a decoded total."""
+        for name, array in total.arrays.items():
+            key, size = (name, array.shape), _largest(array)
+            self._latest[key] = size
+            self._peak[key] = max(size, self._peak.get(key, 0.0))
+
+    def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
+        """The exponents for the next request to so many clients."""
+        found = {
+            key: exponent_for(size, clients) for key, size in self._latest.items() if key[0] in self.additive
+        }
+        return {key: exponent for key, exponent in found.items() if exponent is not None}
+
+    def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
+        """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
+
+        The size is the total's largest number. An array that is not additive may vanish, as a gradient
+        does, and is measured by the largest it has been in this run. Zeros throughout always pass.
+        """
+        bounds = layout.error_bounds(clients)
+        for name, bound in bounds.items():
+            size = _largest(total.arrays[name])
+            if name not in self.additive and size:
+                size = max(size, self._peak.get((name, total.arrays[name].shape), 0.0))
+            if size and bound > FINEST * size:
+                raise TermError(
+                    f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "
+                    f"which is more than {FINEST:.1g} of them. Scale the features up, or sum in the open."
+                )
+        return bounds
+
+
+def _largest(array: Array) -> float:
+    return float(max(array.max(), -array.min())) if array.size else 0.0

@@ -1,0 +1,246 @@
+"""The server's side of a secure sum: keys and shares passed on, masked terms added, masks removed.
+
+The server holds nothing secret. It learns the total over those whose masked terms it summed, once a
+threshold of members helped, and nothing if fewer did; see `masking` for the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fedsolve.container import Array
+from fedsolve.errors import CohortError, TermError
+from fedsolve.privacy.key_streams import add_masks
+from fedsolve.privacy.masking import OF_KEY, OF_SEED
+from fedsolve.privacy.notes import (
+    Question,
+    Setup,
+    SlotKeys,
+    check_names,
+    commitment,
+    listed,
+    octets,
+    opening_digest,
+    pair_purpose,
+    relay,
+    self_purpose,
+    sign_of_pair,
+    text,
+    unpack,
+)
+from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES, agree, derive, public_key
+from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.shamir import SHARE_BYTES, Joiner
+
+
+class Server:
+    """Collects and passes on the notes of a setup, then gives one `MaskedSum` per slot.
+
+    Each `add_` takes who sent a note, as the engine knows it; a note under another name is refused. A server
+    that starts again is given the notes of the setup again.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._notes: dict[str, bytes] = {}
+        self._keys: dict[str, SlotKeys] = {}
+        self._sealed: dict[str, dict[str, bytes]] = {}
+        self._passed_on: tuple[str, ...] = ()
+        self._sealed_passed_on = False
+        self._used: set[int] = set()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who advertised keys."""
+        return tuple(sorted(self._keys))
+
+    @property
+    def sharers(self) -> tuple[str, ...]:
+        """Who shared its secrets too, and so can take part in sums."""
+        return tuple(sorted(self._sealed))
+
+    def add_keys(self, sender: str, note: bytes) -> None:
+        """Take what `Client.advertise` gave."""
+        if self._passed_on:
+            raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
+        keys = SlotKeys.from_bytes(note, self.setup)
+        _check_sender(sender, keys.name)
+        self._keys[sender], self._notes[sender] = keys, note
+
+    def keys(self) -> bytes:
+        """All members' keys, for `Client.share` of each of them; nobody can join after that."""
+        self._check_enough(self.members, "advertised keys")
+        self._passed_on = self.members
+        return relay("members", self.setup, self._notes)
+
+    def add_shares(self, sender: str, note: bytes) -> None:
+        """Take what `Client.share` gave."""
+        if self._sealed_passed_on:
+            raise CohortError(f"'{sender}' comes too late: the members' shares have been passed on.")
+        arrays, fields = unpack(note, "shares", self.setup)
+        _check_sender(sender, text(fields, "name"))
+        if listed(fields, "names") != [name for name in self._passed_on if name != sender]:
+            raise TermError(f"'{sender}' shared its secrets with other members than those of this setup.")
+        names = fields["names"]
+        size = (NONCE_BYTES + self.setup.slots * 2 * SHARE_BYTES + TAG_BYTES,)
+        self._sealed[sender] = {name: octets(arrays, str(n), size).tobytes() for n, name in enumerate(names)}
+
+    def shares_for(self, name: str) -> bytes:
+        """What the others sealed for a member, for its `Client.receive`; nobody can share after that."""
+        self._check_enough(self.sharers, "shared their secrets")
+        self._sealed_passed_on = True
+        parts = {sender: sealed[name] for sender, sealed in self._sealed.items() if sender != name}
+        return relay("sealed", self.setup, parts)
+
+    def sum(
+        self,
+        slot: int,
+        cohort: Collection[str],
+        wide: int,
+        narrow: int,
+        context: bytes = b"",
+        *,
+        masked: RingVector | None = None,
+        survivors: Collection[str] = (),
+    ) -> MaskedSum:
+        """A sum to be asked for in a slot that is free; arguments as the clients get them.
+
+        masked, survivors: a stored sum of masked terms and whose terms they are, to go on from.
+        """
+        question = Question(self.setup, slot, tuple(sorted(cohort)), wide, narrow, context)
+        check_names(self.sharers, question.cohort, "the cohort of this sum")
+        if slot in self._used:
+            raise TermError(f"slot {slot} has been used; ask with a new one.")
+        self._used.add(slot)
+        return MaskedSum(question, self.members, self._keys, masked, survivors)
+
+    def _check_enough(self, names: Collection[str], did: str) -> None:
+        least = self.setup.least_cohort
+        if len(names) < least:
+            raise CohortError(f"{len(names)} clients {did} ({sorted(names)}); secure sums take {least}.")
+
+
+class MaskedSum:
+    """One sum under way: masked terms are added, then the total is opened with the members' shares.
+
+    masked: the sum so far, meaningless until it is opened. Store it and `survivors` before asking anybody to
+        open: a server that asked for another cohort after a restart would be refused.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        members: tuple[str, ...],
+        keys: Mapping[str, SlotKeys],
+        masked: RingVector | None = None,
+        survivors: Collection[str] = (),
+    ) -> None:
+        self.question = question
+        self.masked = RingVector.zeros(question.wide, question.narrow) if masked is None else masked
+        self._digest = question.digest()
+        self._holders = {name: number for number, name in enumerate(members, 1)}
+        self._keys = keys
+        self._survivors = set(survivors)
+        self._closed = masked is not None
+        self._openings: dict[str, tuple[Array, Array]] = {}
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Whose terms are in the sum."""
+        return tuple(sorted(self._survivors))
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Who was asked and has not answered."""
+        return tuple(sorted(set(self.question.cohort) - self._survivors))
+
+    def add(self, sender: str, note: bytes) -> None:
+        """Take what `Client.mask` gave; nothing of it is kept but the sum."""
+        arrays, fields = unpack(note, "masked", self.question.setup)
+        _check_sender(sender, text(fields, "name"))
+        if self._closed or sender in self._survivors or sender not in self.question.cohort:
+            raise CohortError(
+                f"the term of '{sender}' is not part of this sum: late, a repeat, or not asked for."
+            )
+        if fields.get("slot") != self.question.slot or fields.get("question") != self._digest:
+            raise TermError(
+                f"'{sender}' answered another question than the one of slot {self.question.slot}."
+            )
+        limbs = arrays.get("limbs")
+        if limbs is None or fields.get("wide") != self.question.wide:
+            raise TermError(f"the masked term of '{sender}' is incomplete.")
+        self.masked.add(RingVector(limbs, self.question.wide))
+        self._survivors.add(sender)
+
+    def close(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Who is in the sum and who dropped out, for `Client.open` of those in it; no term is added after."""
+        least = self.question.setup.least_cohort
+        if len(self._survivors) < least:
+            raise CohortError(
+                f"{len(self._survivors)} of {len(self.question.cohort)} clients answered; {least} must "
+                f"before a sum is opened. Missing: {list(self.dropped)}."
+            )
+        self._closed = True
+        return self.survivors, self.dropped
+
+    def add_opening(self, sender: str, note: bytes) -> None:
+        """Take what `Client.open` gave."""
+        arrays, fields = unpack(note, "opened", self.question.setup)
+        _check_sender(sender, text(fields, "name"))
+        if not self._closed or sender not in self._survivors or fields.get("slot") != self.question.slot:
+            raise TermError(f"'{sender}' was not asked to open slot {self.question.slot}.")
+        if fields.get("opening") != opening_digest(self._digest, self.survivors):
+            raise TermError(f"'{sender}' opened slot {self.question.slot} for other clients than asked.")
+        seeds = octets(arrays, "seeds", (len(self.survivors), SHARE_BYTES))
+        self._openings[sender] = (octets(arrays, "keys", (len(self.dropped), SHARE_BYTES)), seeds)
+
+    @property
+    def can_open(self) -> bool:
+        """Whether enough members helped."""
+        return len(self._openings) >= self.question.setup.threshold
+
+    def total(self) -> RingVector:
+        """The sum of the survivors' terms, without masks."""
+        threshold = self.question.setup.threshold
+        if not self._closed or not self.can_open:
+            raise CohortError(
+                f"{len(self._openings)} members helped to open slot {self.question.slot}; {threshold} must."
+            )
+        helpers = sorted(self._openings)[:threshold]
+        joiner = Joiner([self._holders[name] for name in helpers])
+        total = self.masked.copy()
+        add_masks(total, [*self._self_masks(joiner, helpers), *self._lone_masks(joiner, helpers)])
+        return total
+
+    def _self_masks(self, joiner: Joiner, helpers: list[str]) -> list[tuple[bytes, int]]:
+        masks = []
+        for place, name in enumerate(self.survivors):
+            seed = self._joined(joiner, helpers, OF_SEED, place)
+            bound = self._keys[name].commitments[self.question.slot].tobytes()
+            if commitment(self.question.setup, name, self.question.slot, seed) != bound:
+                raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
+            masks.append((derive(seed, self_purpose(self._digest, name)), -1))
+        return masks
+
+    def _lone_masks(self, joiner: Joiner, helpers: list[str]) -> list[tuple[bytes, int]]:
+        """What survivors added for clients that dropped out: nothing has cancelled it."""
+        masks, slot = [], self.question.slot
+        for place, gone in enumerate(self.dropped):
+            key = self._joined(joiner, helpers, OF_KEY, place)
+            if public_key(key) != self._keys[gone].masks[slot].tobytes():
+                raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
+            for name in self.survivors:
+                public = self._keys[name].masks[slot].tobytes()
+                shared = agree(key, public, pair_purpose(self._digest, name, gone))
+                masks.append((shared, -sign_of_pair(name, gone)))
+        return masks
+
+    def _joined(self, joiner: Joiner, helpers: list[str], which: int, place: int) -> bytes:
+        return joiner.secret(
+            {self._holders[name]: self._openings[name][which][place].tobytes() for name in helpers}
+        )
+
+
+def _check_sender(sender: str, name: str) -> None:
+    if sender != name:
+        raise TermError(f"'{sender}' sent a note under the name '{name}'.")

@@ -1,0 +1,100 @@
+"""Setups in one process: clients and a server that hand each other bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from fedsolve.privacy.masking import Client
+from fedsolve.privacy.notes import Setup, least_threshold
+from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.unmasking import MaskedSum, Server
+
+
+def repeatable(seed: str) -> Callable[[int], bytes]:
+    """Bytes that look random and are the same every time: for tests that compare two runs."""
+    state = hashlib.sha256(seed.encode()).digest()
+    place = 0
+
+    def draw(size: int) -> bytes:
+        nonlocal place
+        found = hashlib.shake_256(state + place.to_bytes(8, "big")).digest(size)
+        place += 1
+        return found
+
+    return draw
+
+
+def sign_as(name: str) -> Callable[[bytes], bytes]:
+    """A stand-in for a signature."""
+    return lambda message: hashlib.sha256(name.encode() + message).digest()
+
+
+def verify(name: str, message: bytes, signature: bytes) -> bool:
+    return sign_as(name)(message) == signature
+
+
+@dataclass
+class Cohort:
+    """Clients that are ready for sums, and their server."""
+
+    clients: dict[str, Client]
+    server: Server
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.clients)
+
+    def ask(
+        self,
+        slot: int,
+        vectors: dict[str, RingVector],
+        silent: Collection[str] = (),
+        context: bytes = b"",
+    ) -> MaskedSum:
+        """A sum with the masked terms of all but the silent ones."""
+        first = next(iter(vectors.values()))
+        pending = self.server.sum(slot, self.names, first.wide, len(first.single), context)
+        for name in self.names:
+            if name not in silent:
+                pending.add(name, self.clients[name].mask(slot, vectors[name], self.names, context))
+        return pending
+
+    def open(self, pending: MaskedSum, silent: Collection[str] = ()) -> RingVector:
+        """The total, with the help of all in it but the silent ones."""
+        survivors, dropped = pending.close()
+        for name in survivors:
+            if name not in silent:
+                pending.add_opening(name, self.clients[name].open(pending.question.slot, survivors, dropped))
+        return pending.total()
+
+
+def names_of(clients: int) -> list[str]:
+    return [f"site-{number:03d}" for number in range(clients)]
+
+
+def ready(
+    clients: int,
+    slots: int = 2,
+    threshold: int | None = None,
+    seed: str = "secrets",
+    silent: Sequence[str] = (),
+    run: str = "run",
+) -> Cohort:
+    """A setup that has been made; the silent ones advertised keys but shared nothing."""
+    setup = Setup(run, 0, slots, least_threshold(clients) if threshold is None else threshold)
+    server = Server(setup)
+    made = {
+        name: Client(setup, name, sign_as(name), verify, random=repeatable(f"{seed} {name}"))
+        for name in names_of(clients)
+    }
+    for name, client in made.items():
+        server.add_keys(name, client.advertise())
+    keys = server.keys()
+    active = {name: client for name, client in made.items() if name not in silent}
+    for name, client in active.items():
+        server.add_shares(name, client.share(keys))
+    for name, client in active.items():
+        client.receive(server.shares_for(name))
+    return Cohort(active, server)

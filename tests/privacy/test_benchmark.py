@@ -1,0 +1,30 @@
+"""The benchmark of secure sums runs and says what it measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.__main__ import main
+from click.testing import CliRunner
+
+
+def test_the_masks_benchmark(tmp_path: Path) -> None:
+    path = tmp_path / "masks.json"
+    small = ["--width", "8", "--classes", "2", "--clients", "4", "--clients", "51", "--slots", "2"]
+    done = CliRunner().invoke(
+        main, ["masks", *small, "--repeats", "1", "--mebibytes", "1", "--json", str(path)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "masks, two limbs" in done.output
+    result = json.loads(path.read_text())
+    assert all(rate > 0 for rate in (*result["masks"].values(), *result["ring"].values()))
+    assert [(entry["clients"], entry["limbs"]) for entry in result["sums"]] == [
+        (4, 1),
+        (4, 2),
+        (51, 1),
+        (51, 2),
+    ]
+    assert result["sums"][0]["bytes"] == 8 * (36 + 16) + 16
+    assert "server_opens" in result["sums"][0]
+    assert "server_opens" not in result["sums"][2]
