@@ -75,7 +75,7 @@ class Reader:
         labels = features.classes[codes]
         if labelled and classes is not None:
             labels = labels_like(labels, classes)
-        return Table(rows, labels if labelled else None, None, data)
+        return Table(rows, labels if labelled else None, None, data, features.columns)
 
     def _features(self, data: str) -> Features:
         if dataclasses.replace(self._layout, client=None) != ColumnLayout():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.layout import ColumnLayout, Columns, Wish, damaged
+from fedsolve.data.layout import ColumnLayout, ColumnNames, Columns, Wish, damaged
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import number
 
@@ -27,6 +27,10 @@ class _Places:
     features: list[int]
     label: int | None
     client: int | None
+
+    def named(self, names: Sequence[str]) -> ColumnNames:
+        label = None if self.label is None else names[self.label]
+        return ColumnNames(tuple(names[index] for index in self.features), label)
 
 
 def _places(names: Sequence[str], wish: Wish) -> _Places:
@@ -106,6 +110,7 @@ def read_csv(path: Path, wish: Wish) -> Columns:
         features,
         np.array(labels, dtype=str) if places.label is not None else None,
         np.array(owners, dtype=str) if places.client is not None and wish.owned else None,
+        places.named(names) if wish.layout.header else None,
     )
 
 
@@ -227,7 +232,7 @@ def read_parquet(path: Path, wish: Wish) -> Columns:
     owners = None
     if places.client is not None and wish.owned:
         owners = _whole_column(table.column(places.client), names[places.client])
-    return features, labels, owners
+    return features, labels, owners, places.named(names)
 
 
 def _whole_column(column: Any, name: str) -> Array:

@@ -12,8 +12,17 @@ from fedsolve.errors import ModelFileError
 Part = Literal["train", "test"]
 PARTS: tuple[Part, ...] = ("test", "train")
 
-Columns = tuple[Array, Array | None, Array | None]
-"""Features, labels and owners as a file has them."""
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """Names of a table's feature columns in their order, and of its label column."""
+
+    features: tuple[str, ...]
+    label: str | None = None
+
+
+Columns = tuple[Array, Array | None, Array | None, ColumnNames | None]
+"""Features, labels and owners as a file has them, and the names of its columns where it has names."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import numpy as np
 import fedsolve.federation.evaluation  # noqa: F401  registers the step that scores a model
 from fedsolve import container
 from fedsolve.container import Array
+from fedsolve.data.layout import ColumnNames
 from fedsolve.errors import DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
@@ -32,6 +33,7 @@ from fedsolve.federation.messages import Block, Chain, Needs, Request
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.row_marks import RowMarks
+from fedsolve.network.site_columns import columns_note
 from fedsolve.network.wire import PROTOCOL, Note
 from fedsolve.permissions import NotAllowed, allowing
 from fedsolve.version import __version__
@@ -65,6 +67,7 @@ class Declined(DataError):
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
+    columns:       names of the columns of the table that the rows come from; they are sent.
     classes:       the only class list this site agrees to, if it wants to say.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
@@ -83,6 +86,7 @@ class Answerer:
         name: str,
         data: ClientData,
         *,
+        columns: ColumnNames | None = None,
         classes: Sequence[Any] | None = None,
         share_classes: bool = False,
         networks: Iterable[str] | None = (),
@@ -96,6 +100,7 @@ class Answerer:
     ) -> None:
         self.name = name
         self._site_data = self._data = data
+        self._columns = columns_note(columns)
         self._classes = None if classes is None else class_list(classes)
         self._share_classes = share_classes
         self._networks = None if networks is None else frozenset(networks)
@@ -171,6 +176,7 @@ class Answerer:
             "features": self._data.width,
             "classes": None,
             "targets": 1 if labels.ndim == 1 else int(labels.shape[1]),
+            "columns": self._columns,
         }
         if note.get("task") == "regression":
             if labels.dtype.kind not in "fiub":
@@ -203,6 +209,14 @@ class Answerer:
                 "which.",
             ) from problem
 
+    def _check_columns(self, digest: Any) -> None:
+        """Refuse a run of other columns: since it was asked, this site may have started with another file."""
+        if self._columns is not None and digest is not None and digest != self._columns["digest"]:
+            raise Declined(
+                f"the columns of '{self.name}' are not those of the run, or in another order. Give it the "
+                "table that it described itself with, and start it again."
+            )
+
     def _answer_with(self, labels: Array) -> None:
         """Take the site's labels in the type that this run's class list has; the next may have another."""
         if labels.dtype.kind != self._data.labels.dtype.kind:
@@ -219,6 +233,7 @@ class Answerer:
                 f"the message is for exchange {note.get('exchange')}, its request for {request.exchange}."
             )
         self._check_lists(note)
+        self._check_columns(note.get("columns"))
         if self._rows is not None and not self._rows.same(str(note.get("run"))):
             raise Declined(
                 f"the rows of '{self.name}' are not those with which it took part in this run before. "

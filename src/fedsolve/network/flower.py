@@ -22,7 +22,7 @@ from fedsolve.network.exchange import REMOVED, Exchange, Policy, Waiting, deadli
 from fedsolve.network.expected import expected_layout
 from fedsolve.network.link import Link, Node
 from fedsolve.network.roster import Roster
-from fedsolve.network.wire import LARGEST
+from fedsolve.network.wire import LARGEST, Note
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -98,6 +98,15 @@ class FlowerFederation:
     @run.setter
     def run(self, mark: str) -> None:
         self._agreement.run = mark
+
+    @property
+    def columns(self) -> Note | None:
+        """What the sites' tables have in common, once it is settled; a resumed run takes what was."""
+        return self._agreement.columns
+
+    @columns.setter
+    def columns(self, note: Note | None) -> None:
+        self._agreement.columns = note
 
     @property
     def task(self) -> Task:

@@ -129,6 +129,11 @@ class Roster:
         self.members[name] = Member(name, node)
         self._agreement.take(name, reply.note)
         self._tell(f"'{name}' is there")
+        if unnamed := self._agreement.unnamed():
+            self._tell(
+                f"no names of columns from {', '.join(map(repr, unnamed))}: whether they are those of the "
+                "others, in the same order, is for people to check"
+            )
 
     def _unfit(self, name: str, note: Note) -> str | None:
         """Why this site, with this description, cannot be a member."""

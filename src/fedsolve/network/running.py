@@ -1,6 +1,6 @@
 """A run that survives its process: everything it knows is in a state folder after every exchange.
 
-STATE/agreement.json            features and classes as agreed with the sites, and the run's own mark
+STATE/agreement.json            features, columns and classes as agreed with the sites, and the run's own mark
 STATE/checkpoint.safetensors    the run after its last exchange
 STATE/report.json               who took part in each exchange, what travelled, how it ended
 STATE/model.safetensors         the model
@@ -27,6 +27,7 @@ from fedsolve.federation.method import Method, Record, record_from
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
 from fedsolve.network.flower import FlowerFederation
+from fedsolve.network.wire import Note
 
 Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]
 
@@ -100,13 +101,14 @@ class State:
                     "Give what it was started with, or choose another state folder."
                 )
 
-    def agree(self, spec: Spec, clients: int, run: str) -> None:
+    def agree(self, spec: Spec, clients: int, run: str, columns: Note | None = None) -> None:
         note = {
             "features": spec.features,
             "classes": labels_note(spec.classes),
             "outputs": spec.outputs,
             "clients": clients,
             "run": run,
+            "columns": columns,
         }
         container.write_atomically(self._agreement, json.dumps(note, indent=2).encode())
 
@@ -155,8 +157,9 @@ def run_method(
         state.check(federation.given, federation.task)
         if state.agreed() is not None and isinstance(run := state.noted("run"), str):
             federation.run = run  # for the sites it is the same one
+            federation.columns = state.noted("columns")
         spec = federation.describe()
-        state.agree(spec, federation.expected, federation.run)
+        state.agree(spec, federation.expected, federation.run, federation.columns)
         model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.data.images import Images
+from fedsolve.data.layout import ColumnNames
 from fedsolve.errors import DataError
 from fedsolve.labels import spelled_labels
 
@@ -53,6 +54,7 @@ class Dataset:
 
     file_labels: (classes,) the label of each class as the data have it, in its type; None where names are
                  all there is.
+    columns:     names of those of a table; None for what has none.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Dataset:
     test: Split | None
     class_names: tuple[str, ...]
     file_labels: Array | None = None
+    columns: ColumnNames | None = None
 
     def __post_init__(self) -> None:
         for title, split in self.parts().items():
