@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.data.datasets import load_dataset
+from fedsolve.data.feature_store import Features
 from fedsolve.data.tables import ColumnLayout, read_table
 from fedsolve.errors import CohortError, DataError
 from fedsolve.network.answering import Answerer
@@ -39,7 +41,7 @@ def write(path: Path, order: tuple[str, ...] = NAMES, seed: int = 0, header: tup
 def site(path: Path, show=None, header: bool = True) -> Answerer:
     table = read_table(path, ColumnLayout(label="3" if not header else "ill", header=header))
     data = fs.ClientData(table.features, table.labels)
-    return Answerer(path.stem, data, columns=table.columns, show=show)
+    return Answerer(path.stem, data, columns=table.schema, show=show)
 
 
 def federate(link: PretendedLink, **options) -> FlowerFederation:
@@ -92,6 +94,15 @@ def test_the_same_columns_train_the_model_of_one_process(tmp_path):
         for path, table in zip(paths, tables, strict=True)
     ]
     assert same_bits(model, fs.AFL(ridge=0.1).fit(fs.LocalFederation(members, classes=[0, 1])))
+
+
+def test_an_address_of_a_table_has_its_names_too(tmp_path):
+    path = write(tmp_path / "north.csv")
+    schema = Features.from_dataset(load_dataset(f"csv:{path}?label=ill")).schema
+    assert [column.name for column in schema.used] == list(NAMES)
+    other = write(tmp_path / "test.csv", NAMES[::-1], 1)
+    with pytest.raises(DataError, match="in another order"):
+        load_dataset(f"csv:{path}?label=ill&test={other}")
 
 
 def test_names_too_long_to_be_sent_are_compared_by_digest(tmp_path, monkeypatch):

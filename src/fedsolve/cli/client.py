@@ -128,7 +128,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     answerer = Answerer(
         name,
         ClientData(table.features, table.labels),
-        columns=table.columns,
+        columns=table.schema,
         classes=class_names(given["classes"]),
         share_classes=given["share_classes"],
         networks=given["networks"],

@@ -15,10 +15,11 @@ import numpy as np
 from fedsolve.checks import check_arrays
 from fedsolve.container import Array
 from fedsolve.data.columns import read_csv, read_parquet
-from fedsolve.data.layout import PARTS, ColumnLayout, ColumnNames, Part, Wish
+from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish
 from fedsolve.data.npz import open_npz, read_npz
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_like, spelled_labels
+from fedsolve.schema import Schema
 
 __all__ = ["ColumnLayout", "Part", "Table", "parts", "read_table"]
 
@@ -27,14 +28,14 @@ __all__ = ["ColumnLayout", "Part", "Table", "parts", "read_table"]
 class Table:
     """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None.
 
-    columns: their names; None where a file has none, as npz and csv without a header.
+    schema: what the columns are, where the file names them and a model is to be made of its rows.
     """
 
     features: Array
     labels: Array | None
     owners: Array | None
     source: str
-    columns: ColumnNames | None = None
+    schema: Schema | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -73,7 +74,7 @@ def read_table(
     wish = Wish(layout, part, labelled, owned, width)
     reader = {"npz": read_npz, "csv": read_csv, "parquet": read_parquet}[kind]
     try:
-        features, labels, owners, columns = reader(Path(path), wish)
+        features, labels, owners, schema = reader(Path(path), wish)
         if labels is not None:
             labels = _plain_labels(labels)
         check_arrays(features, np.zeros(len(features)) if labels is None else labels)
@@ -91,7 +92,7 @@ def read_table(
         raise DataError(f"{path}: {problem}") from problem
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
-    return Table(features, labels, owners, str(path), columns)
+    return Table(features, labels, owners, str(path), schema)
 
 
 def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:

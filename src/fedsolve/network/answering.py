@@ -25,7 +25,6 @@ import numpy as np
 import fedsolve.federation.evaluation  # noqa: F401  registers the step that scores a model
 from fedsolve import container
 from fedsolve.container import Array
-from fedsolve.data.layout import ColumnNames
 from fedsolve.errors import DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
@@ -36,6 +35,7 @@ from fedsolve.network.row_marks import RowMarks
 from fedsolve.network.site_columns import columns_note
 from fedsolve.network.wire import PROTOCOL, Note
 from fedsolve.permissions import NotAllowed, allowing
+from fedsolve.schema import Schema
 from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
@@ -67,7 +67,7 @@ class Declined(DataError):
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
-    columns:       names of the columns of the table that the rows come from; they are sent.
+    columns:       those of the table that the rows come from, plain numbers; their names are sent.
     classes:       the only class list this site agrees to, if it wants to say.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
@@ -86,7 +86,7 @@ class Answerer:
         name: str,
         data: ClientData,
         *,
-        columns: ColumnNames | None = None,
+        columns: Schema | None = None,
         classes: Sequence[Any] | None = None,
         share_classes: bool = False,
         networks: Iterable[str] | None = (),

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedsolve.container import canonical_json
-from fedsolve.data.layout import ColumnNames
 from fedsolve.errors import did_you_mean
 from fedsolve.federation.cohort import plain
 from fedsolve.network.wire import Note
@@ -27,14 +26,14 @@ def columns_digest(names: Sequence[str]) -> str:
     return hashlib.sha256(canonical_json(list(names)).encode()).hexdigest()
 
 
-def columns_note(columns: ColumnNames | None) -> Note | None:
-    """What is sent about these columns; nothing where a file has no names."""
+def columns_note(columns: Schema | None) -> Note | None:
+    """What is sent about these columns; nothing where there are no names."""
     if columns is None:
         return None
-    short = len(canonical_json(list(columns.features))) <= _LONGEST
+    names = [column.name for column in columns.used]
     return {
-        "digest": columns_digest(columns.features),
-        "names": list(columns.features) if short else None,
+        "digest": columns_digest(names),
+        "names": names if len(canonical_json(names)) <= _LONGEST else None,
         "label": columns.label,
     }
 

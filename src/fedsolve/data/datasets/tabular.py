@@ -13,11 +13,11 @@ from fedsolve.container import Array
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
-from fedsolve.data.layout import ColumnNames
 from fedsolve.data.npz import open_npz
 from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import labels_like, plain_labels
+from fedsolve.schema import Schema
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 _OPTIONS = {
@@ -37,13 +37,13 @@ def load(address: Address, root: Path | None) -> Dataset:
     apart = None if not other or _is_number(other) else _existing(Address(address.text, kind, other), root)
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
-        *train, columns = _rows(path, layout, "train" if kind == "npz" else None)
+        *train, schema = _rows(path, layout, "train" if kind == "npz" else None)
         classes = np.unique(train[1])
         names = _class_names(path, classes)
         test: list[Array] | None = None
         if apart is not None:
             *test, others = _rows(apart, layout, None, classes)
-            if columns is not None and others is not None and others.features != columns.features:
+            if schema is not None and others is not None and others.used != schema.used:
                 raise DataError(f"{apart}: its columns are not those of {path}, or in another order.")
         elif own_test:
             *test, _ = _rows(path, layout, "test", classes)
@@ -56,13 +56,13 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = _split(train, classes, path)
     if test is None:
         share, seed = address.held_out()
-        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes, columns)
-    return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, columns)
+        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes, schema)
+    return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
 
 
 def _rows(
     path: Path, layout: ColumnLayout, part: Part | None, classes: Array | None = None
-) -> tuple[Array, Array, ColumnNames | None]:
+) -> tuple[Array, Array, Schema | None]:
     """Inputs, labels, all of them in `classes`, and names; inputs of three or four dimensions are images."""
     images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
     if images is not None:
@@ -74,7 +74,7 @@ def _rows(
             raise DataError(f"{path}: {problem}") from problem
     table = read_table(path, layout, part=part, classes=classes)
     assert table.labels is not None
-    return table.features, table.labels, table.columns
+    return table.features, table.labels, table.schema
 
 
 def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
