@@ -105,6 +105,24 @@ def test_an_address_of_a_table_has_its_names_too(tmp_path):
         load_dataset(f"csv:{path}?label=ill&test={other}")
 
 
+@pytest.mark.parametrize("first", ["north", "south"])
+def test_the_model_of_a_server_knows_the_columns(tmp_path, first):
+    paths = [write(tmp_path / "north.csv"), write(tmp_path / "south.csv", seed=1)]
+    link = PretendedLink(sorted(map(site, paths), key=lambda each: each.name != first))
+    state = State(tmp_path / "state")
+    run_method(
+        fs.AFL(ridge=0.1), lambda spec, report: federate(link, spec=spec, report=report, patience=5.0), state
+    )
+    model = fs.load_model(state.model)
+    assert (model.schema.label, model.schema.classes) == ("ill", (0, 1))
+    table = read_table(paths[0], ColumnLayout(label="ill"))
+    shuffled = {name: table.features[:, NAMES.index(name)] for name in NAMES[::-1]}
+    np.testing.assert_array_equal(model.predict(shuffled), model.predict(table.features))
+    shuffled["presure"] = shuffled.pop("pressure")
+    with pytest.raises(DataError, match="'pressure' is missing"):
+        model.predict(shuffled)
+
+
 def test_names_too_long_to_be_sent_are_compared_by_digest(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsolve.network.site_columns._LONGEST", 10)
     north, south = write(tmp_path / "north.csv"), write(tmp_path / "south.csv", NAMES[::-1], 1)

@@ -15,6 +15,7 @@ from fedsolve.federation.engine import Spec
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.network.site_columns import columns_apart, strange_columns
 from fedsolve.network.wire import PROTOCOL, Note
+from fedsolve.schema import Schema
 from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
@@ -27,14 +28,22 @@ class Agreement:
 
     classes: the class list; when None it is the union of what the sites agree to send.
     spec:    what was agreed in an earlier part of the run.
+    schema:  what a row is, where sites read their tables by it.
     columns: what the sites' tables have in common (`columns_note`), once that is settled; None where none of
              them has names.
     """
 
-    def __init__(self, task: Task, classes: Array | None = None, spec: Spec | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        classes: Array | None = None,
+        spec: Spec | None = None,
+        schema: Schema | None = None,
+    ) -> None:
         self.run = secrets.token_hex(8)
         self.task = task
         self.spec = spec
+        self.schema = schema
         self.columns: Note | None = None
         self._declared = spec.classes if classes is None and spec is not None else classes
         self._described: dict[str, Note] = {}
@@ -46,6 +55,10 @@ class Agreement:
     def classes_note(self) -> Any:
         """The class list as sites are told it; None while it is not known."""
         return labels_note(self._declared)
+
+    def schema_note(self) -> Any:
+        """The schema as sites are told it."""
+        return None if self.schema is None else self.schema.to_note()
 
     def take(self, name: str, note: Note) -> None:
         """Keep how a site describes itself."""
@@ -91,6 +104,8 @@ class Agreement:
 
     def misfit(self, name: str, note: Note) -> str | None:
         """Why a site that describes itself like this does not go with the others."""
+        if note.get("schema") != (None if self.schema is None else self.schema.digest):
+            return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
         others = {other: told for other, told in self._described.items() if other != name}
         why = self._columns_apart(name, note, others)
         if why is not None:

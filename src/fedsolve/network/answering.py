@@ -168,7 +168,9 @@ class Answerer:
     # -- what this site has ----------------------------------------------------------------------
 
     def _describe(self, note: Note) -> Note:
+        self._check_schema(note.get("schema"))
         self._check_lists(note)
+        schema = self._site_data.schema
         labels = self._data.labels
         found: Note = {
             "name": self.name,
@@ -177,6 +179,7 @@ class Answerer:
             "classes": None,
             "targets": 1 if labels.ndim == 1 else int(labels.shape[1]),
             "columns": self._columns,
+            "schema": None if schema is None else schema.digest,
         }
         if note.get("task") == "regression":
             if labels.dtype.kind not in "fiub":
@@ -209,6 +212,29 @@ class Answerer:
                 "which.",
             ) from problem
 
+    def _check_schema(self, asked: Any) -> None:
+        """Refuse a server that says otherwise than this site what a row is."""
+        own = self._site_data.schema
+        if asked is None and own is not None:
+            raise Declined(
+                f"'{self.name}' reads its rows by a schema, and the server has none. Start the server with "
+                "the same file (--schema), or leave it out here."
+            )
+        if asked is not None and own is None:
+            raise Declined(
+                f"the server has a schema, and '{self.name}' reads its rows without one. Start it with the "
+                "server's file: --schema schema.toml."
+            )
+        if asked is not None and own is not None:
+            differences = own.differences(Schema.from_note(asked))
+            if differences:
+                told = f"the schema of '{self.name}' is not the server's"
+                remedy = "Give all sites and the server the same file."
+                raise Declined(
+                    f"{told}: {'; '.join(differences)}. {remedy}",
+                    f"{told}; its own output says in what they differ. {remedy}",
+                )
+
     def _check_columns(self, digest: Any) -> None:
         """Refuse a run of other columns: since it was asked, this site may have started with another file."""
         if self._columns is not None and digest is not None and digest != self._columns["digest"]:
@@ -221,7 +247,7 @@ class Answerer:
         """Take the site's labels in the type that this run's class list has; the next may have another."""
         if labels.dtype.kind != self._data.labels.dtype.kind:
             site = self._site_data
-            self._data = ClientData(site.source, labels, site.rows, site.weights)
+            self._data = ClientData(site.source, labels, site.rows, site.weights, schema=site.schema)
             self._participant = self._new_participant(self._data)
 
     # -- answering -------------------------------------------------------------------------------

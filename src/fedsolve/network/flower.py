@@ -23,6 +23,7 @@ from fedsolve.network.expected import expected_layout
 from fedsolve.network.link import Link, Node
 from fedsolve.network.roster import Roster
 from fedsolve.network.wire import LARGEST, Note
+from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -45,6 +46,7 @@ class FlowerFederation:
     patience:  seconds to wait for an answer: then "continue" goes on without it, the others stop.
     grace:     seconds that a node which left in the middle of an exchange has to come back.
     interval:  seconds between two looks for an answer.
+    schema:    what a row is, where sites read their tables by it; train with `Described(method, schema)`.
     spec:      what was agreed in an earlier part of this run, when it is resumed.
     """
 
@@ -62,6 +64,7 @@ class FlowerFederation:
         patience: float | None = None,
         grace: float = 5.0,
         interval: float = 0.05,
+        schema: Schema | None = None,
         spec: Spec | None = None,
         report: Callable[[CohortReport], None] | None = None,
         tell: Callable[[str], None] | None = None,
@@ -87,7 +90,7 @@ class FlowerFederation:
         self._told: set[str] = set()
         self._told_unknown = False
         self._link = link
-        self._agreement = Agreement(task, self.given, spec)
+        self._agreement = Agreement(task, self.given, spec, schema)
         self._roster = Roster(link, self._agreement, interval, self._tell)
 
     @property
@@ -107,6 +110,10 @@ class FlowerFederation:
     @columns.setter
     def columns(self, note: Note | None) -> None:
         self._agreement.columns = note
+
+    @property
+    def schema(self) -> Schema | None:
+        return self._agreement.schema
 
     @property
     def task(self) -> Task:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from fedsolve.container import canonical_json
+from fedsolve.container import Array, canonical_json
 from fedsolve.errors import did_you_mean
 from fedsolve.federation.cohort import plain
 from fedsolve.network.wire import Note
@@ -90,11 +90,13 @@ def columns_apart(name: str, mine: Note, other: str, theirs: Note) -> str | None
     )
 
 
-def numbers_schema(note: Note | None) -> Schema | None:
+def numbers_schema(note: Note | None, classes: Array | None) -> Schema | None:
     """The schema of a table of plain numbers with these columns; None where it cannot be told by name."""
     if note is None or note["names"] is None:
         return None
     names, label = note["names"], note["label"]
     if len(set(names)) < len(names):
         return None
-    return Schema(tuple(Column(name, missing="refuse") for name in names), None if label in names else label)
+    columns = tuple(Column(name, missing="refuse") for name in names)
+    known = () if classes is None else tuple(classes.tolist())
+    return Schema(columns, None if label in names else label, known)
