@@ -212,6 +212,8 @@ def test_classes_beside_a_schema_must_be_its_own(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.flower
+@pytest.mark.slow
 def test_processes_train_by_a_schema_and_one_without_it_is_refused(paths, tmp_path):
     address, log, out = f"127.0.0.1:{free_port()}", tmp_path / "server.log", tmp_path / "model.safetensors"
     schema = tmp_path / "schema.toml"

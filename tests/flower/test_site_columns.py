@@ -186,6 +186,8 @@ def test_a_resumed_run_knows_its_columns_before_the_first_site_is_back(tmp_path)
         run_method(method, federated(shuffled), state)
 
 
+@pytest.mark.flower
+@pytest.mark.slow
 def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
     address, log = f"127.0.0.1:{free_port()}", tmp_path / "server.log"
     line = fedsolve("server", "--insecure", "--listen", address, "--clients", 2, "--classes", "0,1")
@@ -208,4 +210,5 @@ def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
     for name in ("north", "south"):
         sent = [json.loads(text) for text in (tmp_path / name / "sent.jsonl").read_text().splitlines()]
         assert "answered" not in {event["what"] for event in sent}
+        assert "sent are the names of its columns" in sent[0]["text"]
     assert not (tmp_path / "state" / "model.safetensors").exists()

@@ -128,7 +128,8 @@ class Answerer:
             ask = note.get("ask")
             if ask == "describe":
                 found, answer = self._describe(note), b""
-                self._tell(Event("described", f"asked by run {note.get('run')}: what this site has"))
+                sent = "" if self._columns is None else "; sent are the names of its columns"
+                self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
             elif ask == "answer":
                 with allowing(networks=self._networks, methods=self._methods):
                     found, answer = self._answer(note, payload, started)
