@@ -23,6 +23,7 @@ from fedsolve.network.expected import expected_layout
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.link import Reply
 from fedsolve.network.running import State, finished, run_method, say_over_late
+from fedsolve.network.wire import PROTOCOL
 
 from .pretended import PretendedLink
 from .sites import CLASSES, NAMES, Sites, relative_difference, same_bits, small
@@ -271,6 +272,11 @@ class Describing(PretendedLink):
         {"classes": {"kind": "zz"}},
         {"classes": None},
         {"classes": [["a"], 3]},
+        {"columns": 7},
+        {"columns": {"digest": "a", "names": [["a"]], "label": None}},
+        {"columns": {"digest": "a", "names": ["a"] * 64, "label": None}},
+        {"columns": {"digest": "a", "names": ["a"], "label": None}},
+        {"columns": {"digest": "a", "names": None, "label": {}}},
     ],
 )
 def test_a_site_that_describes_itself_with_rubbish_is_not_taken_in(sites, change):
@@ -410,7 +416,7 @@ def test_another_width_is_refused_on_both_sides(sites):
 def test_a_server_of_another_version_is_refused(sites, change, words):
     shown = []
     site = Answerer("east", sites.client_data("east"), show=shown.append)
-    note = {"fedsolve": 1, "version": fs.__version__, "ask": "describe", "classes": None, **change}
+    note = {"fedsolve": PROTOCOL, "version": fs.__version__, "ask": "describe", "classes": None, **change}
     answer, payload = site.reply(note, np.empty(0, np.uint8))
     assert (answer["ok"], payload) == (False, b"")
     assert words in answer["message"]
@@ -743,7 +749,7 @@ def test_the_same_request_gives_the_same_bytes(sites):
 
 def test_an_unreadable_request_is_refused(sites):
     site = Answerer("east", sites.client_data("east"))
-    note = {"fedsolve": 1, "version": fs.__version__, "ask": "answer", "exchange": 0, "classes": None}
+    note = {"fedsolve": PROTOCOL, "version": fs.__version__, "ask": "answer", "exchange": 0, "classes": None}
     answer, _ = site.reply(note, np.frombuffer(b"rubbish", dtype=np.uint8))
     assert (answer["ok"], answer["error"]) == (False, TermError.__name__)
 
@@ -751,7 +757,7 @@ def test_an_unreadable_request_is_refused(sites):
 @pytest.mark.parametrize("strange", [float("nan"), [[]], {"a": float("inf")}])
 def test_a_server_cannot_have_a_site_send_what_cannot_be_sent(sites, strange):
     site = Answerer("east", sites.client_data("east"))
-    note = {"fedsolve": 1, "version": fs.__version__, "ask": "describe", "classes": None}
+    note = {"fedsolve": PROTOCOL, "version": fs.__version__, "ask": "describe", "classes": None}
     answer, _ = site.reply({**note, "run": strange, "exchange": strange}, np.empty(0, np.uint8))
     assert json.loads(canonical_json(answer))["ok"] is False
 

@@ -16,12 +16,14 @@ from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import BACKBONE, data_root_option, store_option
 from fedsolve.cli.inputs import Reader
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import allow_options, data_options, output_options
+from fedsolve.cli.options import allow_options, data_options, layout_from, output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, facts, megabytes
 from fedsolve.cli.server import class_names
+from fedsolve.cli.site_table import read_site, schema_option, table_schema
 from fedsolve.data.lock import locked
-from fedsolve.data.tables import Table
+from fedsolve.data.table_files import DescribedRows
+from fedsolve.data.tables import Part, Table
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 
@@ -44,6 +46,10 @@ _SITE = "This site"
         (
             "with a csv file, all settings in a file",
             "fedsolve client --config site.toml --data patients.csv --label diagnosis",
+        ),
+        (
+            "with categories, dates or missing values, by the schema that all sites were given",
+            "fedsolve client --config site.toml --data patients.csv --schema schema.toml",
         ),
     ),
 )
@@ -88,6 +94,9 @@ _SITE = "This site"
     group=_DATA,
     help=f"What turns images into features.  [default: {BACKBONE}]",
 )
+@schema_option(
+    _DATA, "What a row is: read the file by it, and refuse a server with another.  [default: plain numbers]"
+)
 @data_root_option
 @data_options
 @store_option
@@ -115,9 +124,18 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
 
     require_flower()
     connection = _connection(given, name)
-    reader = Reader(given, output)
-    parts = reader.parts(given["data"])
-    table = reader.rows(given["data"], "train" if parts else None)
+    schema = None if given["schema"] is None else table_schema(given["schema"])
+    table: Table | DescribedRows
+    parts: tuple[Part, ...] = ()
+    if schema is not None:
+        if given["backbone"] is not None:
+            raise click.UsageError("--schema is for tables; leave out one of --schema and --backbone")
+        table, columns = read_site(given["data"], schema, layout_from(given)), None
+    else:
+        reader = Reader(given, output)
+        parts = reader.parts(given["data"])
+        table = reader.rows(given["data"], "train" if parts else None)
+        columns = table.schema
     _introduce(output, name, table, "test" in parts)
 
     from fedsolve.federation.participant import ClientData
@@ -127,7 +145,8 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     diary = _Diary(output, state / "sent.jsonl")
     answerer = Answerer(
         name,
-        ClientData(table.features, table.labels),
+        ClientData(table.features, table.labels, schema=schema),
+        columns=columns,
         classes=class_names(given["classes"]),
         share_classes=given["share_classes"],
         networks=given["networks"],
@@ -160,7 +179,7 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     return Connection(given["server"], keys.authority, keys.client_key(name))
 
 
-def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
+def _introduce(output: Output, name: str, table: Table | DescribedRows, held_out: bool) -> None:
     assert table.labels is not None
     classes = len(set(table.labels.tolist()))
     output.note(

@@ -17,6 +17,7 @@ from fedsolve.cli.features import data_root_option, store_option
 from fedsolve.cli.keys import keys_option
 from fedsolve.cli.options import data_options, layout_from, output_options
 from fedsolve.cli.output import Output
+from fedsolve.cli.site_table import read_site, schema_option, table_schema
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
@@ -60,6 +61,7 @@ _SIGNS = {
 )
 @option("--insecure", is_flag=True, group=_ROLE, help="A federation without TLS and keys.")
 @option("--data", metavar="DATA", group="The data", help="File or address to be read, as for 'client'.")
+@schema_option("The data", "What a row of the data must be; all that does not fit is listed.")
 @option("--backbone", metavar="B", group="The data", help="Backbone to be loaded.")
 @data_root_option
 @data_options
@@ -74,6 +76,7 @@ def doctor(
     hosts: tuple[str, ...],
     insecure: bool,
     data: str | None,
+    schema: str | None,
     backbone: str | None,
     root: str | None,
     store: str | None,
@@ -105,17 +108,27 @@ def doctor(
             findings += diagnosis.connection(server, keys, name)
     findings.append(diagnosis.disk(Path(state) if state else Path(FeatureStore(store).folder)))
     if data is not None:
-        findings.append(look_at_data(data, root, layout_from(reading)))
+        findings.append(look_at_data(data, root, layout_from(reading), schema))
+    elif schema is not None:
+        findings.append(diagnosis.attempt("schema", lambda: _schema_read(schema)))
     if backbone is not None:
         findings.append(look_at_backbone(backbone))
     _tell(findings, Output(as_json, quiet))
     return next((finding.code for finding in findings if finding.state == "failed"), 0)
 
 
-def look_at_data(source: str, root: str | None = None, layout: ColumnLayout | None = None) -> Finding:
-    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
+def look_at_data(
+    source: str, root: str | None = None, layout: ColumnLayout | None = None, schema: str | None = None
+) -> Finding:
+    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images.
+
+    schema: file that says what a row of a table must be.
+    """
 
     def look() -> str:
+        if schema is not None:
+            described = read_site(source, table_schema(schema), layout or ColumnLayout())
+            return f"{source}: {len(described):,} rows, as {schema} describes them"
         if not is_address(source):
             table = read_table(source, layout, part="train" if parts(source) else None)
             classes = len(np.unique(table.labels)) if table.labels is not None else 0
@@ -128,6 +141,11 @@ def look_at_data(source: str, root: str | None = None, layout: ColumnLayout | No
         return f"{source}: {len(rows):,} {kind} to train on, {len(dataset.class_names)} classes"
 
     return diagnosis.attempt("data", look)
+
+
+def _schema_read(path: str) -> str:
+    schema = table_schema(path)
+    return f"{path}: {len(schema.used)} columns become {schema.width} features"
 
 
 def look_at_backbone(address: str) -> Finding:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from fedsolve.cli.command import F, option, options
 from fedsolve.cli.features import BACKBONE, built, data_root_option, store_option
 from fedsolve.cli.options import READING, data_options, layout_from
 from fedsolve.cli.output import Output
 from fedsolve.container import Array
+from fedsolve.data.columns import column_position
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import Features
+from fedsolve.data.table_files import file_columns, read_described
 from fedsolve.data.tables import ColumnLayout, Part, Table, parts, read_table
+from fedsolve.data.text_tables import Dialect
 from fedsolve.errors import DataError
 from fedsolve.labels import labels_like
+from fedsolve.schema import Column, Schema
 
 
 def row_options(command: F) -> F:
@@ -52,9 +57,22 @@ class Reader:
         owned: bool = False,
         classes: Array | None = None,
         width: int | None = None,
+        schema: Schema | None = None,
+        extra: Literal["refuse", "ignore"] = "refuse",
     ) -> Table:
-        """The rows of a file or of a dataset's part, checked against classes and width where known."""
+        """The rows of a file or of a dataset's part, checked against classes and width where known.
+
+        schema: what a model takes; columns of a table are then found by name. extra: whether columns that it
+        does not know are refused, or told and ignored.
+        """
         if not is_address(data):
+            if schema is not None and schema.extractor is None and Path(data).suffix.lower() != ".npz":
+                if self._layout.header:
+                    return self._described(data, schema, labelled, classes, extra)
+                self._output.warn(
+                    f"{data} is read without names, so its columns are taken by position; they must be in "
+                    f"the order {', '.join(column.name for column in schema.used)}."
+                )
             return read_table(
                 data, self._layout, part=part, labelled=labelled, owned=owned, classes=classes, width=width
             )
@@ -75,7 +93,58 @@ class Reader:
         labels = features.classes[codes]
         if labelled and classes is not None:
             labels = labels_like(labels, classes)
-        return Table(rows, labels if labelled else None, None, data)
+        return Table(rows, labels if labelled else None, None, data, features.schema)
+
+    def _described(
+        self,
+        data: str,
+        schema: Schema,
+        labelled: bool,
+        classes: Array | None,
+        extra: Literal["refuse", "ignore"],
+    ) -> Table:
+        """The rows of a table whose columns a model knows by name; options may say more about this file."""
+        # The names are known, so that the delimiter shows by itself.
+        dialect = Dialect("auto" if self._layout.delimiter == "," else self._layout.delimiter)
+        names = file_columns(data, dialect)
+        schema = self._for_file(data, names, schema)
+        rows = read_described(data, schema, dialect, labelled=labelled, extra=extra)
+        known = {column.name for column in schema.columns} | {schema.label, schema.client}
+        strange = [name for name in names if name not in known]
+        if strange:
+            self._output.warn(
+                f"{data}: the model was trained without {', '.join(map(repr, strange))}, which "
+                f"{'are' if len(strange) > 1 else 'is'} ignored."
+            )
+        labels = rows.labels
+        if labels is not None and classes is not None:
+            labels = labels_like(labels, classes)
+        return Table(rows.features, labels, None, data)
+
+    def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
+        """The schema with the label column of this file, and with those left out that --drop names."""
+        used = {column.name for column in schema.used}
+        known = {column.name for column in schema.columns} | {schema.label, schema.client}
+        dropped: list[str] = []
+        label = schema.label
+        try:
+            for wanted in self._layout.drop:
+                if wanted in known - used:
+                    continue
+                name = names[column_position(names, wanted, "column to drop")]
+                if name in used:
+                    raise DataError(f"the model uses column '{name}'; it cannot be left out (--drop).")
+                if name not in (*dropped, *known):
+                    dropped.append(name)
+            if self._layout.label is not None:
+                label = names[column_position(names, self._layout.label, "label column")]
+                if label in used:
+                    raise DataError(f"the model uses column '{label}'; it cannot be the label (--label).")
+        except DataError as problem:
+            raise DataError(f"{data}: {problem}") from problem
+        columns = [column for column in schema.columns if column.name != label]
+        columns += [Column(name, "unused") for name in dropped if name != label]
+        return dataclasses.replace(schema, columns=tuple(columns), label=label)
 
     def _features(self, data: str) -> Features:
         if dataclasses.replace(self._layout, client=None) != ColumnLayout():

@@ -67,6 +67,10 @@ class Output:
         if not (self.as_json or self.quiet):
             click.echo(harmless(text), err=True)
 
+    def warn(self, text: str) -> None:
+        """What nobody should miss, on stderr, whatever was asked for."""
+        click.echo(harmless(f"warning: {text}"), err=True)
+
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Record, int], None]]:
         """A bar over exchanges, on stderr when that is a terminal: exchange n of N, layer, risk."""

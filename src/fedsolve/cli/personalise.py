@@ -82,7 +82,7 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
     part: Part | None = given["part"]
     if part is None and "train" in reader.parts(given["data"]):
         part = "train"
-    rows = reader.rows(given["data"], part, classes=classes, width=model.features)
+    rows = reader.rows(given["data"], part, classes=classes, width=model.features, schema=model.schema)
     assert rows.labels is not None
     participant = Participant(participant_name, ClientData(rows.features, rows.labels), states=states)
     own = participant.personalise(model)

@@ -79,7 +79,14 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
     prepare(ctx, model, given)
-    data = Reader(given, output).rows(given["data"], given["part"], labelled=False, width=model.features)
+    data = Reader(given, output).rows(
+        given["data"],
+        given["part"],
+        labelled=False,
+        width=model.features,
+        schema=model.schema,
+        extra="ignore",
+    )
     scores = _scores(model, data.features, depth)
     labels = classes[np.argmax(scores, axis=1)]
     document: dict[str, Any] = {"model": given["model"], "data": given["data"], "rows": len(data)}
@@ -130,7 +137,9 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     if given["staged"] and not isinstance(model, StagedModel):
         raise click.UsageError(f"--staged needs a model with layers; this one is {model.family}", ctx)
     prepare(ctx, model, given)
-    data = Reader(given, output).rows(given["data"], given["part"], classes=classes, width=model.features)
+    data = Reader(given, output).rows(
+        given["data"], given["part"], classes=classes, width=model.features, schema=model.schema
+    )
     assert data.labels is not None
     named = {"model": given["model"], "data": given["data"]}
     if isinstance(model, StagedModel) and given["staged"]:

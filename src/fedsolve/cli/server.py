@@ -17,8 +17,10 @@ from fedsolve.cli.method_options import MethodCommand, chosen_method, method_opt
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
+from fedsolve.cli.site_table import schema_option, table_schema
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
+from fedsolve.federation.described import Described
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record
 from fedsolve.labels import spelled_labels
@@ -42,6 +44,10 @@ PORT = 9092
         (
             "the same with a file; run it again to go on after a crash",
             "fedsolve server --config federation.toml",
+        ),
+        (
+            "tables with categories, dates or missing values: all sites have the same schema",
+            "fedsolve server --keys keys --clients 3 --schema schema.toml --out model.safetensors",
         ),
         (
             "try it on this machine alone, without keys",
@@ -74,6 +80,9 @@ PORT = 9092
     metavar="A,B,...",
     group=_SITES,
     help="The class list.  [default: the union of what sites agree to send]",
+)
+@schema_option(
+    _SITES, "What a row of the sites' tables is; all of them must have the same.  [default: plain numbers]"
 )
 @option(
     "--missing",
@@ -136,6 +145,8 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     output = Output(given["as_json"], given["quiet"])
     method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
+    if given["schema"] is not None:
+        method = _described(method, given)
     keys = _keys(ctx, given)
     check_target(given["out"])
     state = Path(given["state"])
@@ -163,7 +174,7 @@ def _run(
     require_flower()
     _verify(keys, output, given)
     held = State(state)
-    model = finished(method, held, given["classes"], given["task"], given["clients"])
+    model = finished(method, held, given["classes"], given["task"], given["clients"], given["schema"])
     accuracy = None
     if model is not None:
         output.note(f"{state} holds this run complete; choose another --state to train again")
@@ -184,7 +195,7 @@ def _run(
     if given["out"] is not None:
         model.save(given["out"])
     return {
-        "method": method.key,
+        "method": method.method.key if isinstance(method, Described) else method.key,
         "parameters": method.parameters(),
         "sites": list(model.history[-1].cohort) if model.history else [],
         **totals(model.history),
@@ -214,6 +225,7 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
             missing=given["missing"],
             min_clients=given["min_clients"],
             patience=given["patience"],
+            schema=given["schema"],
             spec=spec,
             report=heard,
             tell=output.note,
@@ -241,6 +253,16 @@ def class_names(text: str | None) -> list[Any] | None:
         raise DataError(f"--classes names {len(names)} class(es): {text!r}. Give two at least: a,b,c.")
     classes: list[Any] = spelled_labels(names).tolist()
     return classes
+
+
+def _described(method: Method[Any], given: dict[str, Any]) -> Method[Any]:
+    """The method on rows that --schema describes; the schema and its classes become those of the run."""
+    schema = given["schema"] = table_schema(given["schema"])
+    if given["task"] == "classification" and schema.classes:
+        if given["classes"] is not None and set(given["classes"]) != set(schema.classes):
+            raise DataError("--classes are not the classes of --schema; leave --classes out.")
+        given["classes"] = list(schema.classes)
+    return Described(method, schema)
 
 
 def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.watch import Watch, final_accuracy
 from fedsolve.model import Model
+from fedsolve.schema import Schema
 
 _GROUP = "Training"
 
@@ -161,7 +163,8 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     data = reader.rows(given["data"], "train", owned=split.kind is None)
     federation = federate(data, split, given["workers"])
     spec = federation.describe()
-    test = _test_rows(given, reader, spec)
+    schema = _named(data.schema, spec)
+    test = _test_rows(given, reader, spec, schema)
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
@@ -178,6 +181,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     except KeyboardInterrupt as stop:
         raise Interrupted(_stopped(checkpoint)) from stop
     seconds = time.perf_counter() - started
+    model.schema = schema
     if isinstance(model, GradientModel) and given["backbone"] is not None:
         model.parameters[pixel_rows.NOTED] = given["backbone"]
     if given["out"] is not None:
@@ -257,9 +261,16 @@ def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> st
     return path
 
 
-def _test_rows(given: dict[str, Any], reader: Reader, spec: Spec) -> Table | None:
+def _named(schema: Schema | None, spec: Spec) -> Schema | None:
+    """What the columns are, with the classes of all clients."""
+    if schema is None or spec.classes is None:
+        return schema
+    return dataclasses.replace(schema, classes=tuple(spec.classes.tolist()))
+
+
+def _test_rows(given: dict[str, Any], reader: Reader, spec: Spec, schema: Schema | None) -> Table | None:
     """The rows to evaluate on, read and checked before any training is done."""
-    known: dict[str, Any] = {"classes": spec.classes, "width": spec.features}
+    known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
     if given["test"] is not None:
         return reader.rows(given["test"], **known)
     if given["features_key"] is None and "test" in reader.parts(given["data"]):

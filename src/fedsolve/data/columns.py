@@ -15,6 +15,7 @@ from fedsolve.container import Array
 from fedsolve.data.layout import ColumnLayout, Columns, Wish, damaged
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import number
+from fedsolve.schema import Column, Schema
 
 LABEL_NAMES = ("label", "target", "class", "y")
 
@@ -35,10 +36,10 @@ def _places(names: Sequence[str], wish: Wish) -> _Places:
     left = list(range(len(names)))
     client = None
     if layout.client is not None and (wish.owned or layout.client in names):
-        client = _column(names, layout.client, "client column")
+        client = column_position(names, layout.client, "client column")
         left.remove(client)
     for wanted in layout.drop:
-        dropped = _column(names, wanted, "column to drop")
+        dropped = column_position(names, wanted, "column to drop")
         if dropped in left:
             left.remove(dropped)
     if not left:
@@ -46,7 +47,7 @@ def _places(names: Sequence[str], wish: Wish) -> _Places:
     lowered = {names[index].strip().lower(): index for index in reversed(left)}
     label = next((lowered[name] for name in LABEL_NAMES if name in lowered), None)
     if layout.label is not None:
-        label = _column(names, layout.label, "label column")
+        label = column_position(names, layout.label, "label column")
         if label not in left:
             raise DataError(f"the label column '{names[label]}' is also the client column or dropped.")
     elif wish.labelled:
@@ -69,7 +70,27 @@ def _places(names: Sequence[str], wish: Wish) -> _Places:
     return _Places(left, label if wish.labelled else None, client)
 
 
-def _column(names: Sequence[str], wanted: str, what: str) -> int:
+def _plain_schema(names: Sequence[str], places: _Places) -> Schema | None:
+    """The columns that are used, as numbers in their order; all others as unused."""
+    used = [names[index] for index in places.features]
+    label, client = (None if place is None else names[place] for place in (places.label, places.client))
+    named = [*used, *(name for name in (label, client) if name is not None)]
+    twice = sorted({name for name in named if named.count(name) > 1})
+    if twice:
+        raise DataError(
+            f"more than one column is called {', '.join(map(repr, twice))}. Rename them, or leave the others "
+            "out by position (--drop, ?drop= in an address)."
+        )
+    if not used:
+        return None  # what is left of the file is refused elsewhere
+    left_out = [name for name in dict.fromkeys(names) if name.strip() and name not in named]
+    columns = [Column(name, missing="refuse") for name in used]
+    columns += [Column(name, "unused") for name in left_out]
+    return Schema(tuple(columns), label, (), client)
+
+
+def column_position(names: Sequence[str], wanted: str, what: str) -> int:
+    """Where the column of this name, or at this position, stands."""
     if wanted in names:
         if names.count(wanted) > 1:
             raise DataError(f"{what} '{wanted}' is not unique: {names.count(wanted)} columns have that name.")
@@ -106,6 +127,7 @@ def read_csv(path: Path, wish: Wish) -> Columns:
         features,
         np.array(labels, dtype=str) if places.label is not None else None,
         np.array(owners, dtype=str) if places.client is not None and wish.owned else None,
+        _plain_schema(names, places) if wish.learns and wish.layout.header else None,
     )
 
 
@@ -227,7 +249,7 @@ def read_parquet(path: Path, wish: Wish) -> Columns:
     owners = None
     if places.client is not None and wish.owned:
         owners = _whole_column(table.column(places.client), names[places.client])
-    return features, labels, owners
+    return features, labels, owners, _plain_schema(names, places) if wish.learns else None
 
 
 def _whole_column(column: Any, name: str) -> Array:

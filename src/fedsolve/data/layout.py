@@ -8,12 +8,13 @@ from typing import Literal
 
 from fedsolve.container import Array
 from fedsolve.errors import ModelFileError
+from fedsolve.schema import Schema
 
 Part = Literal["train", "test"]
 PARTS: tuple[Part, ...] = ("test", "train")
 
-Columns = tuple[Array, Array | None, Array | None]
-"""Features, labels and owners as a file has them."""
+Columns = tuple[Array, Array | None, Array | None, Schema | None]
+"""Features, labels and owners as a file has them, and the names of its columns where it has names."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Wish:
     labelled: bool
     owned: bool
     width: int | None
+
+    @property
+    def learns(self) -> bool:
+        """Whether a model is made of these rows, rather than given them."""
+        return self.labelled and self.width is None
 
 
 def damaged(path: str | Path, what: str, problem: Exception) -> ModelFileError:

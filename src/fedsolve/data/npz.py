@@ -44,7 +44,7 @@ def read_npz(path: Path, wish: Wish) -> Columns:
         owners = None
         if wish.owned and wish.layout.client is not None:
             owners = _array(arrays, _present(keys, [wish.layout.client], "owners"), path)
-    return features, labels, owners
+    return features, labels, owners, None
 
 
 def _keys(keys: Sequence[str], wish: Wish) -> tuple[str, str | None]:

@@ -73,6 +73,31 @@ def read_described(
     return rows
 
 
+def file_columns(path: str | Path, dialect: Dialect | None = None) -> list[str]:
+    """The names of a file's columns, in its order."""
+    try:
+        if table_kind(path) == "csv":
+            return read_names(TextSource(path), dialect or Dialect())[0]
+        arrow, parquet = _pyarrow()
+        with open(path, "rb") as stream:
+            return [str(name) for name in parquet.ParquetFile(stream).schema_arrow.names]
+    except DataError as problem:
+        raise DataError(f"{path}: {problem}") from problem
+    except OSError as problem:
+        raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+    except arrow.ArrowException as problem:
+        raise damaged(path, "a parquet file", problem) from problem
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as problem:
+        raise DataError(NEEDS_PYARROW) from problem
+    return pyarrow, parquet
+
+
 def table_kind(path: str | Path) -> Literal["csv", "parquet"]:
     """What a file is, by its name; packed csv ends in .csv.gz."""
     if str(path) == "-":
@@ -153,11 +178,7 @@ class _Reader:
         return read_texts(source, self.dialect, self._wanted())
 
     def _parquet(self) -> Any:
-        try:
-            import pyarrow as arrow
-            from pyarrow import parquet
-        except ImportError as problem:
-            raise DataError(NEEDS_PYARROW) from problem
+        arrow, parquet = _pyarrow()
         try:
             with open(self.path, "rb") as stream:
                 file = parquet.ParquetFile(stream)

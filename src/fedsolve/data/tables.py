@@ -19,18 +19,23 @@ from fedsolve.data.layout import PARTS, ColumnLayout, Part, Wish
 from fedsolve.data.npz import open_npz, read_npz
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_like, spelled_labels
+from fedsolve.schema import Schema
 
 __all__ = ["ColumnLayout", "Part", "Table", "parts", "read_table"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None."""
+    """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None.
+
+    schema: what the columns are, where the file names them and a model is to be made of its rows.
+    """
 
     features: Array
     labels: Array | None
     owners: Array | None
     source: str
+    schema: Schema | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -69,7 +74,7 @@ def read_table(
     wish = Wish(layout, part, labelled, owned, width)
     reader = {"npz": read_npz, "csv": read_csv, "parquet": read_parquet}[kind]
     try:
-        features, labels, owners = reader(Path(path), wish)
+        features, labels, owners, schema = reader(Path(path), wish)
         if labels is not None:
             labels = _plain_labels(labels)
         check_arrays(features, np.zeros(len(features)) if labels is None else labels)
@@ -87,7 +92,7 @@ def read_table(
         raise DataError(f"{path}: {problem}") from problem
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
-    return Table(features, labels, owners, str(path))
+    return Table(features, labels, owners, str(path), schema)
 
 
 def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,9 @@ from fedsolve.errors import DataError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Spec
 from fedsolve.labels import class_list, labels_from_note, labels_note
+from fedsolve.network.site_columns import columns_apart, strange_columns
 from fedsolve.network.wire import PROTOCOL, Note
+from fedsolve.schema import Schema
 from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
@@ -26,12 +28,23 @@ class Agreement:
 
     classes: the class list; when None it is the union of what the sites agree to send.
     spec:    what was agreed in an earlier part of the run.
+    schema:  what a row is, where sites read their tables by it.
+    columns: what the sites' tables have in common (`columns_note`), once that is settled; None where none of
+             them has names.
     """
 
-    def __init__(self, task: Task, classes: Array | None = None, spec: Spec | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        classes: Array | None = None,
+        spec: Spec | None = None,
+        schema: Schema | None = None,
+    ) -> None:
         self.run = secrets.token_hex(8)
         self.task = task
         self.spec = spec
+        self.schema = schema
+        self.columns: Note | None = None
         self._declared = spec.classes if classes is None and spec is not None else classes
         self._described: dict[str, Note] = {}
 
@@ -42,6 +55,10 @@ class Agreement:
     def classes_note(self) -> Any:
         """The class list as it is sent to sites; None while it is not known."""
         return labels_note(self._declared)
+
+    def schema_note(self) -> Any:
+        """The schema as sites are told it."""
+        return None if self.schema is None else self.schema.to_note()
 
     def take(self, name: str, note: Note) -> None:
         """Keep how a site describes itself."""
@@ -54,7 +71,27 @@ class Agreement:
         """The spec: made from these sites' descriptions the first time, the same ever after."""
         if self.spec is None:
             self.spec = self._made_of([self._described[name] for name in names], prefers)
+        if self.columns is None:
+            self.columns = self._common_columns(names)
         return self.spec
+
+    def _common_columns(self, names: Sequence[str]) -> Note | None:
+        """The columns of these sites, which agree; with a label column where that one agrees too."""
+        notes = [self._described[name].get("columns") for name in names if name in self._described]
+        named = [note for note in notes if note is not None]
+        if not named:
+            return None
+        labels = {note["label"] for note in named}
+        return {**named[0], "label": labels.pop() if len(labels) == 1 else None}
+
+    def columns_digest(self) -> str | None:
+        """The digest of the columns that were settled, as sites are told it."""
+        return None if self.columns is None else str(self.columns["digest"])
+
+    def unnamed(self) -> list[str]:
+        """Sites without names of columns where others have them: nobody can compare theirs."""
+        lacking = [name for name, note in self._described.items() if note.get("columns") is None]
+        return [] if len(lacking) == len(self._described) else sorted(lacking)
 
     def _made_of(self, notes: Sequence[Note], prefers: Literal["bytes", "exchanges"]) -> Spec:
         features = int(notes[0]["features"])
@@ -67,7 +104,13 @@ class Agreement:
 
     def misfit(self, name: str, note: Note) -> str | None:
         """Why a site with this description does not fit in with the others; None if it does."""
-        widths = {int(other["features"]) for other in self._described.values()}
+        if note.get("schema") != (None if self.schema is None else self.schema.digest):
+            return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
+        others = {other: entry for other, entry in self._described.items() if other != name}
+        why = self._columns_apart(name, note, others)
+        if why is not None:
+            return why
+        widths = {int(other["features"]) for other in others.values()}
         if self.spec is not None:
             widths = {self.spec.features}
         if widths and int(note["features"]) not in widths:
@@ -75,11 +118,11 @@ class Agreement:
                 f"'{name}' has {note['features']} features per row, the others {sorted(widths)}. "
                 "All must use the same backbone."
             )
-        targets = {int(other["targets"]) for other in self._described.values()}
+        targets = {int(other["targets"]) for other in others.values()}
         if self.task == "regression" and targets and int(note["targets"]) not in targets:
             return f"'{name}' has {note['targets']} targets, the others {sorted(targets)}."
         if self.task == "classification" and self._declared is None:
-            notes = [*self._described.values(), note]
+            notes = [*others.values(), note]
             try:
                 lists = [labels_from_note(other.get("classes")) for other in notes]
                 known = [labels for labels in lists if labels is not None]
@@ -91,6 +134,16 @@ class Agreement:
                 np.unique(np.concatenate(known))
             except Exception as problem:  # it may have sent anything
                 return f"the classes that '{name}' sent cannot be used ({plain(problem)})."
+        return None
+
+    def _columns_apart(self, name: str, note: Note, others: Mapping[str, Note]) -> str | None:
+        if note.get("columns") is None:
+            return None
+        if self.columns is not None:
+            return columns_apart(name, note["columns"], "the run's other sites", self.columns)
+        for other, told in others.items():
+            if told.get("columns") is not None:
+                return columns_apart(name, note["columns"], f"'{other}'", told["columns"])
         return None
 
 
@@ -112,4 +165,4 @@ def unfit(name: str, note: Note) -> str | None:
     for part in ("features", "targets"):
         if type(note.get(part)) is not int or not 0 < note[part] < 2**31:
             return f"it describes its {part} as {plain(note.get(part))}, which is not a number of columns."
-    return None
+    return strange_columns(note.get("columns"), note["features"])

@@ -32,8 +32,10 @@ from fedsolve.federation.messages import Block, Chain, Needs, Request
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.row_marks import RowMarks
+from fedsolve.network.site_columns import columns_note
 from fedsolve.network.wire import PROTOCOL, Note
 from fedsolve.permissions import NotAllowed, allowing
+from fedsolve.schema import Schema
 from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
@@ -65,6 +67,7 @@ class Declined(DataError):
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
+    columns:       those of the table that the rows come from, plain numbers; their names are sent.
     classes:       the only class list this site agrees to; None where it accepts any that has its labels.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
@@ -83,6 +86,7 @@ class Answerer:
         name: str,
         data: ClientData,
         *,
+        columns: Schema | None = None,
         classes: Sequence[Any] | None = None,
         share_classes: bool = False,
         networks: Iterable[str] | None = (),
@@ -96,6 +100,7 @@ class Answerer:
     ) -> None:
         self.name = name
         self._site_data = self._data = data
+        self._columns = columns_note(columns)
         self._classes = None if classes is None else class_list(classes)
         self._share_classes = share_classes
         self._networks = None if networks is None else frozenset(networks)
@@ -123,7 +128,8 @@ class Answerer:
             ask = note.get("ask")
             if ask == "describe":
                 reply, answer = self._describe(note), b""
-                self._tell(Event("described", f"asked by run {note.get('run')}: what this site has"))
+                sent = "" if self._columns is None else "; sent are the names of its columns"
+                self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
             elif ask == "answer":
                 with allowing(networks=self._networks, methods=self._methods):
                     reply, answer = self._answer(note, payload, started)
@@ -163,7 +169,9 @@ class Answerer:
     # -- what this site has ----------------------------------------------------------------------
 
     def _describe(self, note: Note) -> Note:
+        self._check_schema(note.get("schema"))
         self._check_lists(note)
+        schema = self._site_data.schema
         labels = self._data.labels
         description: Note = {
             "name": self.name,
@@ -171,6 +179,8 @@ class Answerer:
             "features": self._data.width,
             "classes": None,
             "targets": 1 if labels.ndim == 1 else int(labels.shape[1]),
+            "columns": self._columns,
+            "schema": None if schema is None else schema.digest,
         }
         if note.get("task") == "regression":
             if labels.dtype.kind not in "fiub":
@@ -203,11 +213,42 @@ class Answerer:
                 "which.",
             ) from problem
 
+    def _check_schema(self, asked: Any) -> None:
+        """Refuse a server that says otherwise than this site what a row is."""
+        own = self._site_data.schema
+        if asked is None and own is not None:
+            raise Declined(
+                f"'{self.name}' reads its rows by a schema, and the server has none. Start the server with "
+                "the same file (--schema), or leave it out here."
+            )
+        if asked is not None and own is None:
+            raise Declined(
+                f"the server has a schema, and '{self.name}' reads its rows without one. Start it with the "
+                "server's file: --schema schema.toml."
+            )
+        if asked is not None and own is not None:
+            differences = own.differences(Schema.from_note(asked))
+            if differences:
+                told = f"the schema of '{self.name}' is not the server's"
+                remedy = "Give all sites and the server the same file."
+                raise Declined(
+                    f"{told}: {'; '.join(differences)}. {remedy}",
+                    f"{told}; its own output says in what they differ. {remedy}",
+                )
+
+    def _check_columns(self, digest: Any) -> None:
+        """Refuse a run of other columns: since it was asked, this site may have started with another file."""
+        if self._columns is not None and digest is not None and digest != self._columns["digest"]:
+            raise Declined(
+                f"the columns of '{self.name}' are not those of the run, or in another order. Give it the "
+                "table that it described itself with, and start it again."
+            )
+
     def _answer_with(self, labels: Array) -> None:
         """Take the site's labels in the type that this run's class list has; the next may have another."""
         if labels.dtype.kind != self._data.labels.dtype.kind:
             site = self._site_data
-            self._data = ClientData(site.source, labels, site.rows, site.weights)
+            self._data = ClientData(site.source, labels, site.rows, site.weights, schema=site.schema)
             self._participant = self._new_participant(self._data)
 
     # -- answering -------------------------------------------------------------------------------
@@ -219,6 +260,7 @@ class Answerer:
                 f"the message is for exchange {note.get('exchange')}, its request for {request.exchange}."
             )
         self._check_lists(note)
+        self._check_columns(note.get("columns"))
         if self._rows is not None and not self._rows.same(str(note.get("run"))):
             raise Declined(
                 f"the rows of '{self.name}' are not those with which it took part in this run before. "

@@ -105,6 +105,7 @@ class Exchange:
             return []
         agreed = self._agreement
         note = agreed.note("answer") | {"exchange": request.exchange, "classes": agreed.classes_note()}
+        note["columns"] = agreed.columns_digest()
         return self._roster.send(names, note, encode_request(request))
 
     def answer(self, name: str, sums: RunningSum) -> Answer:

@@ -22,7 +22,8 @@ from fedsolve.network.exchange import REMOVED, Exchange, Policy, Waiting, deadli
 from fedsolve.network.expected import expected_layout
 from fedsolve.network.link import Link, Node
 from fedsolve.network.roster import Roster
-from fedsolve.network.wire import LARGEST
+from fedsolve.network.wire import LARGEST, Note
+from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -45,6 +46,7 @@ class FlowerFederation:
     patience:  seconds to wait for an answer: then "continue" goes on without it, the others stop.
     grace:     seconds that a node which left in the middle of an exchange has to come back.
     interval:  seconds between two looks for an answer.
+    schema:    what a row is, where sites read their tables by it; train with `Described(method, schema)`.
     spec:      what was agreed in an earlier part of this run, when it is resumed.
     """
 
@@ -62,6 +64,7 @@ class FlowerFederation:
         patience: float | None = None,
         grace: float = 5.0,
         interval: float = 0.05,
+        schema: Schema | None = None,
         spec: Spec | None = None,
         report: Callable[[CohortReport], None] | None = None,
         tell: Callable[[str], None] | None = None,
@@ -87,7 +90,7 @@ class FlowerFederation:
         self._announced: set[str] = set()
         self._announced_unknown = False
         self._link = link
-        self._agreement = Agreement(task, self.given, spec)
+        self._agreement = Agreement(task, self.given, spec, schema)
         self._roster = Roster(link, self._agreement, interval, self._tell)
 
     @property
@@ -98,6 +101,19 @@ class FlowerFederation:
     @run.setter
     def run(self, mark: str) -> None:
         self._agreement.run = mark
+
+    @property
+    def columns(self) -> Note | None:
+        """What the sites' tables have in common, once it is settled; a resumed run takes what was."""
+        return self._agreement.columns
+
+    @columns.setter
+    def columns(self, note: Note | None) -> None:
+        self._agreement.columns = note
+
+    @property
+    def schema(self) -> Schema | None:
+        return self._agreement.schema
 
     @property
     def task(self) -> Task:

@@ -86,6 +86,7 @@ class Roster:
     def _ask_about(self, node: Node) -> str:
         agreed = self._agreement
         note = agreed.note("describe") | {"task": agreed.task, "classes": agreed.classes_note()}
+        note["schema"] = agreed.schema_note()
         names = self._link.send([node.id], note, b"")
         check_sent(names, [node.id])
         return names[0]
@@ -129,6 +130,11 @@ class Roster:
         self.members[name] = Member(name, node)
         self._agreement.take(name, reply.note)
         self._tell(f"'{name}' is there")
+        if unnamed := self._agreement.unnamed():
+            self._tell(
+                f"no names of columns from {', '.join(map(repr, unnamed))}: whether they are those of the "
+                "others, in the same order, is for people to check"
+            )
 
     def _unfit(self, name: str, note: Note) -> str | None:
         """Why this site, with this description, cannot be a member."""

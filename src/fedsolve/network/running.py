@@ -1,6 +1,6 @@
 """A run that survives its process: everything it knows is in a state folder after every exchange.
 
-STATE/agreement.json            features and classes as agreed with the sites, and the run's own mark
+STATE/agreement.json            features, columns and classes as agreed with the sites, and the run's own mark
 STATE/checkpoint.safetensors    the run after its last exchange
 STATE/report.json               who took part in each exchange, what travelled, how it ended
 STATE/model.safetensors         the model
@@ -22,11 +22,14 @@ from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
 from fedsolve.federation.cohort import CohortReport
+from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.method import Method, Record, record_from
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
 from fedsolve.network.flower import FlowerFederation
+from fedsolve.network.site_columns import numbers_schema
+from fedsolve.schema import Schema
 
 Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]
 
@@ -82,13 +85,16 @@ class State:
         except (ModelFileError, ValueError, AttributeError):
             return None
 
-    def check(self, classes: Array | None, task: str, clients: int | None = None) -> None:
-        """Refuse to go on with other classes, another task or, where given, another number of clients."""
+    def check(
+        self, classes: Array | None, task: str, clients: int | None = None, schema: Schema | None = None
+    ) -> None:
+        """Refuse to go on with other classes, task or schema or, where given, another number of clients."""
         spec = self.agreed()
         if spec is None:
             return
         was: dict[str, Any] = {"task": "regression" if spec.classes is None else "classification"}
         now: dict[str, Any] = {"task": task}
+        was["schema"], now["schema"] = self.noted("schema"), None if schema is None else schema.digest
         if classes is not None and spec.classes is not None:
             was["classes"], now["classes"] = spec.classes.tolist(), classes.tolist()
         if clients is not None and (before := self.noted("clients")) is not None:
@@ -100,13 +106,15 @@ class State:
                     "Give what it was started with, or choose another state folder."
                 )
 
-    def agree(self, spec: Spec, clients: int, run: str) -> None:
+    def agree(self, spec: Spec, federation: FlowerFederation) -> None:
         note = {
             "features": spec.features,
             "classes": labels_note(spec.classes),
             "outputs": spec.outputs,
-            "clients": clients,
-            "run": run,
+            "clients": federation.expected,
+            "run": federation.run,
+            "columns": federation.columns,
+            "schema": None if federation.schema is None else federation.schema.digest,
         }
         container.write_atomically(self._agreement, json.dumps(note, indent=2).encode())
 
@@ -138,7 +146,7 @@ def run_method(
     state.folder.mkdir(parents=True, exist_ok=True)
     state.recall()
     started = time.time()
-    about = {"method": method.key, "parameters": method.parameters(), "started": _clock(started)}
+    about = {"method": _key(method), "parameters": method.parameters(), "started": _clock(started)}
 
     def heard(report: CohortReport) -> None:
         entry = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
@@ -152,17 +160,20 @@ def run_method(
 
     federation = federate(state.agreed(), heard)
     try:
-        state.check(federation.given, federation.task)
+        state.check(federation.given, federation.task, schema=federation.schema)
         if state.agreed() is not None and isinstance(run := state.noted("run"), str):
             federation.run = run  # for the sites it is the same one
+            federation.columns = state.noted("columns")
         spec = federation.describe()
-        state.agree(spec, federation.expected, federation.run)
+        state.agree(spec, federation)
         model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))
         with suppress(FedsolveError):
             federation.tell_all(f"the run stopped: {problem}")
         raise
+    if model.schema is None:
+        model.schema = numbers_schema(federation.columns, spec.classes)
     state.over.unlink(missing_ok=True)
     model.save(state.model)
     state.history = [record.as_dict() for record in model.history]
@@ -192,24 +203,29 @@ def finished(
     classes: Sequence[Any] | None = None,
     task: str = "classification",
     clients: int | None = None,
+    schema: Schema | None = None,
 ) -> Model | None:
     """The model of a run that this folder holds complete; None where there is still something to do.
 
-    A complete run of another method, or with other classes, task or number of clients, is refused.
+    A complete run of another method, or with other classes, task, schema or number of clients, is refused.
     """
     report = state.recall()
     if report.get("status") != "complete" or not state.model.exists():
         return None
     asked = json.loads(json.dumps(method.parameters()))
-    if (report.get("method"), report.get("parameters")) != (method.key, asked):
+    if (report.get("method"), report.get("parameters")) != (_key(method), asked):
         raise ModelFileError(
             f"{state.folder} holds a complete run of {report.get('method')} with other parameters. "
             "Choose another state folder."
         )
-    state.check(None if classes is None else class_list(classes), task, clients)
+    state.check(None if classes is None else class_list(classes), task, clients, schema)
     model = load_model(state.model)
     model.history = tuple(record_from(dict(entry)) for entry in state.history)
     return model
+
+
+def _key(method: Method[Any]) -> str:
+    return method.method.key if isinstance(method, Described) else method.key
 
 
 def _clock(seconds: float) -> str:

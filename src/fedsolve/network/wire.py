@@ -21,7 +21,7 @@ from fedsolve.errors import TermError
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the notes; peers of another version refuse each other by name."""
 
 LARGEST = 8 << 30

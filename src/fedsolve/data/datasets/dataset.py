@@ -14,6 +14,7 @@ from fedsolve.container import Array
 from fedsolve.data.images import Images
 from fedsolve.errors import DataError
 from fedsolve.labels import spelled_labels
+from fedsolve.schema import Schema
 
 HELD_OUT = 0.2
 """Share of every class kept for testing where a dataset has no test part of its own."""
@@ -53,6 +54,7 @@ class Dataset:
 
     file_labels: (classes,) the label of each class as the data have it, in its type; None where names are
                  all there is.
+    schema:      what the columns of a table are, where they have names.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Dataset:
     test: Split | None
     class_names: tuple[str, ...]
     file_labels: Array | None = None
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         for title, split in self.parts().items():

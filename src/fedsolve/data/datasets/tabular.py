@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedsolve.data.npz import open_npz
 from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import labels_like, plain_labels
+from fedsolve.schema import Schema
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 _OPTIONS = {
@@ -35,14 +37,16 @@ def load(address: Address, root: Path | None) -> Dataset:
     apart = None if not other or _is_number(other) else _existing(Address(address.text, kind, other), root)
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
-        train = _rows(path, layout, "train" if kind == "npz" else None)
+        *train, schema = _rows(path, layout, "train" if kind == "npz" else None)
         classes = np.unique(train[1])
         names = _class_names(path, classes)
-        test = None
+        test: list[Array] | None = None
         if apart is not None:
-            test = _rows(apart, layout, None, classes)
+            *test, others = _rows(apart, layout, None, classes)
+            if schema is not None and others is not None and others.used != schema.used:
+                raise DataError(f"{apart}: its columns are not those of {path}, or in another order.")
         elif own_test:
-            test = _rows(path, layout, "test", classes)
+            *test, _ = _rows(path, layout, "test", classes)
     except DataError:
         raise
     except FedsolveError as problem:
@@ -52,25 +56,25 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = _split(train, classes, path)
     if test is None:
         share, seed = address.held_out()
-        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes)
-    return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes)
+        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes, schema)
+    return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
 
 
 def _rows(
     path: Path, layout: ColumnLayout, part: Part | None, classes: Array | None = None
-) -> tuple[Array, Array]:
-    """Inputs and labels, all of them in `classes`; inputs of three or four dimensions are images."""
+) -> tuple[Array, Array, Schema | None]:
+    """Inputs, labels, all of them in `classes`, and names; inputs of three or four dimensions are images."""
     images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
     if images is not None:
         if classes is None:
-            return images
+            return *images, None
         try:
-            return images[0], labels_like(images[1], classes)
+            return images[0], labels_like(images[1], classes), None
         except DataError as problem:
             raise DataError(f"{path}: {problem}") from problem
     table = read_table(path, layout, part=part, classes=classes)
     assert table.labels is not None
-    return table.features, table.labels
+    return table.features, table.labels, table.schema
 
 
 def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
@@ -118,7 +122,7 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
     return tuple(str(label) for label in classes.tolist())
 
 
-def _split(rows: tuple[Array, Array], classes: Array, path: Path) -> Split:
+def _split(rows: Sequence[Array], classes: Array, path: Path) -> Split:
     inputs, labels = rows
     positions = np.searchsorted(classes, labels).astype(np.int64)
     return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, positions)
