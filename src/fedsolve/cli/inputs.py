@@ -15,7 +15,7 @@ from fedsolve.data.columns import column_position
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import Features
 from fedsolve.data.table_files import file_columns, read_described
-from fedsolve.data.tables import ColumnLayout, Part, Table, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, Table, classlike, parts, read_table
 from fedsolve.data.text_tables import Dialect
 from fedsolve.errors import DataError
 from fedsolve.labels import labels_like
@@ -95,6 +95,19 @@ class Reader:
             labels = labels_like(labels, classes)
         return Table(rows, labels if labelled else None, None, data)
 
+    def described(self, data: str, schema: Schema, owned: bool) -> Table:
+        """The rows of a file that a schema describes, to train with; missing values as NaN."""
+        if is_address(data) or Path(data).suffix.lower() == ".npz":
+            raise DataError(f"{data}: --schema describes the columns of a csv or parquet file.")
+        rows = read_described(data, schema, self._dialect, owned=owned)
+        assert rows.labels is not None
+        return Table(rows.features, classlike(rows.labels), rows.owners, data, schema)
+
+    @property
+    def _dialect(self) -> Dialect:
+        # Names are known here, so that the delimiter shows by itself.
+        return Dialect("auto" if self._layout.delimiter == "," else self._layout.delimiter)
+
     def _described(
         self,
         data: str,
@@ -104,11 +117,9 @@ class Reader:
         extra: Literal["refuse", "ignore"],
     ) -> Table:
         """The rows of a table whose columns a model knows by name; options may say more about this file."""
-        # The names are known, so that the delimiter shows by itself.
-        dialect = Dialect("auto" if self._layout.delimiter == "," else self._layout.delimiter)
-        names = file_columns(data, dialect)
+        names = file_columns(data, self._dialect)
         schema = self._for_file(data, names, schema)
-        rows = read_described(data, schema, dialect, labelled=labelled, extra=extra)
+        rows = read_described(data, schema, self._dialect, labelled=labelled, extra=extra)
         known = {column.name for column in schema.columns} | {schema.label, schema.client}
         strange = [name for name in names if name not in known]
         if strange:

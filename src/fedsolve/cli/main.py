@@ -29,6 +29,7 @@ from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
 from fedsolve.cli.personalise import personalise
 from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report import figures, report
+from fedsolve.cli.schema import schema
 from fedsolve.cli.server import server
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
@@ -131,7 +132,7 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-LOCAL = (demo, methods, train, personalise, evaluate, predict, datasets, features, experiment, report)
+LOCAL = (demo, methods, schema, train, personalise, evaluate, predict, datasets, features, experiment, report)
 NETWORK = (server, client, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):

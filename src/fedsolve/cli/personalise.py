@@ -84,7 +84,9 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
         part = "train"
     rows = reader.rows(given["data"], part, classes=classes, width=model.features, schema=model.schema)
     assert rows.labels is not None
-    participant = Participant(participant_name, ClientData(rows.features, rows.labels), states=states)
+    participant = Participant(
+        participant_name, ClientData(rows.features, rows.labels, schema=model.schema), states=states
+    )
     own = participant.personalise(model)
     if given["growing"] and not isinstance(own, PersonalModel):
         raise click.UsageError("--growing is for models of apfl, whose sums take further rows", ctx)

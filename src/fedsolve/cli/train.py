@@ -24,7 +24,7 @@ from fedsolve.cli.method_options import (
     is_gradient,
     method_option,
 )
-from fedsolve.cli.options import output_options
+from fedsolve.cli.options import READING, output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.own_models import (
     personal_files,
@@ -35,8 +35,10 @@ from fedsolve.cli.own_models import (
     warn_of_few_rows,
 )
 from fedsolve.data.partitions import heterogeneity
+from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
+from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
@@ -81,6 +83,11 @@ train a head on the features or a whole network on the images, round by round.
         (
             "AFL, in one exchange, on a csv whose column 'hospital' says who owns each row",
             "fedsolve train patients.csv --method afl --label diagnosis --client-column hospital --out model",
+        ),
+        (
+            "a raw table with categories, dates and missing values, by a schema that you reviewed",
+            "fedsolve schema patients.csv --label diagnosis --client-column hospital --out schema.toml\n"
+            "fedsolve train patients.csv --schema schema.toml --out model.safetensors",
         ),
         (
             "a model of its own for every client, balanced by the client itself",
@@ -140,6 +147,13 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Gradient methods: evaluate on the test rows every N rounds too.",
 )
+@option(
+    "--schema",
+    metavar="FILE",
+    group=READING,
+    help="What the columns are, label and owners included, as 'fedsolve schema' proposes it. Categories, "
+    "dates, text and missing values are prepared by sums over all clients, numbers standardised.",
+)
 @client_options
 @row_options
 @output_options
@@ -147,6 +161,7 @@ train a head on the features or a whole network on the images, round by round.
 def train(ctx: click.Context, /, **given: Any) -> None:
     """Train a classifier over simulated clients; `_HELP` is the page."""
     output = Output(given["as_json"], given["quiet"])
+    given["schema"] = described = _schema(ctx, given)
     split = split_from(ctx, given)
     method = chosen_method(ctx)
     checkpoint = _checkpoint(ctx, given, output)
@@ -160,8 +175,12 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     personal = personal_folder(ctx, given["personal"], method)
 
     reader = Reader(given, output)
-    data = reader.rows(given["data"], "train", owned=split.kind is None)
-    federation = federate(data, split, given["workers"])
+    owned = split.kind is None
+    if described is None:
+        data = reader.rows(given["data"], "train", owned=owned)
+    else:
+        data = reader.described(given["data"], described, owned)
+    federation = federate(data, split, given["workers"], described)
     spec = federation.describe()
     schema = _named(data.schema, spec)
     test = _test_rows(given, reader, spec, schema)
@@ -171,7 +190,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     started = time.perf_counter()
     try:
         with _progress(output, method) as progress:
-            model = method.fit(
+            model = (method if described is None else Described(method, described)).fit(
                 federation,
                 checkpoint,
                 resume=given["resume"],
@@ -259,6 +278,18 @@ def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> st
     if given["resume"] and not os.path.exists(path):
         output.note(f"{path} does not exist yet: starting from the beginning.")
     return path
+
+
+def _schema(ctx: click.Context, given: dict[str, Any]) -> Schema | None:
+    """The schema of the rows; options that it makes needless are refused."""
+    if given["schema"] is None:
+        return None
+    for name, flag in (("label", "--label"), ("client", "--client-column"), ("drop", "--drop")):
+        if given[name]:
+            raise click.UsageError(f"the schema says what every column is; leave out {flag}", ctx)
+    if not given["header"]:
+        raise click.UsageError("a schema knows columns by name; leave out --no-header", ctx)
+    return read_schema(given["schema"])
 
 
 def _named(schema: Schema | None, spec: Spec) -> Schema | None:

@@ -85,7 +85,7 @@ def read_table(
         if labels is not None:
             if kind == "csv" and classes is None:
                 labels = spelled_labels(labels)
-            labels = _classlike(labels) if classes is None else labels_like(labels, classes)
+            labels = classlike(labels) if classes is None else labels_like(labels, classes)
         if owners is not None:
             owners = _owner_names(owners, len(features))
     except DataError as problem:
@@ -121,7 +121,7 @@ def _plain_labels(labels: Array) -> Array:
     return np.char.decode(labels, "utf-8") if labels.dtype.kind == "S" else labels
 
 
-def _classlike(labels: Array) -> Array:
+def classlike(labels: Array) -> Array:
     """The labels, refused if they are measurements: fractions that hardly ever repeat."""
     if labels.dtype.kind == "f":
         distinct = np.unique(labels)
