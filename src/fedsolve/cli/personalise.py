@@ -73,7 +73,7 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
     the rows: it may give them away.
     """
     output = Output(given["as_json"], given["quiet"])
-    check_target(given["out"])
+    check_target(given["out"], given["model"], given["data"], given["state"], root=given["root"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     prepare(ctx, model, given)

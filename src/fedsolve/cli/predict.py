@@ -74,7 +74,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     but they are not probabilities.
     """
     output = Output(given["as_json"], given["quiet"])
-    check_target(given["out"])
+    check_target(given["out"], given["model"], given["data"], root=given["root"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])

@@ -68,7 +68,7 @@ def schema(
     reason. Review the schema and give it to all sites; it becomes part of the model.
     """
     output = Output(as_json, quiet)
-    check_target(out)
+    check_target(out, file)
     if is_address(file):
         raise DataError(f"'{file}' is an address of a dataset; a schema is of a csv or parquet file.")
     proposed = propose(file, label, client, Dialect(delimiter))

@@ -161,11 +161,13 @@ train a head on the features or a whole network on the images, round by round.
 def train(ctx: click.Context, /, **given: Any) -> None:
     """Train a classifier over simulated clients; `_HELP` is the page."""
     output = Output(given["as_json"], given["quiet"])
+    inputs = (given["data"], given["test"], given["schema"])
+    for written in (given["out"], given["checkpoint"]):
+        check_target(written, *inputs, root=given["root"])
     given["schema"] = described = _schema(ctx, given)
     split = split_from(ctx, given)
     method = chosen_method(ctx)
     checkpoint = _checkpoint(ctx, given, output)
-    check_target(given["out"])
     if isinstance(method, GradientMethod):
         pixel_rows.check_torch(method.network, f"method '{method.key}'")
         find_device(method.device)
@@ -270,7 +272,6 @@ def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> st
         if given["resume"]:
             raise click.UsageError("--resume needs --checkpoint FILE to resume from", ctx)
         return None
-    check_target(path)
     if given["out"] is not None and os.path.abspath(path) == os.path.abspath(given["out"]):
         raise click.UsageError("--checkpoint and --out name the same file; choose two", ctx)
     if os.path.exists(path) and not given["resume"]:
