@@ -275,7 +275,7 @@ BAD_WORDS = {
     "no device": (("--device", "abacus"), 2, "device 'abacus' is not one that torch knows"),
     "no rounds": (("--rounds", "0"), 2, "rounds must be a whole number, at least 1; got 0"),
     "nobody": (("--participation", "0"), 2, "participation must be a number in (0, 1]"),
-    "divergence": (("--network", "mlp:8", "--rate", "1e30"), 3, "Lower rate"),
+    "divergence": (("--network", "mlp:8", "--rate", "1e30"), 5, "Lower rate"),
     "unknown module": (("--network", "nowhere.at:all"), 2, "there is no module 'nowhere.at'"),
 }
 

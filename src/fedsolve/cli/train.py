@@ -16,6 +16,7 @@ from rich.console import Console
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import Division, client_options, federate, split_from
 from fedsolve.cli.command import option
+from fedsolve.cli.doubts import check_finite, gap_doubt, identifier_doubt, majority_doubt
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.method_options import (
     MethodCommand,
@@ -205,8 +206,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     model.schema = schema
     if isinstance(model, GradientModel) and given["backbone"] is not None:
         model.parameters[pixel_rows.NOTED] = given["backbone"]
+    check_finite(model, "the model, which was not saved,")
     if given["out"] is not None:
         model.save(given["out"])
+    accuracy = _accuracy(method, model, federation, data, test)
     document = {
         "method": method.key,
         "parameters": method.parameters(),
@@ -214,14 +217,32 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         **_traffic(model),
         **(_rounds(method, model) if isinstance(method, GradientMethod) else {}),
         "seconds": seconds,
-        "accuracy": _accuracy(method, model, federation, data, test),
+        "accuracy": accuracy,
         "test_rows": None if test is None else len(test),
         "predicts": model.predicts,
         "personal": personalise(model, federation, test, personal, own_files, output),
         "model": given["out"],
         "checkpoint": checkpoint,
     }
+    document["warnings"] = _doubts(model, data, test, accuracy, plain=described is None)
     output.result(document, lambda page: _show(page, document))
+    for doubt in document["warnings"]:
+        output.warn(doubt)
+
+
+def _doubts(
+    model: Model, data: Table, test: Table | None, accuracy: dict[str, Any], plain: bool
+) -> list[str]:
+    """What nobody should miss about this model."""
+    doubts = identifier_doubt(data) if plain else []
+    if not model.predicts:
+        return doubts
+    assert data.labels is not None
+    doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
+    if test is not None and test.labels is not None:
+        doubts += majority_doubt(accuracy["test"], test.labels, "test rows")
+        doubts += gap_doubt(accuracy["train"], accuracy["test"])
+    return doubts
 
 
 @contextmanager
