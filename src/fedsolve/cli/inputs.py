@@ -12,14 +12,19 @@ from fedsolve.cli.options import READING, data_options, layout_from
 from fedsolve.cli.output import Output
 from fedsolve.container import Array
 from fedsolve.data.columns import column_position
-from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.datasets import Dataset, is_address, load_dataset
+from fedsolve.data.datasets.dataset_address import Address, data_root
+from fedsolve.data.datasets.tabular import layout_of
 from fedsolve.data.feature_store import Features
 from fedsolve.data.table_files import file_columns, read_described
-from fedsolve.data.tables import ColumnLayout, Part, Table, classlike, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, Table, by_name, classlike, parts, read_table
 from fedsolve.data.text_tables import Dialect
 from fedsolve.errors import DataError
 from fedsolve.labels import labels_like
 from fedsolve.schema import Column, Schema
+
+_TABLES = ("csv", "parquet")
+"""Schemes of addresses that name a table."""
 
 
 def row_options(command: F) -> F:
@@ -41,6 +46,7 @@ class Reader:
         self._output = output
         self._layout = layout_from(given)
         self._found: dict[str, Features] = {}
+        self._datasets: dict[str, Dataset] = {}
 
     def parts(self, data: str) -> tuple[Part, ...]:
         """Which of a training and a test part there is; nothing where a file holds one set of rows."""
@@ -59,11 +65,13 @@ class Reader:
         width: int | None = None,
         schema: Schema | None = None,
         extra: Literal["refuse", "ignore"] = "refuse",
+        whole: bool = False,
     ) -> Table:
         """The rows of a file or of a dataset's part, checked against classes and width where known.
 
         schema: what a model takes; columns of a table are then found by name. extra: whether columns that it
-        does not know are refused, or told and ignored.
+        does not know are refused, or told and ignored. whole: every row, also those that an address would
+        hold out, unless a part is named.
         """
         if not is_address(data):
             if schema is not None and schema.extractor is None and Path(data).suffix.lower() != ".npz":
@@ -78,6 +86,10 @@ class Reader:
             )
         if owned:
             raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
+        if whole and part is None:
+            if schema is not None and schema.extractor is None and Address.parse(data).scheme in _TABLES:
+                return self._named_by(data, schema, labelled, classes, extra)
+            data = self._unparted(data)
         features = self._features(data)
         if part is None:
             part = "train" if features.x_test is None else "test"
@@ -85,6 +97,12 @@ class Reader:
         codes = features.y_train if part == "train" else features.y_test
         if rows is None or codes is None:
             raise DataError(f"{data} has no test part.")
+        own = self._datasets[data].schema
+        if schema is not None and own is not None:
+            try:
+                rows = by_name(rows, own, schema, extra)
+            except DataError as problem:
+                raise DataError(f"{data}: {problem}") from problem
         if width is not None and rows.shape[1] != width:
             raise DataError(
                 f"{data} gives {rows.shape[1]} features per row, the model takes {width}. "
@@ -93,7 +111,7 @@ class Reader:
         labels = features.classes[codes]
         if labelled and classes is not None:
             labels = labels_like(labels, classes)
-        return Table(rows, labels if labelled else None, None, data)
+        return Table(rows, labels if labelled else None, None, data, own)
 
     def described(self, data: str, schema: Schema, owned: bool) -> Table:
         """The rows of a file that a schema describes, to train with; missing values as NaN."""
@@ -132,6 +150,33 @@ class Reader:
             labels = labels_like(labels, classes)
         return Table(rows.features, labels, None, data)
 
+    def _named_by(
+        self,
+        data: str,
+        schema: Schema,
+        labelled: bool,
+        classes: Array | None,
+        extra: Literal["refuse", "ignore"],
+    ) -> Table:
+        """The rows of the table that an address names, as if the file itself had been named."""
+        self._check_no_layout(data)
+        address = Address.parse(data)
+        address.allow("label", "drop", "delimiter", "header", "test", "seed")
+        reader = Reader(self._given, self._output)
+        reader._layout = layout_of(address)
+        path = str(address.path(data_root(self._given["root"])))
+        return reader.rows(
+            path, labelled=labelled, classes=classes, width=schema.width, schema=schema, extra=extra
+        )
+
+    def _unparted(self, data: str) -> str:
+        """The address of all rows, where the test part is a share of them that was held out."""
+        address = Address.parse(data)
+        if not address.rest or not load_dataset(data, self._given["root"]).held_out:
+            return data
+        options = "&".join(f"{name}={value}" for name, value in (address.options | {"test": "0"}).items())
+        return f"{address.scheme}:{address.rest}?{options}"
+
     def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
         """The schema with the label column of this file, and with those left out that --drop names."""
         used = {column.name for column in schema.used}
@@ -157,14 +202,17 @@ class Reader:
         columns += [Column(name, "unused") for name in dropped if name != label]
         return dataclasses.replace(schema, columns=tuple(columns), label=label)
 
-    def _features(self, data: str) -> Features:
+    def _check_no_layout(self, data: str) -> None:
         if dataclasses.replace(self._layout, client=None) != ColumnLayout():
             raise DataError(
                 f"{data}: --label, --drop, --delimiter, --no-header and --*-key do not apply to an address; "
                 "write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
             )
+
+    def _features(self, data: str) -> Features:
+        self._check_no_layout(data)
         if data not in self._found:
-            dataset = load_dataset(data, self._given["root"])
+            dataset = self._datasets[data] = load_dataset(data, self._given["root"])
             backbone = self._given["backbone"]
             if not dataset.is_images and backbone is not None:
                 raise DataError(f"{data} holds features already; leave out --backbone.")

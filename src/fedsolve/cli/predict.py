@@ -87,6 +87,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
         width=model.features,
         schema=model.schema,
         extra="ignore",
+        whole=True,
     )
     scores = _scores(model, data.features, depth)
     labels = classes[np.argmax(scores, axis=1)]

@@ -14,6 +14,7 @@ from fedsolve.container import Array
 from fedsolve.data.images import Images
 from fedsolve.errors import DataError
 from fedsolve.labels import spelled_labels
+from fedsolve.schema import Schema
 
 HELD_OUT = 0.2
 """Share of every class kept for testing where a dataset has no test part of its own."""
@@ -53,6 +54,8 @@ class Dataset:
 
     file_labels: (classes,) the label of each class as the data have it, in its type; None where names are
                  all there is.
+    schema:      what the columns are, of a table that names them.
+    held_out:    whether the test part is a share of the rows that was held out, rather than one of its own.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Dataset:
     test: Split | None
     class_names: tuple[str, ...]
     file_labels: Array | None = None
+    schema: Schema | None = None
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         for title, split in self.parts().items():

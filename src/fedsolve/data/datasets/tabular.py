@@ -13,9 +13,10 @@ from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.npz import open_npz
-from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, by_name, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import labels_like, plain_labels
+from fedsolve.schema import Schema
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 _OPTIONS = {
@@ -30,47 +31,61 @@ def load(address: Address, root: Path | None) -> Dataset:
     kind = address.scheme
     address.allow(*_OPTIONS[kind], "test", "seed")
     path = _existing(address, root)
-    layout = _layout(address)
+    layout = layout_of(address)
     other = address.options.get("test", "")
     apart = None if not other or _is_number(other) else _existing(Address(address.text, kind, other), root)
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
-        train = _rows(path, layout, "train" if kind == "npz" else None)
-        classes = np.unique(train[1])
+        inputs, labels, schema = _rows(path, layout, "train" if kind == "npz" else None)
+        classes = np.unique(labels)
         names = _class_names(path, classes)
         test = None
         if apart is not None:
-            test = _rows(apart, layout, None, classes)
+            test = _rows(apart, layout, None, classes, schema)[:2]
         elif own_test:
-            test = _rows(path, layout, "test", classes)
+            test = _rows(path, layout, "test", classes)[:2]
     except DataError:
         raise
     except FedsolveError as problem:
         raise DataError(str(problem)) from problem
     if own_test and other:
         raise DataError(f"{address.text}: {path} has a test part already; leave out the option 'test'.")
-    whole = _split(train, classes, path)
+    whole = _split((inputs, labels), classes, path)
     if test is None:
         share, seed = address.held_out()
-        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes)
-    return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes)
+        parted = hold_out(whole, share, seed, str(path))
+        return Dataset(address.text, *parted, names, classes, schema, held_out=parted[1] is not None)
+    return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
 
 
 def _rows(
-    path: Path, layout: ColumnLayout, part: Part | None, classes: Array | None = None
-) -> tuple[Array, Array]:
-    """Inputs and labels, all of them in `classes`; inputs of three or four dimensions are images."""
+    path: Path,
+    layout: ColumnLayout,
+    part: Part | None,
+    classes: Array | None = None,
+    schema: Schema | None = None,
+) -> tuple[Array, Array, Schema | None]:
+    """Inputs, labels in `classes`, and columns by name; inputs of three or four dimensions are images.
+
+    schema: the columns of the rows that these are to fit.
+    """
     images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
     if images is not None:
         if classes is None:
-            return images
+            return *images, None
         try:
-            return images[0], labels_like(images[1], classes)
+            return images[0], labels_like(images[1], classes), None
         except DataError as problem:
             raise DataError(f"{path}: {problem}") from problem
     table = read_table(path, layout, part=part, classes=classes)
     assert table.labels is not None
-    return table.features, table.labels
+    features = table.features
+    if schema is not None and table.schema is not None:
+        try:
+            features = by_name(features, table.schema, schema)
+        except DataError as problem:
+            raise DataError(f"{path}: {problem}") from problem
+    return features, table.labels, table.schema
 
 
 def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
@@ -139,7 +154,8 @@ def _existing(address: Address, root: Path | None) -> Path:
     return path
 
 
-def _layout(address: Address) -> ColumnLayout:
+def layout_of(address: Address) -> ColumnLayout:
+    """Where the file of an address has its features and labels, by the address's options."""
     settings: dict[str, Any] = {
         name: value for name, value in address.options.items() if name not in ("test", "seed")
     }
