@@ -25,6 +25,15 @@ KINDS: dict[str, tuple[str, Any] | None] = {
     "pathological": ("classes_per_client", 2),
 }
 """For each partition: the parameter it takes and its default here."""
+DIVIDING = (
+    "client",
+    "clients",
+    "partition",
+    *(named[0] for named in KINDS.values() if named is not None),
+    "min_size",
+    "partition_seed",
+)
+"""Options that say who owns which rows."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +113,7 @@ def client_options(command: F) -> F:
 def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
     """The split that `client_options` describe; options that do not go together are refused."""
     parameters = [named[0] for named in KINDS.values() if named is not None]
-    used = [
-        name
-        for name in ("clients", "partition", *parameters, "min_size", "partition_seed")
-        if given[name] is not None
-    ]
+    used = [name for name in DIVIDING if name != "client" and given[name] is not None]
     schema = given.get("schema")
     if schema is not None and schema.client is not None and not used:
         return Division(None)

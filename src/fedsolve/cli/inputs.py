@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from fedsolve.cli.command import F, option, options
 from fedsolve.cli.features import BACKBONE, built, data_root_option, store_option
@@ -36,6 +39,18 @@ def row_options(command: F) -> F:
         help=f"What turns images into features.  [default: {BACKBONE}]",
     )
     return options(data_options, backbone, data_root_option, store_option)(command)
+
+
+def _site_names(files: Sequence[str]) -> list[str]:
+    """What the client of each file is called: as the file, with its folder where that is needed."""
+    bare = [file.removesuffix(".gz") for file in files]
+    names = [Path(file).stem for file in bare]
+    if len(set(names)) < len(names):
+        names = [str(Path(file).with_suffix("")) for file in bare]
+    twice = [file for file, name in zip(files, names, strict=True) if names.count(name) > 1]
+    if twice:
+        raise DataError(f"clients are called as their files; rename {' or '.join(map(repr, twice))}.")
+    return names
 
 
 class Reader:
@@ -120,6 +135,42 @@ class Reader:
         rows = read_described(data, schema, self._dialect, owned=owned)
         assert rows.labels is not None
         return Table(rows.features, classlike(rows.labels), rows.owners, data, schema)
+
+    def sites(self, files: Sequence[str], schema: Schema | None) -> Table:
+        """The rows of several files, each the client of its name; columns are found by name in all of them.
+
+        schema: where one describes them; else the first file says what the columns are.
+        """
+        owners = _site_names(files)
+        tables: list[Table] = []
+        for file in files:
+            if is_address(file):
+                raise DataError(
+                    f"{file}: of several clients each is a file (csv, parquet, npz), not an address."
+                )
+            if schema is not None:
+                tables.append(self.described(file, schema, owned=False))
+            elif not tables:
+                tables.append(self.rows(file, "train"))
+            else:
+                first = tables[0]
+                reader = Reader(self._given, self._output)
+                if first.schema is not None:  # it says what --label and --drop said
+                    reader._layout = dataclasses.replace(self._layout, label=None, drop=())
+                tables.append(reader.rows(file, "train", width=first.features.shape[1], schema=first.schema))
+        labels = [table.labels for table in tables if table.labels is not None]
+        if len({part.dtype.kind in "US" for part in labels}) > 1:
+            told = ", ".join(f"{file} {part[0].item()!r}" for file, part in zip(files, labels, strict=True))
+            raise DataError(
+                f"labels are text in some files and numbers in others ({told}). Spell them alike."
+            )
+        return Table(
+            np.concatenate([table.features for table in tables]),
+            np.concatenate(labels),
+            np.repeat(owners, [len(table) for table in tables]),
+            ", ".join(files),
+            tables[0].schema,
+        )
 
     @property
     def _dialect(self) -> Dialect:

@@ -29,7 +29,7 @@ _SITE = "The site"
     examples=(
         (
             "a site's own model, from the shared one and the site's rows",
-            "fedsolve personalise shared.safetensors north.csv --label outcome --out north.safetensors",
+            "fedsolve personalise shared.safetensors north.csv --out north.safetensors",
         ),
         (
             "after a run with a method whose sites keep something, such as ditto",

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from fedsolve.cli import pixel_rows
-from fedsolve.cli.clients import Division, client_options, federate, split_from
+from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
 from fedsolve.cli.command import option
 from fedsolve.cli.doubts import check_finite, gap_doubt, identifier_doubt, majority_doubt
 from fedsolve.cli.inputs import Reader, row_options
@@ -57,9 +57,10 @@ _GROUP = "Training"
 
 _HELP = """Train a classifier over simulated clients.
 
-DATA is a file (npz, csv, parquet) or the address of a dataset, such as digits or folder:./images ('fedsolve
-datasets'). Closed-form methods solve for the model exactly, whatever the partition; gradient methods need
-fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters of NAME, --help-all everything.
+DATA is a file (npz, csv, parquet), several files, one for each client, or the address of a dataset, such as
+digits or folder:./images ('fedsolve datasets'). Closed-form methods solve for the model exactly, whatever the
+partition; gradient methods need fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters of
+NAME, --help-all everything.
 """
 _DETAILS = """
 An npz holds the arrays x and y, or x_train, y_train, x_test and y_test; features are decoded as
@@ -91,6 +92,10 @@ train a head on the features or a whole network on the images, round by round.
             "fedsolve train patients.csv --schema schema.toml --out model.safetensors",
         ),
         (
+            "one file from each hospital; their columns may be in any order",
+            "fedsolve train north.csv south.csv --label diagnosis --out model.safetensors",
+        ),
+        (
             "a model of its own for every client, balanced by the client itself",
             "fedsolve train data.npz --method apfl --balance auto --partition dirichlet \\\n"
             "    --out shared.safetensors --personal clients",
@@ -115,7 +120,7 @@ train a head on the features or a whole network on the images, round by round.
         ),
     ),
 )
-@click.argument("data")
+@click.argument("data", nargs=-1, required=True, metavar="DATA...")
 @method_option(_GROUP)
 @option("--out", metavar="FILE", group=_GROUP, help="Where to save the model (.safetensors).")
 @option(
@@ -162,11 +167,13 @@ train a head on the features or a whole network on the images, round by round.
 def train(ctx: click.Context, /, **given: Any) -> None:
     """Train a classifier over simulated clients; `_HELP` is the page."""
     output = Output(given["as_json"], given["quiet"])
-    inputs = (given["data"], given["test"], given["schema"])
+    files: tuple[str, ...] = given["data"]
+    given["data"] = files[0]
+    inputs = (*files, given["test"], given["schema"])
     for written in (given["out"], given["checkpoint"]):
         check_target(written, *inputs, root=given["root"])
     given["schema"] = described = _schema(ctx, given)
-    split = split_from(ctx, given)
+    split = split_from(ctx, given) if len(files) == 1 else _one_each(ctx, given)
     method = chosen_method(ctx)
     checkpoint = _checkpoint(ctx, given, output)
     if isinstance(method, GradientMethod):
@@ -179,14 +186,16 @@ def train(ctx: click.Context, /, **given: Any) -> None:
 
     reader = Reader(given, output)
     owned = split.kind is None
-    if described is None:
+    if len(files) > 1:
+        data = reader.sites(files, described)
+    elif described is None:
         data = reader.rows(given["data"], "train", owned=owned)
     else:
         data = reader.described(given["data"], described, owned)
     federation = federate(data, split, given["workers"], described)
     spec = federation.describe()
     schema = _named(data.schema, spec)
-    test = _test_rows(given, reader, spec, schema)
+    test = _test_rows(given, reader, spec, schema, own=len(files) == 1)
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
@@ -314,6 +323,15 @@ def _schema(ctx: click.Context, given: dict[str, Any]) -> Schema | None:
     return read_schema(given["schema"])
 
 
+def _one_each(ctx: click.Context, given: dict[str, Any]) -> Division:
+    """The division of several files: each is a client."""
+    if any(given[name] is not None for name in DIVIDING):
+        raise click.UsageError(
+            "of several files each is one client; leave out --client-column and the partition", ctx
+        )
+    return Division(None)
+
+
 def _named(schema: Schema | None, spec: Spec) -> Schema | None:
     """What the columns are, with the classes of all clients."""
     if schema is None or spec.classes is None:
@@ -321,12 +339,14 @@ def _named(schema: Schema | None, spec: Spec) -> Schema | None:
     return dataclasses.replace(schema, classes=tuple(spec.classes.tolist()))
 
 
-def _test_rows(given: dict[str, Any], reader: Reader, spec: Spec, schema: Schema | None) -> Table | None:
-    """The rows to evaluate on, read and checked before any training is done."""
+def _test_rows(
+    given: dict[str, Any], reader: Reader, spec: Spec, schema: Schema | None, own: bool
+) -> Table | None:
+    """The rows to evaluate on, read and checked before any training is done; `own`: the data's test part."""
     known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
     if given["test"] is not None:
         return reader.rows(given["test"], **known)
-    if given["features_key"] is None and "test" in reader.parts(given["data"]):
+    if own and given["features_key"] is None and "test" in reader.parts(given["data"]):
         return reader.rows(given["data"], "test", **known)
     return None
 
