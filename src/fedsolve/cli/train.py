@@ -59,8 +59,8 @@ _HELP = """Train a classifier over simulated clients.
 
 DATA is a file (npz, csv, parquet), several files, one for each client, or the address of a dataset, such as
 digits or folder:./images ('fedsolve datasets'). Closed-form methods solve for the model exactly, whatever the
-partition; gradient methods need fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters of
-NAME, --help-all everything.
+partition; gradient methods need fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters
+of NAME, --help-all everything.
 """
 _DETAILS = """
 An npz holds the arrays x and y, or x_train, y_train, x_test and y_test; features are decoded as
