@@ -13,6 +13,7 @@ from fedsolve.errors import ConditionWarning, DataError
 from fedsolve.federation.described import Described, solve_preparation
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Term, Total
+from fedsolve.network.expected import expected_layout
 from fedsolve.schema import Column, Schema
 from tests.oracle import relative_difference
 
@@ -236,6 +237,9 @@ def test_requests_of_a_described_run_travel(rows):
         terms = [far.answer(decode_request(encode_request(request))), near.answer(request)]
         for name, array in terms[0].arrays.items():
             np.testing.assert_array_equal(array, terms[1].arrays[name])
+        layout = expected_layout(request, run.chain, run.spec)
+        assert layout is not None
+        assert set(layout.forms) == set(terms[0].arrays)
         run.absorb(fed.exchange(request, run.chain))
     assert kinds == ["table-moments", "afl"]
 

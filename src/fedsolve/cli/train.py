@@ -64,7 +64,7 @@ of NAME, --help-all everything.
 """
 _DETAILS = """
 An npz holds the arrays x and y, or x_train, y_train, x_test and y_test; features are decoded as
-offset + scale * x where it has these arrays. Parquet needs fedsolve[parquet]. Images are turned into features
+offset + scale * x where it has these arrays. Parquet needs fedsolve[tables]. Images are turned into features
 by --backbone, once.
 
 Rows are dealt to clients by a partition, or by a column that names their owner. Of closed-form methods only

@@ -128,12 +128,11 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
     mark = (chain.digests[1], "" if place is None else chain.digests[place + 1])
     known = cache.get("table")
     if known is None or known[0] != mark:
-        opening = chain.blocks[0].note.get("opening", {})
-        rows = data
-        if opening.get("schema") is not None:
-            _check_schema(data, Schema.from_note(opening["schema"]))
+        rows, schema = data, run_schema(chain)
+        if schema is not None:
+            _check_schema(data, schema)
             if place is not None:
-                rows = _shown(data, chain.blocks[place].arrays, opening)
+                rows = _shown(data, chain.blocks[place].arrays, chain.blocks[0].note["opening"])
         if known is not None and known[0][1] != mark[1]:
             cache.clear()
         known = cache["table"] = (mark, rows)
@@ -144,6 +143,12 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
         )
     shown: ClientData = known[1]
     return shown
+
+
+def run_schema(chain: Chain) -> Schema | None:
+    """The schema of the rows that a run is about; None where it describes none."""
+    note = chain.blocks[0].note.get("opening", {}).get("schema") if len(chain) else None
+    return None if note is None else Schema.from_note(note)
 
 
 def _shown(data: ClientData, arrays: Mapping[str, Array], opening: Mapping[str, Any]) -> ClientData:

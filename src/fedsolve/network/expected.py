@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.container import Array
+from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request
 from fedsolve.federation.method import Method
@@ -45,7 +46,8 @@ def expected_layout(request: Request, chain: Chain, spec: Spec) -> TermLayout | 
     try:
         if _largest_side(chain, spec) ** 2 * 8 > _LARGE:
             return None
-        nobody = Participant(_NOBODY, ClientData(np.zeros((2, spec.features)), labels))
+        rows = ClientData(np.zeros((2, spec.features)), labels, schema=run_schema(chain))
+        nobody = Participant(_NOBODY, rows)
         with np.errstate(all="ignore"):
             term = nobody.answer(request.starting_at(0, chain) if request.position else request)
     except Exception:  # a site's refusal says more than this one
