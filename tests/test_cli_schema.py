@@ -125,5 +125,5 @@ def test_rows_that_do_not_fit_the_schema_are_refused_by_name(site, tmp_path):
     result = fedsolve(
         "train", tmp_path / "raw.csv", "--schema", folder / "schema.toml", "--out", tmp_path / "m"
     )
-    refused(result, 2, "column 'visit' is missing", "Did you mean 'visited'?")
+    refused(result, 2, "column 'visit' is missing", "did you mean 'visited'?")
     assert not (tmp_path / "m").exists()

@@ -111,7 +111,7 @@ def test_all_that_is_missing_is_named_at_once(trained, iris, tmp_path, command):
     words = () if command == "evaluate" else ("--out", out)
     result = fedsolve(command, trained / "apfl.safetensors", file, *words)
     refused(result, 2, "wrong.csv", "'sepal_width' is missing", "'petal_length' is missing", "'petal_lenght'")
-    assert "Did you mean 'petal_lenght'?" in result.stderr
+    assert "did you mean 'petal_lenght'?" in result.stderr
     assert not out.exists()
 
 
