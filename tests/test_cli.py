@@ -600,6 +600,7 @@ def process(*words):
     return subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 def test_process_exit_codes_and_an_empty_output_folder(files, tmp_path):
     data, out = _npz(tmp_path / "d.npz", x=_with(1e200), y=Y), tmp_path / "out"
     out.mkdir()
@@ -618,6 +619,7 @@ def test_process_exit_codes_and_an_empty_output_folder(files, tmp_path):
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_installed_command_and_module_are_the_same(files):
     installed = Path(sys.executable).parent / "fedsolve"
     ours = subprocess.run([installed, "methods", "--json"], capture_output=True, text=True, check=True)

@@ -210,6 +210,7 @@ def test_images_of_an_earlier_run_do_not_count_as_extracted(images, store, monke
     assert document(*words)["extracted"] == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(images, store):
     words = ["features", "build", f"folder:{images}", "--backbone", "pixels:8", "--batch", "4", "--json"]
     pipe = subprocess.PIPE

@@ -97,6 +97,7 @@ def test_methods_are_listed_closed_form_first(digits):
     assert "afl " not in page
 
 
+@pytest.mark.slow
 def test_without_torch_methods_are_listed_and_training_says_what_to_install(digits, tmp_path):
     blocked = "import sys; sys.modules['torch'] = None; from fedsolve.cli.main import main; main()"
     listed = python(blocked, "methods", "--json")
@@ -447,6 +448,7 @@ def test_a_model_trained_on_augmented_images_reads_them_as_they_are(tmp_path, st
     refused(fedsolve("train", "digits", "--method", "fedavg", "--flip", "0.5"), 2, "are for images")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_mobilenet_with_feedback_alignment(pictures, store):
     words = ("--method", "fedavg", "--network", "mobilenet_v2", "--clients", "2", "--rounds", "2")

@@ -556,6 +556,7 @@ def test_partial_fit_says_what_does_not_fit() -> None:
         AFLRegressor().fit(X, Y).partial_fit(X, X[:, :2])
 
 
+@pytest.mark.slow
 def test_the_how_to_runs() -> None:
     page = Path(__file__).parents[1] / "docs" / "how-to-estimators.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)

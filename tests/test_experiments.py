@@ -566,6 +566,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
     raise AssertionError("the run never got going")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_goes_on_without_loss_or_duplicate(tmp_path: Path, stop: signal.Signals) -> None:
     file = written(tmp_path, LONG, "long.toml")
@@ -605,6 +606,7 @@ def test_a_stopped_run_goes_on_without_loss_or_duplicate(tmp_path: Path, stop: s
         assert by_key[cell.key(rows.key)]["accuracy_per_layer"] == fresh["accuracy_per_layer"]
 
 
+@pytest.mark.slow
 def test_the_command_end_to_end(tmp_path: Path) -> None:
     file = written(tmp_path, BASE + '[table]\nbaseline = "AFL"\n')
     runs = tmp_path / "runs"

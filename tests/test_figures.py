@@ -316,6 +316,7 @@ def test_log_axes_have_plain_numbers():
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1", "10", "100", "1000"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_equal_data_give_equal_bytes(form):
     def draw():
@@ -337,6 +338,7 @@ def test_equal_data_give_equal_bytes(form):
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_files_are_named_after_run_dataset_and_figure(runs, tmp_path, form):
     written = write_figures([runs["ridge"]], tmp_path / "out", form)

@@ -109,6 +109,7 @@ def data() -> Data:
 SMALL: dict[str, Any] = {"network": "cnn", "epochs": 1, "batch": 2}
 
 
+@pytest.mark.slow
 def test_a_run_that_ran_out_of_time_goes_on(data: Data, tmp_path: Path) -> None:
     whole, parts = (Place(tmp_path / name, tmp_path / f"{name}-work") for name in ("whole", "parts"))
     whole.make()
@@ -131,6 +132,7 @@ def test_a_run_that_ran_out_of_time_goes_on(data: Data, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_runs_in_threads_are_those_of_processes(data: Data, tmp_path: Path) -> None:
     runs = [("FedLC", 0), ("FedLC+highest", 0)]
     for name, parts in (("threads", [runs]), ("alone", [[run] for run in runs])):

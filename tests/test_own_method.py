@@ -99,6 +99,7 @@ class ByDistance(NearestMean):
 """
 
 
+@pytest.mark.slow
 def test_a_model_file_does_not_choose_what_is_imported(outside: Path) -> None:
     (outside / "own" / "distance.py").write_text(OWN_MODEL)
     train = ("-m", "fedsolve", "train", "digits", "--clients", "2", "--method", "own.distance:ByDistance")
@@ -113,6 +114,7 @@ def test_a_model_file_does_not_choose_what_is_imported(outside: Path) -> None:
     run(outside, "-c", f"import fedsolve as f; f.load_model('m.safetensors', {leave})")
 
 
+@pytest.mark.slow
 def test_mistakes_are_named(outside: Path) -> None:
     cases = {
         "own.means:NearestMaen": "Did you mean 'NearestMean'?",

@@ -170,6 +170,7 @@ def test_a_level_rival_that_stays_level_is_no_victory() -> None:
     assert first[0] >= last[0]
 
 
+@pytest.mark.slow
 def test_the_balance_is_the_one_that_a_fine_grid_finds() -> None:
     rng = np.random.default_rng(2)
     grid = np.linspace(0, balance.LARGEST, 20001)

@@ -328,6 +328,7 @@ def test_the_demo_shows_what_each_client_gains(tmp_path: Path) -> None:
 # -- the benchmark ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_every_entry_in_every_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,7 +140,7 @@ def test_labels_are_found_named_or_asked_for(frame):
     assert propose(frame.rename(columns={"diagnosis": "Target"})).label == "Target"
     with pytest.raises(DataError, match="which column is the label"):
         propose(frame)
-    with pytest.raises(DataError, match=r"no label column 'diagnosi'\. did you mean 'diagnosis'"):
+    with pytest.raises(DataError, match=r"no label column 'diagnosi'\. Did you mean 'diagnosis'"):
         propose(frame, label="diagnosi")
     assert propose(frame, label="stamp").classes == ()
     with pytest.raises(DataError, match="one value only"):

@@ -250,8 +250,8 @@ def test_the_digest_is_of_what_sites_must_agree_on():
         (
             'labl = "y"\n[columns.a]\nkind = "numbr"\n[columns.b]\nmising = "mean"',
             [
-                "no 'labl'; did you mean 'label'?",
-                "unknown kind 'numbr'; did you mean 'number'?",
+                "no 'labl'. Did you mean 'label'?",
+                "unknown kind 'numbr'. Did you mean 'number'?",
                 "no 'mising'",
             ],
         ),

@@ -360,6 +360,7 @@ def test_a_process_that_is_stopped_at_random_can_go_on(many, tmp_path, how):
     assert FeatureStore(store).verify(key).state == "complete"
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_build_the_same_features(many, tmp_path):
     first = started(many, tmp_path, wait=3)
     try:

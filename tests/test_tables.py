@@ -297,7 +297,7 @@ def test_damaged_parquet_is_a_file_error(parquet):
 def test_parquet_without_pyarrow_names_the_extra(parquet, monkeypatch):
     path = parquet(a=[1.0, 2.0], label=[0, 1])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install 'fedsolve\[parquet\]'"):
+    with pytest.raises(DataError, match=r"pip install 'fedsolve\[tables\]'"):
         read_table(path)
 
 

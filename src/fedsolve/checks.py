@@ -28,13 +28,13 @@ def check_not_negative(**values: Any) -> None:
 
 
 def check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    """Refuse a value that is not one of those known."""
+    """Refuse a value that is not one of the known ones."""
     if value not in known:
         raise DataError(f"{name} must be {' or '.join(map(repr, known))}; got {value!r}.")
 
 
 def check_rows(rows: int) -> None:
-    """Refuse sums over nothing: all who answered together have no row."""
+    """Refuse a total over no rows: every client that answered is empty."""
     if rows == 0:
         raise DataError("no rows at all: every client that answered is empty.")
 

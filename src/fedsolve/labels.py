@@ -19,17 +19,17 @@ _NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})(\.\d*)?")
 
 def plain_labels(labels: Any) -> Array:
     """Labels as an array of numbers or text; lists of Python objects are looked into."""
-    given = isinstance(labels, np.ndarray) or hasattr(labels, "__array__")
-    array: Array = np.asarray(labels) if given else _untyped(labels)
+    typed = isinstance(labels, np.ndarray) or hasattr(labels, "__array__")
+    array: Array = np.asarray(labels) if typed else _untyped(labels)
     if array.dtype.kind == "S":
         return array.astype(str)
     if array.dtype.kind != "O":
         return array
     kinds = sorted({type(label).__name__ for label in array.ravel().tolist()})
-    found: Array = np.asarray(array.tolist())
-    if (len(kinds) > 1 and found.dtype.kind not in "fiu") or found.dtype.kind == "O":
+    plain: Array = np.asarray(array.tolist())
+    if (len(kinds) > 1 and plain.dtype.kind not in "fiu") or plain.dtype.kind == "O":
         raise DataError(f"labels mix values of types {kinds}; use one type, numbers or text.")
-    return found
+    return plain
 
 
 def _untyped(labels: Any) -> Array:
@@ -137,8 +137,8 @@ def listed(classes: Array) -> str:
 def positions(labels: Any, classes: Array) -> Array:
     """Position of every label in the sorted `classes`; -1 for one that is none of them."""
     labels = np.asarray(labels)
-    found = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    return np.where(classes[found] == labels, found, -1)
+    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    return np.where(classes[places] == labels, places, -1)
 
 
 def regression_targets(values: Array, outputs: int) -> Array:
@@ -150,13 +150,13 @@ def regression_targets(values: Array, outputs: int) -> Array:
             f"targets of type {values.dtype} (such as {values.ravel()[0].item()!r}); "
             "regression needs numbers."
         )
-    found: Array = values.reshape(len(values), -1)
-    if found.shape[1] != outputs:
+    targets: Array = values.reshape(len(values), -1)
+    if targets.shape[1] != outputs:
         raise DataError(
-            f"targets of shape {values.shape} have {found.shape[1]} values per row; the model has {outputs}. "
-            "All clients must have the same targets."
+            f"targets of shape {values.shape} have {targets.shape[1]} values per row; the model has "
+            f"{outputs}. All clients must have the same targets."
         )
-    return found
+    return targets
 
 
 def labels_note(classes: Array | None) -> dict[str, Any] | None:

@@ -147,4 +147,4 @@ def _is_ours(method: type) -> bool:
 @cache
 def _entry_points() -> dict[str, str]:
     """Addresses of the methods of installed packages, by name."""
-    return {found.name: found.value for found in metadata.entry_points(group=ENTRY_POINTS)}
+    return {point.name: point.value for point in metadata.entry_points(group=ENTRY_POINTS)}

@@ -65,8 +65,8 @@ class Column:
     def __post_init__(self) -> None:
         if self.kind not in RULES:
             raise DataError(
-                f"column '{self.name}': unknown kind '{self.kind}';{did_you_mean(self.kind, RULES)} "
-                f"known are {', '.join(RULES)}."
+                f"column '{self.name}': unknown kind '{self.kind}'.{did_you_mean(self.kind, RULES)} "
+                f"Known are {', '.join(RULES)}."
             )
         if not self.missing:
             object.__setattr__(self, "missing", RULES[self.kind][0])
@@ -265,7 +265,7 @@ class Schema:
             problems.append(f"more than one column is called {_quoted(twice)}")
         for name in wanted:
             if name not in there:
-                hint = did_you_mean(name, strange).strip()
+                hint = did_you_mean(name, strange).strip().replace("Did", "did")
                 problems.append(f"column '{name}' is missing{f' ({hint})' * bool(hint)}")
         if extra == "refuse":
             problems += [f"column '{name}' is not in the schema" for name in strange]

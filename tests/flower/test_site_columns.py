@@ -61,7 +61,7 @@ def federate(link: PretendedLink, **options) -> FlowerFederation:
             NAMES,
             ("age", "presure", "weight"),
             [
-                "'pressure' is missing (Did you mean 'presure'?)",
+                "'pressure' is missing (did you mean 'presure'?)",
                 "'presure' is not known there",
                 "Rename them",
             ],

@@ -38,7 +38,7 @@ def test_imports_point_downwards(path: Path) -> None:
             assert name.startswith(BELOW) or name.split(".")[1] in SMALL, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("module", ["masking", "unmasking", "signatures", "streams"])
+@pytest.mark.parametrize("module", ["masking", "unmasking", "signatures", "key_streams"])
 def test_a_missing_library_is_named_with_its_extra(module: str) -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"

@@ -60,7 +60,7 @@ fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters of N
 """
 _DETAILS = """
 An npz holds the arrays x and y, or x_train, y_train, x_test and y_test; features are decoded as
-offset + scale * x where it has these arrays. Parquet needs fedsolve[parquet]. Images are turned into features
+offset + scale * x where it has these arrays. Parquet needs fedsolve[tables]. Images are turned into features
 by --backbone, once.
 
 Rows are dealt to clients by a partition, or by a column that names their owner. Of closed-form methods only

@@ -128,9 +128,9 @@ def from_toml(text: str) -> Schema:
             try:
                 made.append(_column(name, keys))
             except DataError as problem:
-                problems.append(str(problem).rstrip("."))
+                problems.append(str(problem))
     if problems:
-        raise DataError(f"{'; '.join(problems)}.")
+        raise DataError(" ".join(f"{problem.rstrip('.')}." for problem in problems))
     try:
         return Schema(
             tuple(made),
@@ -146,7 +146,7 @@ def from_toml(text: str) -> Schema:
 def _unknown(owner: str, keys: Mapping[str, Any], known: tuple[str, ...]) -> Iterator[str]:
     for key in keys:
         if key not in known:
-            yield f"{owner} has no '{key}';{did_you_mean(key, known)} known are {', '.join(known)}"
+            yield f"{owner} has no '{key}'.{did_you_mean(key, known)} Known are {', '.join(known)}"
 
 
 def _column(name: str, keys: Any) -> Column:
@@ -155,7 +155,7 @@ def _column(name: str, keys: Any) -> Column:
     kind = keys.get("kind", "number")
     if not isinstance(kind, str) or kind not in RULES:
         hint = did_you_mean(str(kind), RULES)
-        raise DataError(f"column '{name}': unknown kind {kind!r};{hint} known are {', '.join(RULES)}")
+        raise DataError(f"column '{name}': unknown kind {kind!r}.{hint} Known are {', '.join(RULES)}")
     # An unused column may keep what it had, so that one word leaves it out and takes it back.
     known = _KEYS[kind] if kind != "unused" else tuple({key for keys in _KEYS.values() for key in keys})
     for problem in _unknown(f"column '{name}'", keys, ("kind", *known)):

@@ -1,4 +1,4 @@
-"""Experiments from files: cells run once, kept as JSON lines, told as tables beside the papers' own.
+"""Experiments from files: cells run once, kept as JSON lines, shown as tables beside the papers' own.
 
 config        an experiment and the cells it stands for; `reading` makes one of a TOML file
 algorithms    what a file can name as a method; `comparisons`, `softmax_fedavg`: those that are none

@@ -1,6 +1,6 @@
 """What closed forms are compared with: clients on their own, and the aggregation law pair by pair.
 
-Neither is a method of a federation; each runs on dealt rows by itself and gives an outcome like one.
+Neither is a federated method; each runs on dealt rows by itself and gives an outcome as a method does.
 """
 
 from __future__ import annotations

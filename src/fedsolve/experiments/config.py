@@ -59,8 +59,8 @@ class DatasetSpec:
 
     def identity(self) -> dict[str, Any]:
         """Where the rows come from, without labels for people."""
-        found = dataclasses.asdict(self)
-        return {name: found[name] for name in found if name not in ("name", "parameters")}
+        fields = dataclasses.asdict(self)
+        return {name: fields[name] for name in fields if name not in ("name", "parameters")}
 
 
 @dataclass(frozen=True)
@@ -230,15 +230,15 @@ class Experiment:
 
     def cells(self) -> list[Cell]:
         """All cells, the first seed of everything before the second."""
-        found = []
+        cells = []
         for dataset, seed, noise in itertools.product(self.datasets, self.seeds, self.noise):
             for partition, method in itertools.product(self.partitions, self.methods):
                 if _applies(partition, dataset) and _applies(method, dataset):
                     for grid in _points(method.grid):
                         parameters = _parameters(dataset, method, grid)
                         point = (dataset, partition, method, parameters, grid, noise, seed)
-                        found.append(Cell(*point, self.measure, self.engine))
-        return found
+                        cells.append(Cell(*point, self.measure, self.engine))
+        return cells
 
     @property
     def backbones(self) -> set[str]:

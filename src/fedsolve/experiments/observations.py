@@ -124,13 +124,13 @@ class Observation:
 
 def observations(cells: Iterable[Mapping[str, Any]]) -> list[Observation]:
     """Every cell at the depths it is read at: those asked for, or the last layer."""
-    found = []
+    items = []
     for cell in cells:
         layers = cell["seconds_per_layer"]
         for depth in cell["depths"] or [None if layers is None else len(layers) - 1]:
             values = {key: value for key in METRICS if (value := METRICS[key].of(cell, depth)) is not None}
-            found.append(Observation(cell, depth, values))
-    return found
+            items.append(Observation(cell, depth, values))
+    return items
 
 
 def scored(cells: Iterable[Mapping[str, Any]]) -> list[Observation]:
@@ -138,9 +138,9 @@ def scored(cells: Iterable[Mapping[str, Any]]) -> list[Observation]:
     return [one for one in observations(cells) if "test" in one.values]
 
 
-def by_stage(found: Iterable[Observation]) -> Iterator[Observation]:
+def by_stage(items: Iterable[Observation]) -> Iterator[Observation]:
     """Each observation once for every stage of its network, with that stage's share of the choices."""
-    for one in found:
+    for one in items:
         for stage, share in chosen_stages(one.cell).items():
             yield dataclasses.replace(one, stage=stage, values={"selected": 100.0 * share})
 
@@ -158,15 +158,15 @@ def chosen_stages(cell: Mapping[str, Any]) -> dict[str, float]:
     return shares
 
 
-def with_relative_seconds(found: Sequence[Observation], baseline: str | None) -> list[Observation]:
+def with_relative_seconds(items: Sequence[Observation], baseline: str | None) -> list[Observation]:
     """With seconds as multiples of those of the baseline on the same rows, dealt alike."""
 
     def where(one: Observation) -> tuple[Any, ...]:
         return (*(one.coordinates[name] for name in ("dataset", "backbone", "partition", "noise")), one.seed)
 
-    of_baseline = {where(one): one.values for one in found if one.method == baseline}
+    of_baseline = {where(one): one.values for one in items if one.method == baseline}
     related = []
-    for one in found:
+    for one in items:
         base, own = of_baseline.get(where(one), {}).get("seconds"), one.values.get("seconds")
         more = {"relative_seconds": own / base} if base and own is not None else {}
         related.append(dataclasses.replace(one, values={**one.values, **more}))
@@ -179,12 +179,12 @@ def by_dataset(run: RunFolder) -> dict[str, list[Mapping[str, Any]]]:
     A dataset that is seen through several backbones is named with each.
     """
     names = [dataset.name for dataset in run.experiment.datasets]
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    by_label: dict[str, list[Mapping[str, Any]]] = {}
     for cell in run.cells:
         name, backbone = cell["dataset"]["name"], cell["dataset"].get("backbone")
         label = f"{name} ({backbone})" if names.count(name) > 1 else name
-        found.setdefault(label, []).append(cell)
-    return found
+        by_label.setdefault(label, []).append(cell)
+    return by_label
 
 
 def distinct(values: Iterable[T]) -> list[T]:
@@ -194,29 +194,29 @@ def distinct(values: Iterable[T]) -> list[T]:
 
 def groups(items: Iterable[Observation], key: Callable[[Observation], T]) -> dict[T, list[Observation]]:
     """The observations under each value of the key, in order of appearance."""
-    found: dict[T, list[Observation]] = {}
+    grouped: dict[T, list[Observation]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        grouped.setdefault(key(item), []).append(item)
+    return grouped
 
 
 def varied(items: Iterable[Observation]) -> dict[str, list[Any]]:
     """The parameters of a grid that take more than one value, with those values in order."""
-    found: dict[str, list[Any]] = {}
+    choices: dict[str, list[Any]] = {}
     for item in items:
         for name, value in item.grid:
-            if value not in found.setdefault(name, []):
-                found[name].append(value)
-    return {name: values for name, values in found.items() if len(values) > 1}
+            if value not in choices.setdefault(name, []):
+                choices[name].append(value)
+    return {name: values for name, values in choices.items() if len(values) > 1}
 
 
 def names_of(items: Sequence[Observation], without: Sequence[str] = ()) -> Callable[[Observation], str]:
-    """A function that tells an observation by what varies among `items`: method, depth, grid, noise.
+    """A function that names an observation by what varies among `items`: method, depth, grid, noise.
 
     without: parameters (and "noise", "depth") that an axis shows already.
     """
     by_method = groups(items, lambda item: item.method)
-    told = {name for of in by_method.values() for name in varied(of)} - set(without)
+    parameters = {name for of in by_method.values() for name in varied(of)} - set(without)
     noisy = len({item.noise for item in items}) > 1 and "noise" not in without
     deep = "depth" not in without
 
@@ -224,7 +224,7 @@ def names_of(items: Sequence[Observation], without: Sequence[str] = ()) -> Calla
         depth = item.named_depth if deep else None
         several = len(by_method) > 1 or depth is not None
         words = [axis_label("method", (item.method, depth))] if several else []
-        words += [axis_label(key, value) for key, value in item.grid if key in told]
+        words += [axis_label(key, value) for key, value in item.grid if key in parameters]
         words += [axis_label("noise", item.noise)] if noisy else []
         return ", ".join(words) or item.method
 

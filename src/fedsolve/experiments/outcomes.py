@@ -24,11 +24,11 @@ FIELDS = (
     "separability",
     "local",
 )
-"""What every cell has; null until somebody enters it."""
+"""The fields of every cell; null until they are filled in."""
 
 
 class Outcome:
-    """values: the fields of a cell and its `measures`. model: what was trained, for who wants more of it."""
+    """values: the fields of a cell and its `measures`. model: what was trained, for whoever needs it."""
 
     def __init__(self, model: Any = None, **known: Any) -> None:
         self.model = model
@@ -82,7 +82,7 @@ class Outcome:
 
 
 class Clock:
-    """Notes when each exchange ended, in seconds from the start, and tells how far training is."""
+    """Notes when each exchange ended, in seconds from the start, and reports how far training has got."""
 
     def __init__(self, tick: Callable[[str], None]) -> None:
         self.ends: list[float] = []

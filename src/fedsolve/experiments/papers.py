@@ -39,8 +39,8 @@ class Printed:
 def papers() -> dict[str, Any]:
     """All papers by key: {paper, spread, tables: {number: {caption, axes, fixed, columns, rows}}}."""
     text = resources.files("fedsolve.experiments").joinpath("papers.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    by_key: dict[str, Any] = json.loads(text)
+    return by_key
 
 
 def check_tables(key: str, tables: Sequence[str]) -> None:

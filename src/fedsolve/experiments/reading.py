@@ -93,15 +93,15 @@ class _Section:
         value = self.take(name, (str, list), default)
         if value is default:
             return value
-        found = (value,) if isinstance(value, str) else tuple(value)
-        if not found or not all(isinstance(word, str) for word in found):
+        texts = (value,) if isinstance(value, str) else tuple(value)
+        if not texts or not all(isinstance(word, str) for word in texts):
             raise DataError(f"'{name}' in {self.where} must be text or a list of texts; got {value!r}.")
-        return found
+        return texts
 
     def tables(self, name: str) -> list[_Section]:
         """[name] or [[name]]: at least one table."""
-        found = self.take(name, (dict, list))
-        listed = found if isinstance(found, list) else [found]
+        value = self.take(name, (dict, list))
+        listed = value if isinstance(value, list) else [value]
         if not listed:
             raise DataError(f"{self.where} needs at least one [[{name}]].")
         return [
@@ -210,7 +210,7 @@ def _dataset(section: _Section, shared: Mapping[str, Any]) -> DatasetSpec:
 
 
 def _partitions(sections: list[_Section], datasets: Sequence[str]) -> tuple[PartitionSpec, ...]:
-    found = []
+    specs = []
     for section in sections:
         kind = section.take("kind", str)
         if kind not in PARTITIONS:
@@ -227,16 +227,16 @@ def _partitions(sections: list[_Section], datasets: Sequence[str]) -> tuple[Part
         name = section.take("name", str, None)
         spec = PartitionSpec(name or "", kind, clients, options, _names(section, datasets))
         section.done()
-        found.append(spec)
+        specs.append(spec)
     # Without a name of its own a partition is called after its setting, and K where that is not enough.
-    settings = [spec.setting for spec in found]
-    for index, spec in enumerate(found):
+    settings = [spec.setting for spec in specs]
+    for index, spec in enumerate(specs):
         if not spec.name:
             alike = settings.count(spec.setting) > 1
             name = f"{spec.setting}, K = {spec.clients}" if alike else spec.setting
-            found[index] = dataclasses.replace(spec, name=name)
-    _unique([spec.name for spec in found], "partition")
-    return tuple(found)
+            specs[index] = dataclasses.replace(spec, name=name)
+    _unique([spec.name for spec in specs], "partition")
+    return tuple(specs)
 
 
 def _method(section: _Section, shared: Mapping[str, Any], datasets: Sequence[str]) -> MethodSpec:
@@ -248,18 +248,18 @@ def _method(section: _Section, shared: Mapping[str, Any], datasets: Sequence[str
     own = section.take("grid", dict, None)
     known = parameter_names(algorithm)
     for source, where in ((parameters, "parameters"), (own or {}, "grid")):
-        for given in source:
-            if given == "seed":
+        for parameter in source:
+            if parameter == "seed":
                 raise DataError(f"'seed' of {name} comes from 'seeds'; remove it from its {where}.")
-            if given not in known:
+            if parameter not in known:
                 place = f"the {where} of {name} ({algorithm})"
-                raise DataError(f"unknown parameter '{given}' in {place}.{_known(given, known)}")
+                raise DataError(f"unknown parameter '{parameter}' in {place}.{_known(parameter, known)}")
     grid = own if own is not None else {n: v for n, v in shared.items() if n in known}
-    for given, values in grid.items():
+    for parameter, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise DataError(f"grid of '{given}' must be a list of values; got {values!r}.")
-        if given in parameters:
-            raise DataError(f"'{given}' of {name} is both fixed and in the grid; remove one.")
+            raise DataError(f"grid of '{parameter}' must be a list of values; got {values!r}.")
+        if parameter in parameters:
+            raise DataError(f"'{parameter}' of {name} is both fixed and in the grid; remove one.")
     depths = section.take("depths", list, [])
     if not all(isinstance(depth, int) and not isinstance(depth, bool) and depth >= 0 for depth in depths):
         raise DataError(f"'depths' of {name} must be whole numbers, at least 0; got {depths!r}.")
@@ -269,7 +269,7 @@ def _method(section: _Section, shared: Mapping[str, Any], datasets: Sequence[str
         name,
         algorithm,
         parameters,
-        {given: tuple(values) for given, values in grid.items()},
+        {parameter: tuple(values) for parameter, values in grid.items()},
         tuple(depths),
         _names(section, datasets),
     )
@@ -292,7 +292,7 @@ def _measure(section: _Section) -> Measure:
     score = section.take("score", str, Measure.score)
     if score not in SCORES:
         raise DataError(f"'score' in {section.where} must be {' or '.join(SCORES)}; got {score!r}.")
-    found = Measure(
+    measure = Measure(
         section.take("train", bool, True),
         section.take("separability", bool, False),
         score,
@@ -300,7 +300,7 @@ def _measure(section: _Section) -> Measure:
         section.take("representation", bool, False),
     )
     section.done()
-    return found
+    return measure
 
 
 def _table(section: _Section, methods: Sequence[MethodSpec]) -> TableSpec:
@@ -343,9 +343,9 @@ def _names(section: _Section, known: Sequence[str]) -> tuple[str, ...] | None:
     return names
 
 
-def _check_shared(given: Mapping[str, Any], methods: Sequence[MethodSpec], where: str) -> None:
+def _check_shared(parameters: Mapping[str, Any], methods: Sequence[MethodSpec], where: str) -> None:
     known = {name for method in methods for name in parameter_names(method.algorithm)}
-    for name in given:
+    for name in parameters:
         if name not in known or name == "seed":
             raise DataError(f"no method has the parameter '{name}' of {where}.{_known(name, known)}")
 

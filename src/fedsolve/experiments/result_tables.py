@@ -95,14 +95,14 @@ class ResultTable:
 def tables_of(run: RunFolder) -> list[ResultTable]:
     """The tables of a run: one for each metric its experiment asks for, or one over all of them."""
     spec = run.experiment.table
-    found = observations(run.cells)
+    items = observations(run.cells)
     if spec.by_stage:
-        found = list(by_stage(found))
+        items = list(by_stage(items))
     elif "relative_seconds" in spec.values:
-        found = with_relative_seconds(found, spec.baseline)
-    if not found:
+        items = with_relative_seconds(items, spec.baseline)
+    if not items:
         return []
-    layout = _layout(spec, found)
+    layout = _layout(spec, items)
     if "metric" in layout.rows + layout.columns:
         groups: list[tuple[str, ...]] = [spec.values]
     else:
@@ -110,7 +110,7 @@ def tables_of(run: RunFolder) -> list[ResultTable]:
     tables = []
     for metrics in groups:
         named = f", {METRICS[metrics[0]].label}" if len(groups) > 1 else ""
-        tables.append(_Builder(run, found, layout, metrics).table(f"{run.experiment.title}{named}"))
+        tables.append(_Builder(run, items, layout, metrics).table(f"{run.experiment.title}{named}"))
     return [table for table in tables if table.rows]
 
 
@@ -126,26 +126,26 @@ class _Layout:
     def axes(self) -> tuple[str, ...]:
         return self.rows + self.columns
 
-    def place(self, axes: Sequence[str], found: Observation, metric: str) -> Place:
+    def place(self, axes: Sequence[str], item: Observation, metric: str) -> Place:
         """Where an observation stands; a method goes with its depth unless depth is an axis of its own."""
         values: list[Any] = []
         for axis in axes:
             if axis == "metric":
                 values.append(metric)
             elif axis == "method" and "depth" not in self.axes:
-                values.append((found.method, found.depth))
+                values.append((item.method, item.depth))
             else:
-                values.append(found.coordinates.get(axis))
+                values.append(item.coordinates.get(axis))
         return tuple(values)
 
 
-def _layout(spec: TableSpec, found: Sequence[Observation]) -> _Layout:
+def _layout(spec: TableSpec, items: Sequence[Observation]) -> _Layout:
     """The experiment's axes; what else varies is added to the rows, so that no two models share a place."""
-    grid = dict.fromkeys(name for one in found for name, _ in one.grid)
+    grid = dict.fromkeys(name for one in items for name, _ in one.grid)
     candidates = ("dataset", "backbone", "partition", "method", *grid, "noise", "depth")
 
     def varies(axis: str) -> bool:
-        return len({_key(one.coordinates.get(axis)) for one in found}) > 1
+        return len({_key(one.coordinates.get(axis)) for one in items}) > 1
 
     rows, columns = spec.rows, spec.columns
     if not columns and "metric" not in rows and len(spec.values) > 1 and rows:
@@ -158,7 +158,7 @@ def _layout(spec: TableSpec, found: Sequence[Observation]) -> _Layout:
     layout = _Layout(rows, columns)
     for axis in candidates:
         places: dict[Place, set[Any]] = {}
-        for one in found:
+        for one in items:
             places.setdefault(_key(layout.place(layout.axes, one, "")), set()).add(
                 _key(one.coordinates.get(axis))
             )
@@ -191,7 +191,7 @@ def _ordered(places: dict[Place, Place]) -> dict[Place, Place]:
 @dataclass
 class _Builder:
     run: RunFolder
-    found: Sequence[Observation]
+    items: Sequence[Observation]
     layout: _Layout
     metrics: tuple[str, ...]
     _used: set[int] = field(default_factory=set)
@@ -201,7 +201,7 @@ class _Builder:
         rows: dict[Place, Place] = {}
         columns: dict[Place, Place] = {}
         for metric in self.metrics:
-            for one in self.found:
+            for one in self.items:
                 row, column = (self.layout.place(axes, one, metric) for axes in self._sides)
                 columns.setdefault(_key(column), column)
                 rows.setdefault(_key(row), row)
@@ -251,7 +251,7 @@ class _Builder:
         first = group[0]
         if baseline is None or first.method == baseline:
             return None
-        rivals = [one for one in self.found if one.method == baseline and _alike(one, first)]
+        rivals = [one for one in self.items if one.method == baseline and _alike(one, first)]
         return compare([one.counts for one in group], [one.counts for one in rivals])
 
     def _printed(self) -> list[Printed]:
@@ -291,7 +291,7 @@ class _Builder:
             if method is None or metric not in self.metrics:
                 continue
             for column, common in enumerate(where):
-                if all(name in common and same(common[name], given) for name, given in about.items()):
+                if all(name in common and same(common[name], wanted) for name, wanted in about.items()):
                     named = {**common, **about, "method": method, "depth": depth}
                     merged = "depth" not in self.layout.axes
                     place = tuple(
@@ -309,7 +309,7 @@ class _Builder:
         """The coordinates that all models of a column share, as the paper would spell them."""
         shared: dict[str, Any] | None = None
         for metric in self.metrics:
-            for one in self.found:
+            for one in self.items:
                 if _key(self.layout.place(self.layout.columns, one, metric)) == column:
                     named = self._compared(one)
                     if shared is None:
@@ -335,9 +335,9 @@ class _Builder:
         experiment = self._experiment
         seeds = sorted({e.seeds for row in lines for e in row.entries if e is not None and e.seeds})
         if seeds:
-            told = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+            count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
             spread = "; ± is the standard error" if seeds[-1] > 1 else ""
-            yield f"Mean over {told} seed{'s' if told != '1' else ''}{spread}."
+            yield f"Mean over {count} seed{'s' if count != '1' else ''}{spread}."
         if any(entry is not None and entry.marked for row in lines for entry in row.entries):
             test = f"chi-squared test of independence, p < {LEVEL}"
             yield f"* differs from {experiment.table.baseline} ({test})."
@@ -358,7 +358,7 @@ class _Builder:
 
 
 def _alike(baseline: Observation, one: Observation) -> bool:
-    """Whether the baseline's model was trained under the same conditions, as far as it knows them."""
+    """Whether the baseline's model was trained under the same conditions, as far as they apply to it."""
     names = ["dataset", "backbone", "partition", "noise", *dict(baseline.grid)]
     if baseline.depth is not None:
         names.append("depth")

@@ -77,26 +77,26 @@ def _enter_representation(outcome: dict[str, Any], seen: Sequence[Mapping[str, A
     looks = [metrics["representation"] for metrics in seen if "representation" in metrics]
     if not looks:
         return
-    found = {name: [_finite(look[name]) for look in looks] for name in REPRESENTATION}
-    outcome["representation_per_round"] = found
-    for name, values in found.items():
+    per_round = {name: [_finite(look[name]) for look in looks] for name in REPRESENTATION}
+    outcome["representation_per_round"] = per_round
+    for name, values in per_round.items():
         known = [value for value in _last(values) if value is not None]
         if known:
             outcome["measures"][name] = float(np.mean(known))
 
 
 def _enter_feedback(outcome: dict[str, Any], seen: Sequence[Mapping[str, Any]]) -> None:
-    """How often each layer was chosen, and how clients agreed on it: in the first round, and on average."""
+    """How often each layer was chosen, and how far clients agreed on it, at first and on average."""
     choices = [layer for metrics in seen for layer in metrics.get("feedback", ())]
     scores = [metrics["alignment"] for metrics in seen if "alignment" in metrics]
-    layers = list(dict.fromkeys([*(layer for found in scores for layer in found), *choices]))
+    layers = list(dict.fromkeys([*(layer for by_layer in scores for layer in by_layer), *choices]))
     if not layers:
         return
     outcome["feedback"] = {
         "layers": layers,
         "rounds": [choices.count(layer) for layer in layers],
         "first": [_finite(scores[0].get(layer)) if scores else None for layer in layers],
-        "mean": [_mean([found[layer] for found in scores if layer in found]) for layer in layers],
+        "mean": [_mean([by_layer[layer] for by_layer in scores if layer in by_layer]) for layer in layers],
     }
 
 
@@ -110,5 +110,5 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no word for what is not a number."""
+    """The value; None for NaN and infinity, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None

@@ -47,7 +47,7 @@ class RunFolder:
 def load_run(folder: str | Path) -> RunFolder:
     """The run kept in `folder`; labels are those of its experiment file as it was last run.
 
-    Cells of an earlier version of the file stay in cells.jsonl and are not given.
+    Cells of an earlier version of the file stay in cells.jsonl and are left out here.
     """
     folder = Path(folder)
     if not (folder / TEXT).is_file():
@@ -58,23 +58,23 @@ def load_run(folder: str | Path) -> RunFolder:
     backbone = _read_json(folder / OPTIONS, {}).get("backbone")
     if backbone is not None:
         experiment = experiment.with_backbone(backbone)
-    held = {record["cell"]: record for record in read_lines(folder / CELLS)[0]}
+    records = {record["cell"]: record for record in read_lines(folder / CELLS)[0]}
     planned = experiment.cells()
-    found = []
+    cells = []
     for cell in planned:
-        record = held.get(cell.id)
+        record = records.get(cell.id)
         if record is not None:
             labels = {"experiment": experiment.name, "title": experiment.title, **cell.labels()}
             labels["dataset"] = record["dataset"] | {"name": cell.dataset.name}
             labels["partition"] = record["partition"] | {"name": cell.partition.name}
-            found.append(record | labels)
+            cells.append(record | labels)
     named = {(cell.dataset.name, cell.partition.name) for cell in planned}
     tables = [t for t in read_partitions(folder) if (t["dataset"], t["name"]) in named]
-    return RunFolder(folder, experiment, found, len(planned) - len(found), tables, backbone)
+    return RunFolder(folder, experiment, cells, len(planned) - len(cells), tables, backbone)
 
 
 def read_partitions(folder: Path) -> list[dict[str, Any]]:
-    """Who owned which class, as far as it was noted."""
+    """Who owned which class, as far as it was recorded."""
     tables: list[dict[str, Any]] = _read_json(folder / PARTITIONS, [])
     return tables
 

@@ -76,8 +76,8 @@ def run_experiment(
     if backbone is not None:
         experiment = experiment.with_backbone(backbone)
     cells = experiment.cells()
-    told = summary or Summary(folder, len(cells))
-    told.folder, told.total = folder, len(cells)
+    tally = summary or Summary(folder, len(cells))
+    tally.folder, tally.total = folder, len(cells)
     started = time.perf_counter()
     with locked(folder / ".lock", f"the experiment in {folder} is being run"):
         container.write_atomically(folder / TEXT, experiment.text.encode())
@@ -85,30 +85,30 @@ def run_experiment(
             folder / OPTIONS, container.canonical_json({"backbone": backbone}).encode()
         )
         journal = Journal(folder)
-        told.damaged = journal.damaged
+        tally.damaged = journal.damaged
         pace = _Pace(cells)
         partitions = _Partitions(folder)
         for cell in cells:
 
             def tick(remark: str, cell: Cell = cell) -> None:
                 if progress is not None:
-                    done = told.found + told.ran
-                    progress(CellProgress(done, told.total, str(cell), remark, pace.left()))
+                    done = tally.found + tally.ran
+                    progress(CellProgress(done, tally.total, str(cell), remark, pace.left()))
 
             rows = source(cell.dataset, cell.seed, tick)
             partitions.enter(cell, rows)
             key = cell.key(rows.key)
             if journal.has(cell.id, key):
-                told.found += 1
+                tally.found += 1
                 pace.skip(cell)
             else:
                 tick("")
                 before = time.perf_counter()
                 journal.append(record_of(experiment, cell, key, rows, run_cell(cell, rows, workers, tick)))
-                told.ran += 1
+                tally.ran += 1
                 pace.finish(cell, time.perf_counter() - before)
-            told.seconds = time.perf_counter() - started
-    return told
+            tally.seconds = time.perf_counter() - started
+    return tally
 
 
 def record_of(
@@ -143,15 +143,15 @@ def record_of(
 
 @cache
 def versions(networks: bool = False) -> dict[str, str]:
-    """What computes: fedsolve, numpy, scipy and Python; torch where it trains networks."""
+    """Versions of what computes: fedsolve, numpy, scipy and Python; torch where networks are trained."""
     names = ("numpy", "scipy", "torch") if networks else ("numpy", "scipy")
-    found = {name: importlib.metadata.version(name) for name in names}
-    return {"fedsolve": __version__, **found, "python": platform.python_version()}
+    installed = {name: importlib.metadata.version(name) for name in names}
+    return {"fedsolve": __version__, **installed, "python": platform.python_version()}
 
 
 @cache
 def machine(device: str | None = None) -> dict[str, Any]:
-    """Where it computes: processor, usable cores, system, and the GPU where `device` is one."""
+    """The machine it ran on: processor, usable cores, system, and the GPU where `device` is one."""
     model = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as stream:
@@ -159,8 +159,8 @@ def machine(device: str | None = None) -> dict[str, Any]:
         model = named[0] if named else model
     except OSError:  # not on every platform
         pass
-    found = {"cpu": model, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
-    return found | _gpu(device)
+    host = {"cpu": model, "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
+    return host | _gpu(device)
 
 
 def _gpu(device: str | None) -> dict[str, str]:

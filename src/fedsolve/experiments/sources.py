@@ -15,7 +15,7 @@ from fedsolve.data.partitions import named_rng
 from fedsolve.experiments.config import DatasetSpec
 
 Tick = Callable[[str], None]
-"""Told in words how far something is."""
+"""Called with words that say how far something has got."""
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,37 @@ class StoredRows:
     def __init__(self, data: str | Path | None = None, store: str | Path | None = None) -> None:
         self._data = data
         self._store = store
-        self._held: tuple[DatasetSpec, ExperimentRows] | None = None
+        self._latest: tuple[DatasetSpec, ExperimentRows] | None = None
 
     def __call__(self, spec: DatasetSpec, seed: int, tick: Tick) -> ExperimentRows:
         if spec.random is not None:
             return random_rows(spec, seed)
         # One dataset at a time: cells come dataset by dataset, and two may not fit in memory.
-        if self._held is None or self._held[0] != spec:
-            self._held = None
-            self._held = (spec, self._read(spec, tick))
-        return self._held[1]
+        if self._latest is None or self._latest[0] != spec:
+            self._latest = None
+            self._latest = (spec, self._read(spec, tick))
+        return self._latest[1]
 
     def _read(self, spec: DatasetSpec, tick: Tick) -> ExperimentRows:
         from fedsolve.data.backbones import load_backbone
         from fedsolve.data.datasets import load_dataset
         from fedsolve.data.feature_store import ExtractionProgress, FeatureStore
 
-        def told(progress: ExtractionProgress) -> None:
+        def show(progress: ExtractionProgress) -> None:
             tick(f"{progress.done:,} of {progress.total:,} images, {progress.rate:.0f} a second")
 
         assert spec.address is not None
         tick(f"reading {spec.name}")
         dataset = load_dataset(spec.address, self._data).limited(spec.limit_train, spec.limit_test)
         backbone = None if spec.backbone is None else load_backbone(spec.backbone)
-        found = FeatureStore(self._store).build(dataset, backbone, progress=told)
-        classes = found.classes
+        rows = FeatureStore(self._store).build(dataset, backbone, progress=show)
+        classes = rows.classes
         if not np.all(classes[:-1] < classes[1:]):
             # Partitions and models take classes in the order of their labels; names in another order than
             # the dataset's, such as those of Fashion-MNIST, would give another result than its numbers do.
             classes = np.arange(len(classes))
-        y_test = None if found.y_test is None else classes[found.y_test]
-        return ExperimentRows(found.x_train, classes[found.y_train], found.x_test, y_test, found.key)
+        y_test = None if rows.y_test is None else classes[rows.y_test]
+        return ExperimentRows(rows.x_train, classes[rows.y_train], rows.x_test, y_test, rows.key)
 
 
 def random_rows(spec: DatasetSpec, seed: int) -> ExperimentRows:

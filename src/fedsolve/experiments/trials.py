@@ -88,14 +88,14 @@ class Trial:
         """
         rows, owners, clients, seed = self.rows, self.owners, self.clients, self.cell.seed
         x_train = np.asarray(rows.x_train)
-        held = None
+        held_out = None
         if rows.x_test is not None and rows.y_test is not None:
             tested = partitions.alike(rows.y_test, self.true, owners, clients, seed=seed)
             test = client_rows(np.asarray(rows.x_test), rows.y_test, tested, clients)
         else:
-            held = partitions.held_out(self.true, owners, seed=seed)
-            test = client_rows(x_train, self.true, owners, clients, held)
-        train = client_rows(x_train, self.labels, owners, clients, None if held is None else ~held)
+            held_out = partitions.held_out(self.true, owners, seed=seed)
+            test = client_rows(x_train, self.true, owners, clients, held_out)
+        train = client_rows(x_train, self.labels, owners, clients, None if held_out is None else ~held_out)
         digits = len(str(clients - 1))
         return LocalParts(train, test, tuple(f"client-{client:0{digits}d}" for client in range(clients)))
 

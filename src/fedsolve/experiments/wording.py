@@ -58,8 +58,8 @@ def axis_label(axis: str, value: Any) -> str:
         return _WORDS[axis][value]
     if axis in _SHARES:
         return f"{_SHARES[axis]} = {100 * value:g} %"
-    told = f"{value:g}" if isinstance(value, float) else str(value)
-    return told if axis in _PLAIN else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {told}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if axis in _PLAIN else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {text}"
 
 
 def spoken(parameter: str) -> str:

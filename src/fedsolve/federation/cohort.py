@@ -11,7 +11,7 @@ from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 
 UNKNOWN = "not part of the federation"
-"""Why somebody is missing whom the engine does not know."""
+"""Why a client that the engine does not know is missing."""
 
 _LONGEST = 2000
 
@@ -96,7 +96,7 @@ class CohortReport:
     # -- errors ----------------------------------------------------------------------------------
 
     def stopped(self, name: str, cause: Exception) -> FedsolveError:
-        """The error of a run that does not go on without this member, which is missing."""
+        """The error that stops a run because this member is missing."""
         if isinstance(cause, Contradiction):
             return CohortError(
                 f"{self._where}: '{cause.first}' and '{name}' contradict each other; which of them is wrong "
@@ -123,11 +123,11 @@ class CohortReport:
 
 
 def error_kind(problem: Exception) -> str:
-    """The type of an error as others are told it: of all errors about data, that they are."""
+    """The type of an error as it is reported to others; every error about data is a DataError."""
     return "DataError" if isinstance(problem, DataError) else type(problem).__name__
 
 
 def plain(said: Any) -> str:
-    """What somebody else said, as one line that a terminal shows as it is."""
+    """Somebody else's text as a single line that is safe to print on a terminal."""
     text = " ".join(str(said).split())
     return "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST])

@@ -12,7 +12,10 @@ from fedsolve.federation.messages import Chain, Request, Total
 
 @dataclass(frozen=True)
 class Spec:
-    """The federation as a method sees it: feature width, classes (None: regression), what is dear."""
+    """What a method knows of a federation: the width of the features, the classes (None for regression).
+
+    prefers: what is worth saving where a method can choose, bytes or exchanges.
+    """
 
     features: int
     classes: Array | None
@@ -21,7 +24,7 @@ class Spec:
 
 
 class Federation(Protocol):
-    """Carries a request to a cohort and returns the total. Knows nothing of least squares."""
+    """Carries requests to a cohort and returns the total; it knows nothing about what is summed."""
 
     prefers: Literal["bytes", "exchanges"]
 

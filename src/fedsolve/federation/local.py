@@ -173,7 +173,7 @@ class LocalFederation:
     def keep_states(self, folder: Path | None) -> None:
         """Keep the clients' shares of a method's state in this folder, so that a resumed run finds them.
 
-        Participants that join later follow. None: where each participant was told to, or in memory.
+        Participants that join later follow. None: in each participant's own folder, or in memory.
         """
         self._states = folder
         for participant in self.participants:
@@ -279,7 +279,7 @@ def _checked(participant: Participant, term: Term, sums: RunningSum) -> Answer:
 def _ask_group(
     group: list[Participant], request: Request, chain: Chain, workspace: Workspace, sums: RunningSum
 ) -> list[_Outcome]:
-    """The outcome of every client of a group, in order; one client that fails does not take others along."""
+    """The outcome of every client of a group, in order; one client's failure does not affect the others."""
     failed: Exception | None = None
     if len(group) > 1:
         try:
@@ -287,7 +287,7 @@ def _ask_group(
             if terms is not None:
                 return [(_checked(p, term, sums), 0) for p, term in zip(group, terms, strict=True)]
         except Exception as problem:
-            failed = problem  # asked one by one below, where the failure finds its client
+            failed = problem  # asked one by one below, which shows whose failure it is
     outcomes: list[_Outcome] = []
     for participant in group:
         try:
@@ -309,7 +309,7 @@ class _Ledger:
 
     A term keeps its workspace until it has been added, and a group is only started with a
     workspace in hand: at most as many groups' terms exist as there are workspaces, and the earliest
-    unfinished group always holds one, so the sum never waits for ever.
+    unfinished group always holds one, so the sum cannot deadlock.
 
     failure: the participant that stops the exchange, and why.
     """

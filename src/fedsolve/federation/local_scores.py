@@ -1,7 +1,7 @@
 """Personalised evaluation: every client's predictor on that client's own test rows.
 
 The predictor may be anything that predicts: a shared model, a client's own, a plain function. Test rows
-come as `ClientData`, which points into arrays that all clients share, so that nothing is held twice.
+come as `ClientData`, which points into arrays that all clients share, so that nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROWS = 16384
 
 
 class Predicts(Protocol):
-    """What a trained model offers: labels of rows of features."""
+    """Anything that predicts labels from rows of features, as a trained model does."""
 
     def predict(self, features: Any) -> Array: ...
 
@@ -31,7 +31,7 @@ Predictor = Predicts | Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class LocalScores:
-    """Correct predictions and test rows of every client, and what they say of all.
+    """Correct predictions and test rows of every client, and summaries over all of them.
 
     clients: names. correct, rows: (clients,) counts. Clients without test rows have no accuracy (NaN) and
     count nowhere.
@@ -65,15 +65,15 @@ class LocalScores:
     @property
     def worst_decile(self) -> float:
         """Mean of the tenth of the clients (at least one) that fare worst."""
-        held = np.sort(self.held)
-        return float(np.mean(held[: max(1, round(len(held) / 10))])) if len(held) else float("nan")
+        ordered = np.sort(self.held)
+        return float(np.mean(ordered[: max(1, round(len(ordered) / 10))])) if len(ordered) else float("nan")
 
     def quantiles(self, shares: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)) -> Array:
         """Quantiles of the local accuracies."""
         return np.asarray(np.quantile(self.held, shares)) if len(self.held) else np.full(len(shares), np.nan)
 
     def gains(self, reference: LocalScores) -> Array:
-        """How much more accurate each client is than under `reference`; NaN without test rows."""
+        """How much each client's accuracy exceeds that in `reference`; NaN without test rows."""
         if self.clients != reference.clients or not np.array_equal(self.rows, reference.rows):
             raise DataError("gains compare the same clients on the same test rows; these scores differ.")
         return self.accuracies - reference.accuracies
@@ -127,7 +127,7 @@ def _correct(predictor: Any, data: ClientData) -> int:
         )
     predict = predictor.predict if hasattr(predictor, "predict") else predictor
     labels = data.own_labels()
-    found = 0
+    correct = 0
     for start in range(0, len(data), _ROWS):
         span = slice(start, start + _ROWS)
         predicted = np.asarray(predict(data.features(span, data.source.dtype)))
@@ -136,8 +136,8 @@ def _correct(predictor: Any, data: ClientData) -> int:
                 f"a predictor gave an array of shape {predicted.shape} for {len(labels[span])} rows; "
                 "one label per row is needed."
             )
-        found += int(np.sum(predicted == labels[span]))
-    return found
+        correct += int(np.sum(predicted == labels[span]))
+    return correct
 
 
 def client_rows(

@@ -94,8 +94,8 @@ def group_step(kind: str, together: Callable[[Request, Chain], int]) -> Callable
 
 def group_size(request: Request, chain: Chain) -> int:
     """How many clients of one process answer this request together."""
-    found = _GROUP_STEPS.get(request.kind)
-    return 1 if found is None else max(1, found[1](request, chain))
+    entry = _GROUP_STEPS.get(request.kind)
+    return 1 if entry is None else max(1, entry[1](request, chain))
 
 
 class Participant:

@@ -36,7 +36,7 @@ class StateStore:
     def __init__(self, folder: Path | None = None, client: str = "") -> None:
         self.folder = folder
         self._client = client
-        self._held: dict[tuple[str, int], State] = {}
+        self._states: dict[tuple[str, int], State] = {}
 
     @property
     def client(self) -> str:
@@ -47,8 +47,8 @@ class StateStore:
         """The state filed under this run and exchange; an error names what is missing."""
         _check_place(run, exchange)
         if self.folder is None:
-            if (run, exchange) in self._held:
-                return self._held[run, exchange]
+            if (run, exchange) in self._states:
+                return self._states[run, exchange]
         else:
             path = self._path(run, exchange)
             if path.exists():
@@ -64,11 +64,11 @@ class StateStore:
         """File the state of an exchange; of the earlier ones only `before` is still needed."""
         _check_place(run, exchange)
         if self.folder is None:
-            self._held[run, exchange] = state
-            runs = list(dict.fromkeys(held for held, _ in reversed(self._held)))[:_RUNS]
-            for held, number in list(self._held):
-                if held not in runs or (held == run and number not in (exchange, before)):
-                    del self._held[held, number]
+            self._states[run, exchange] = state
+            runs = list(dict.fromkeys(filed for filed, _ in reversed(self._states)))[:_RUNS]
+            for filed, number in list(self._states):
+                if filed not in runs or (filed == run and number not in (exchange, before)):
+                    del self._states[filed, number]
             return
         path = self._path(run, exchange)
         # Not forced to the disk: a killed process leaves them whole, and a forced write for each client

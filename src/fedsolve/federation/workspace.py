@@ -32,8 +32,8 @@ class Workspace:
 
     def sums(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
         """An array for a term: zeroed when its shape is new, so that an unused lower triangle stays zero."""
-        found = self._sums.get(name)
-        if found is None or found.shape != shape or found.dtype != np.dtype(dtype):
-            found = np.zeros(shape, dtype=dtype)
-            self._sums[name] = found
-        return found
+        array = self._sums.get(name)
+        if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
+            array = np.zeros(shape, dtype=dtype)
+            self._sums[name] = array
+        return array

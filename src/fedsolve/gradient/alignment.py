@@ -231,11 +231,11 @@ def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device:
             whose = (np.arange(len(large))[:, None] == whose).astype(np.float64)
             arrays = (where, signed, whose, picked)
             where, signed, whose, picked = (torch.from_numpy(array).to(device) for array in arrays)
-        found = _Folding(where, signed, whose, picked, len(large))
-        _cache[key] = found
+        folding = _Folding(where, signed, whose, picked, len(large))
+        _cache[key] = folding
         if len(_cache) > _CACHED:
             _cache.popitem(last=False)
-        return found
+        return folding
 
 
 def _signs(seed: int, layer: str, size: int) -> Array:

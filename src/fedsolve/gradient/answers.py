@@ -77,45 +77,45 @@ def _measure(group: ClientGroup, place: int, term: Term) -> None:
     weights = group.weights_of(place)
     if method.feedback in CHOICES:
         layers: Sequence[str] = group.note["layers"]
-        now, before = (_end_to_end(held, layers) for held in (weights, group.start))
+        now, before = (_end_to_end(tensors, layers) for tensors in (weights, group.start))
         sizes = [weights[weight_of(layer)].numel() for layer in layers]
         updates = dict(zip(layers, torch.split(now - before, sizes), strict=True))
         term.arrays |= alignment.alignment_sums(
             updates, method.feedback_sketch, method.seed, method.precision
         )
     if method.track == "drift":
-        held = {n: (w.double() - group.start[n].double()).cpu().numpy() for n, w in weights.items()}
-        term.arrays |= {f"move.{name}": array for name, array in held.items()}
-        term.arrays["move_square"] = np.array([sum(float(np.vdot(a, a)) for a in held.values())])
-        group.memories[place].cache["move"] = (group.run, group.exchange, held)
+        moves = {n: (w.double() - group.start[n].double()).cpu().numpy() for n, w in weights.items()}
+        term.arrays |= {f"move.{name}": array for name, array in moves.items()}
+        term.arrays["move_square"] = np.array([sum(float(np.vdot(a, a)) for a in moves.values())])
+        group.memories[place].cache["move"] = (group.run, group.exchange, moves)
         if group.agreement:
             # Ratios, cosines, and how many: a layer that starts at zero has neither.
-            told = np.array(list(group.agreement.values())).T
-            defined = np.isfinite(told).all(axis=0)
-            term.arrays["agreement"] = np.concatenate([*np.where(defined, told, 0.0), defined])
+            agreement = np.array(list(group.agreement.values())).T
+            defined = np.isfinite(agreement).all(axis=0)
+            term.arrays["agreement"] = np.concatenate([*np.where(defined, agreement, 0.0), defined])
 
 
-def _end_to_end(held: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:
+def _end_to_end(weights: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:
     """The layers' weights as one row of float64: a handful of kernels instead of several for each layer."""
     import torch
 
-    return torch.cat([held[weight_of(layer)].reshape(-1) for layer in layers]).double()
+    return torch.cat([weights[weight_of(layer)].reshape(-1) for layer in layers]).double()
 
 
 @group_step(DRIFT, lambda request, chain: 1)
 def answer_drift(clients: Sequence[ClientData], request: Request, memories: Sequence[Memory]) -> list[Term]:
-    """How far each client's newest update lies from the mean of all clients' (the paper's H, Eq. 59)."""
+    """How far each client's latest update is from the mean over all clients (the paper's H, Eq. 59)."""
     terms = []
     for memory in memories:
-        run, exchange, held = memory.cache.get("move", ("", -1, None))
+        run, exchange, move = memory.cache.get("move", ("", -1, None))
         if (run, exchange) != (memory.chain.digests[1], request.exchange - 1):
-            held = None  # it had no part in this round, or was started anew since
-        elif isinstance(held, dict):
-            held = _distance(held, request.arrays)
-            # The number answers the same question again; the update itself is needed no more.
-            memory.cache["move"] = (run, exchange, held)
-        found = 0.0 if held is None else float(held)
-        terms.append(Term({"drift": np.array([found])}, {"trained": int(held is not None)}))
+            move = None  # it took no part in this round, or has been restarted since
+        elif isinstance(move, dict):
+            move = _distance(move, request.arrays)
+            # The number is enough to answer a repeated question; the update itself is no longer needed.
+            memory.cache["move"] = (run, exchange, move)
+        drift = 0.0 if move is None else float(move)
+        terms.append(Term({"drift": np.array([drift])}, {"trained": int(move is not None)}))
     return terms
 
 

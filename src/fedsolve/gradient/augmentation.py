@@ -86,7 +86,7 @@ class ImageInputs:
 
 
 def images_of(method: GradientMethod, features: int, device: torch.device | str = "cpu") -> ImageInputs:
-    """How clients of this method read their rows; refused where rows are no images and should be."""
+    """How clients of this method read their rows; refused where the rows should be images and are not."""
     return ImageInputs(
         method.network,
         features,
@@ -129,7 +129,7 @@ def draw_moves(method: GradientMethod, count: int, round_: int, client: str) -> 
 
 
 def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
-    """ImageInputs (rows, C, H, W), each cut out of its margin and mirrored as its move (rows, 3) says."""
+    """Images (rows, C, H, W), each cut out of its margin and mirrored as its move (rows, 3) says."""
     import torch
     import torch.nn.functional as F
 
@@ -138,18 +138,18 @@ def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
     padded = F.pad(images, (crop, crop, crop, crop), value=BLACK) if crop else images
     down, along = torch.arange(height, device=device), torch.arange(width, device=device)
     across = torch.where(moves[:, MIRRORED, None] != 0, width - 1 - along, along)
-    found = padded[
+    cut = padded[
         torch.arange(rows, device=device)[:, None, None],
         :,
         (moves[:, TOP, None] + down)[:, :, None],
         (moves[:, LEFT, None] + across)[:, None, :],
     ].permute(0, 3, 1, 2)
     # On a GPU that is the layout convolutions want already.
-    return found if device.type == "cuda" else found.contiguous()
+    return cut if device.type == "cuda" else cut.contiguous()
 
 
 def check_parameters(method: GradientMethod) -> None:
-    """Refuse parameters of images that mean nothing, whatever the images."""
+    """Refuse image parameters that make no sense for any images."""
     if (method.pixel_mean is None) != (method.pixel_deviation is None):
         raise DataError(
             "pixel_mean and pixel_deviation go together; got "
@@ -165,28 +165,28 @@ def check_parameters(method: GradientMethod) -> None:
 
 def _numbers(text: Any, name: str) -> list[float]:
     try:
-        found = [float(part) for part in str(text).split(",")]
+        numbers = [float(part) for part in str(text).split(",")]
     except ValueError:
-        found = [math.nan]
-    if not all(map(math.isfinite, found)):
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
         raise DataError(
             f"{name} is a number, or one for each channel joined by commas, such as 0.49,0.48,0.45; "
             f"got {text!r}."
         )
-    return found
+    return numbers
 
 
 def _for_channels(text: str, name: str, channels: int) -> list[float]:
-    found = _numbers(text, name)
-    if len(found) not in (1, channels):
-        raise DataError(f"{name} has {len(found)} numbers ({text}), and the images {channels} channels.")
-    return found
+    numbers = _numbers(text, name)
+    if len(numbers) not in (1, channels):
+        raise DataError(f"{name} has {len(numbers)} numbers ({text}), and the images {channels} channels.")
+    return numbers
 
 
 def _image_shape(
     taken: tuple[int, int, int] | None, features: int, shape: Sequence[int] | None
 ) -> tuple[int, int, int]:
-    """The shape of the images in the rows; heads take them flat, and then it must be told."""
+    """The shape of the images in the rows; heads take them flat, and then the shape must be given."""
     if taken is not None:
         return taken
     sizes = tuple(shape or ())

@@ -21,9 +21,9 @@ def plan_batches(method: GradientMethod, rows: int, round_: int, client: str, le
         # A single batch stays in the order of the rows: then its sums are those of plain gradient descent.
         order = np.arange(rows) if rows <= method.batch else rng.permutation(rows)
         for first in range(0, rows, method.batch):
-            found = order[first : first + method.batch]
-            if len(found) >= (method.batch if method.last_batch == "drop" else least):
-                batches.append(found)
+            batch = order[first : first + method.batch]
+            if len(batch) >= (method.batch if method.last_batch == "drop" else least):
+                batches.append(batch)
     return batches
 
 

@@ -72,9 +72,9 @@ class Ditto(PersonalMethod):
     def prepare(self, group: ClientGroup) -> None:
         method = self.part
         known = all(group.own_state(client) for client in range(len(group.clients)))
-        held = group.state(OWN, group.start if known else first_weights(group))
+        weights = group.state(OWN, group.start if known else first_weights(group))
         rate = method.rate * method.rate_decay**group.round
-        own = group.again(method, held, group.own_buffers(STATISTICS), rate=rate)
+        own = group.again(method, weights, group.own_buffers(STATISTICS), rate=rate)
         own.train()
         group.scratch["own"] = own
 

@@ -42,7 +42,7 @@ LOSSES = 10
 """Losses whose standard deviation says whether the first merge has settled."""
 
 PASSES = 200
-"""Passes after which a first merge that does not settle is left as it is."""
+"""Passes after which a first merge that has not settled is taken as it is."""
 
 
 @register(
@@ -119,12 +119,12 @@ class Merge:
         self._group = group
         self.names = group.names[-method.merge_tensors :]
         ones = {name: torch.ones_like(group.start[name]) for name in group.names}
-        held, mixture = group.state(OWN, group.start), group.state(MERGE, ones)
+        own, mixture = group.state(OWN, group.start), group.state(MERGE, ones)
         # A clone: a state that is kept in memory must not change under a repeated request.
         self.mixture = {name: mixture[name].clone() for name in self.names}
-        self._own = [held[name] for name in self.names]
+        self._own = [own[name] for name in self.names]
         # W - w_i: zeros for a client without a state, which therefore starts from W itself.
-        self._away = [group.start[name] - held[name] for name in self.names]
+        self._away = [group.start[name] - own[name] for name in self.names]
         states = [group.own_state(client) or {} for client in range(len(group.clients))]
         self.learnt = np.array([bool(state.get(LEARNT, 0)) for state in states])
         self._differs = np.array([bool(state) for state in states]) & self._moved()
@@ -161,7 +161,7 @@ class Merge:
         import torch
 
         rate, count = self._method.merge_rate, len(self.names)
-        found = [torch.zeros_like(part.losses[:, 0])] if part.steps.max() == 0 else []
+        per_step = [torch.zeros_like(part.losses[:, 0])] if part.steps.max() == 0 else []
         away = self._away
         if part.learners.stacked:
             mask = torch.as_tensor(active, dtype=part.dtype, device=part.device)
@@ -175,8 +175,8 @@ class Merge:
                     self.mixture[name].sub_(gradient * distance, alpha=rate).clamp_(0, 1)
                 for weight, theta in zip(part.learners.weights[-count:], self._theta().values(), strict=True):
                     weight.copy_(theta)
-            found.append(losses.detach())
-        return torch.stack(found).double().cpu().numpy()
+            per_step.append(losses.detach())
+        return torch.stack(per_step).double().cpu().numpy()
 
     def _plan(self, client: int) -> list[Array]:
         """A client's share of its rows, in batches; the same in every pass of a round."""
@@ -184,8 +184,8 @@ class Merge:
         rows = int(group.sizes[client])
         count = max(1, round(method.merge_share * rows))
         chosen = group.generator(client, "merge").permutation(rows)[:count]
-        found = [chosen[first : first + method.batch] for first in range(0, count, method.batch)]
-        return [batch for batch in found if len(batch) >= group.least]
+        batches = [chosen[first : first + method.batch] for first in range(0, count, method.batch)]
+        return [batch for batch in batches if len(batch) >= group.least]
 
     def _theta(self) -> dict[str, Tensor]:
         import torch
@@ -209,10 +209,10 @@ class Merge:
         if not self._differs.any():
             return
         differs = torch.as_tensor(self._differs, device=group.device)
-        held = dict(zip(group.names, group.learners.weights, strict=True))
+        weights = dict(zip(group.names, group.learners.weights, strict=True))
         with torch.no_grad():
             for name, theta in self._theta().items():
                 if group.learners.stacked:
-                    held[name][differs] = theta[differs]
+                    weights[name][differs] = theta[differs]
                 else:
-                    held[name].copy_(theta)
+                    weights[name].copy_(theta)

@@ -111,7 +111,7 @@ class FedAS(PersonalMethod):
         import torch
 
         prototypes = torch.stack([_prototypes(group, previous, k) for k in range(len(group.clients))])
-        stacked, held = group.learners.stacked, group.learners.weights
+        stacked, weights = group.learners.stacked, group.learners.weights
         bases = [number for number, name in enumerate(group.names) if name not in heads]
         for _ in range(self.alignment_epochs):
             for step in _first_epoch(group):
@@ -121,7 +121,7 @@ class FedAS(PersonalMethod):
                 gradients = step.differentiate(losses)
                 with torch.no_grad():
                     for number in bases:
-                        weight = held[number][: step.active] if stacked else held[number]
+                        weight = weights[number][: step.active] if stacked else weights[number]
                         weight.sub_(gradients[number], alpha=self.alignment_rate)
 
     def weight(self, group: ClientGroup, client: int) -> float:

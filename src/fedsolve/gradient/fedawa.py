@@ -70,10 +70,10 @@ class FedAWA(GradientMethod):
         server.memory |= {f"T@{client}": np.array(t) for client, t in zip(clients, moved, strict=True)}
         # With T as it began this is n_i * 1 exactly: FedAvg to the last bit.
         shares = dict(zip(clients, (base * np.exp(moved)).tolist(), strict=True))
-        found = weighted_mean(parts, shares)
-        server.aggregated = with_prefix(found, "w.")
+        average = weighted_mean(parts, shares)
+        server.aggregated = with_prefix(average, "w.")
         server.weights = mean | server.aggregated
-        server.buffers |= with_prefix(found, "b.")
+        server.buffers |= with_prefix(average, "b.")
 
     def _logits(self, server: ServerState, total: Total, clients: list[str]) -> tuple[Array, Array]:
         """exp of each T as it began, up to a factor that softmax ignores, and how far T has moved since."""

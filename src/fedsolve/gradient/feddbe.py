@@ -107,8 +107,8 @@ class FedDBE(PersonalMethod):
         scratch["mean"] = torch.zeros(shape, dtype=group.dtype, device=group.device)
         if self._shifts:
             kept = [(group.own_state(client) or {}).get("shift") for client in range(shape[0])]
-            found = [np.zeros(shape[1]) if own is None else own for own in kept]
-            scratch["shift"] = torch.as_tensor(np.stack(found), dtype=group.dtype, device=group.device)
+            shifts = [np.zeros(shape[1]) if own is None else own for own in kept]
+            scratch["shift"] = torch.as_tensor(np.stack(shifts), dtype=group.dtype, device=group.device)
         if isinstance(group.learners, SingleNetwork):
             scratch["classifier"] = networks.head_of(group.learners.network)[1].weight
             if self._shifts and group.round == 0:
@@ -133,8 +133,8 @@ class FedDBE(PersonalMethod):
 
         losses, scratch = self.losses(step), step.group.scratch
         wanted = [*step.weights, scratch["moved"]] if self._shifts else step.weights
-        found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        slopes = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+        gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        slopes = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, gradients, strict=True)]
         # In place throughout: a recorded step finds the same tensors again.
         if self._shifts:
             step.leading(scratch["shift"]).sub_(slopes.pop(), alpha=self._rate(step.group))
@@ -195,10 +195,10 @@ class FedDBE(PersonalMethod):
     # -- a client's own model ---------------------------------------------------------------------
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> ShiftedModel:
-        found = ShiftedModel.of(model, {}, own_buffers(state))
+        shifted = ShiftedModel.of(model, {}, own_buffers(state))
         width = networks.head_of(model.network())[1].in_features
-        found.shift = (state or {}).get("shift", np.zeros(width, dtype=self.precision))
-        return found
+        shifted.shift = (state or {}).get("shift", np.zeros(width, dtype=self.precision))
+        return shifted
 
 
 def _check_last(group: ClientGroup) -> None:
@@ -237,7 +237,7 @@ class ShiftedModel(PersonalGradientModel):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> ShiftedModel:
-        found = super().restored(arrays, note)
-        assert isinstance(found, ShiftedModel)
-        found.shift = arrays["shift"]
-        return found
+        model = super().restored(arrays, note)
+        assert isinstance(model, ShiftedModel)
+        model.shift = arrays["shift"]
+        return model

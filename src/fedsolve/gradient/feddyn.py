@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(GradientMethod):
-    """Parameters of FedDyn; h is the mean of the duals for no weighting but "uniform"."""
+    """Parameters of FedDyn; h is the mean of the duals only with weighting "uniform"."""
 
     key: ClassVar[str] = "feddyn"
     laws: ClassVar[Laws] = Laws(
@@ -93,7 +93,7 @@ class FedDyn(GradientMethod):
 
 
 def check_uniform(title: str, weighting: str) -> None:
-    """Refuse weights by size where the algorithm's sums run over clients that count alike."""
+    """Refuse weighting by size for an algorithm whose sums count all clients alike."""
     if weighting != "uniform":
         raise DataError(f"{title} counts all clients alike; weighting must be 'uniform', got {weighting!r}.")
 

@@ -89,9 +89,9 @@ class FedFisher(_Fisher):
             fisher = diagonal_fisher(network, group.names, rows, labels)
         weight = float(term.arrays["weight"][0])
         for name, value in group.weights_of(client).items():
-            found = fisher[name].cpu().numpy()
-            term.arrays[f"fisher.{name}"] = found
-            term.arrays[f"product.{name}"] = found * value.double().cpu().numpy()
+            diagonal = fisher[name].cpu().numpy()
+            term.arrays[f"fisher.{name}"] = diagonal
+            term.arrays[f"product.{name}"] = diagonal * value.double().cpu().numpy()
             term.factors |= {f"fisher.{name}": weight, f"product.{name}": weight}
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
@@ -142,10 +142,10 @@ def diagonal_fisher(
     import torch
     from torch.func import functional_call, grad, vmap
 
-    held = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
     buffers = dict(network.named_buffers())
-    weights = {name: held.pop(name) for name in names}
-    rest = {**held, **buffers}
+    weights = {name: parameters.pop(name) for name in names}
+    rest = {**parameters, **buffers}
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
     numbers = sum(weight.numel() for weight in weights.values())
     together = max(1, _NUMBERS // numbers)

@@ -98,14 +98,14 @@ class FedGen(GradientMethod):
             return
         import torch
 
-        held = {
+        weights = {
             name.removeprefix("generator."): tensor
             for name, tensor in group.received.items()
             if name.startswith("generator.")
         }
-        width = held["output.bias"].shape[0]
+        width = weights["output.bias"].shape[0]
         network = build_generator(self, group.classes, width).to(group.dtype).to(group.device)
-        network.load_state_dict(held, strict=False)
+        network.load_state_dict(weights, strict=False)
         labels = torch.nonzero(group.received["labels"] > 0)[:, 0].cpu().numpy()
         group.scratch["generator"] = (network.eval().requires_grad_(False), labels)
 
@@ -151,14 +151,14 @@ class FedGen(GradientMethod):
             inputs = _generator_inputs(noise, labels, group.classes).to(group.dtype).to(group.device)
             features = network(inputs.flatten(0, 1)).unflatten(0, labels.shape)
         weight, bias = self._classifier(step)
-        found = torch.matmul(features, weight.mT)
-        return found if bias is None else found + bias.unsqueeze(-2)
+        logits = torch.matmul(features, weight.mT)
+        return logits if bias is None else logits + bias.unsqueeze(-2)
 
     def _classifier(self, step: Step) -> tuple[Tensor, Tensor | None]:
         """Weight (clients or 1, classes, width) and bias of the last layers in this step."""
-        held = dict(zip(step.group.names, step.weights, strict=True))
+        weights = dict(zip(step.group.names, step.weights, strict=True))
         names = _classifier_names(step.group)
-        parts = [held[name] if step.group.learners.stacked else held[name][None] for name in names]
+        parts = [weights[name] if step.group.learners.stacked else weights[name][None] for name in names]
         return parts[0], parts[1] if len(parts) > 1 else None
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
@@ -192,8 +192,8 @@ class FedGen(GradientMethod):
             server.weights = mean
             return
         heads = gathered(total, "own")
-        found = weighted_mean(heads, {client: weight_of(total, client) for client in heads})
-        server.aggregated = server.aggregated | with_prefix(found, "w.")
+        head = weighted_mean(heads, {client: weight_of(total, client) for client in heads})
+        server.aggregated = server.aggregated | with_prefix(head, "w.")
         server.weights = mean | server.aggregated
         counts = {client: total[f"labels@{client}"] for client in trained(total)}
         server.memory["labels"] = np.sum(list(counts.values()), axis=0)
@@ -238,8 +238,8 @@ class FedGen(GradientMethod):
 
         dtype = getattr(torch, self.precision)
         generator = build_generator(self, server.spec.outputs, width).to(dtype)
-        held = with_prefix(server.memory, "generator.")
-        generator.load_state_dict({n: torch.as_tensor(a) for n, a in held.items()}, strict=False)
+        weights = with_prefix(server.memory, "generator.")
+        generator.load_state_dict({n: torch.as_tensor(a) for n, a in weights.items()}, strict=False)
         optimiser = Optimiser("adam", self.generator_rate, 0.0, WEIGHT_DECAY)
         optimiser.resume(with_prefix(server.memory, "adam."), list(generator.parameters()))
         return generator, optimiser
@@ -302,10 +302,10 @@ def _classifier_names(group: ClientGroup) -> list[str]:
         return group.names[-2:]
     layer = networks.head_of(group.learners.network)[0]
     prefix = f"{layer}." if layer else ""
-    found = [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
-    if f"{prefix}weight" not in found:
+    names = [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
+    if f"{prefix}weight" not in names:
         raise DataError(f"FedGen teaches the classifier '{layer}', whose weights are frozen. Unfreeze them.")
-    return found
+    return names
 
 
 def _arrays(generator: nn.Module) -> Weights:

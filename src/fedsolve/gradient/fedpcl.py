@@ -109,18 +109,18 @@ class FedPCL(PersonalMethod):
         import torch
 
         has = group.class_counts > 0
-        found = dict(group.received)
-        if "sets" in found:
-            known = (found["known"] > 0).expand_as(has)
-            held = {"sets": found["sets"], "owned": found["owned"] > 0}
+        received = dict(group.received)
+        if "sets" in received:
+            known = (received["known"] > 0).expand_as(has)
+            owned_sets = {"sets": received["sets"], "owned": received["owned"] > 0}
             if bool((known | ~has).all()):
-                common = found["common"].expand(len(has), -1, -1)
-                return {"common": common, "known": known} | held
+                common = received["common"].expand(len(has), -1, -1)
+                return {"common": common, "known": known} | owned_sets
         mine = torch.stack([local_prototypes(group, client) for client in range(len(has))])
-        if "sets" not in found:
+        if "sets" not in received:
             return {"common": mine, "known": has}
-        common = torch.where(known.unsqueeze(-1), found["common"], mine)
-        return {"common": common, "known": known | has} | held
+        common = torch.where(known.unsqueeze(-1), received["common"], mine)
+        return {"common": common, "known": known | has} | owned_sets
 
     def losses(self, step: Step) -> Tensor:
         import torch
@@ -174,11 +174,11 @@ class FedPCL(PersonalMethod):
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PrototypeModel:
         with alone(self, model, data, state) as group:
             self.prepare(group)
-            found = PrototypeModel.of(model, weights_of(group), buffers_of(group))
+            personal = PrototypeModel.of(model, weights_of(group), buffers_of(group))
             # Nothing was received here, so the common prototypes are the client's own.
-            found.prototypes = group.scratch["common"][0].double().cpu().numpy()
-            found.owned = (group.class_counts[0] > 0).cpu().numpy()
-        return found
+            personal.prototypes = group.scratch["common"][0].double().cpu().numpy()
+            personal.owned = (group.class_counts[0] > 0).cpu().numpy()
+        return personal
 
 
 def common_prototypes(sets: Array, owned: Array) -> dict[str, Array]:
@@ -228,7 +228,7 @@ class PrototypeModel(PersonalGradientModel):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PrototypeModel:
-        found = super().restored(arrays, note)
-        assert isinstance(found, PrototypeModel)
-        found.prototypes, found.owned = arrays["prototypes"], arrays["owned"]
-        return found
+        model = super().restored(arrays, note)
+        assert isinstance(model, PrototypeModel)
+        model.prototypes, model.owned = arrays["prototypes"], arrays["owned"]
+        return model

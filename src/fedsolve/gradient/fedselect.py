@@ -151,17 +151,17 @@ class FedSelect(PersonalMethod):
         start = arrays_of({name: group.start[name] for name in names})
         took_part = int(before.get(PARTS, 0))
         nothing = {name: np.zeros(weights[name].shape, dtype=np.uint8) for name in names}
-        held = {name: before.get(f"{CHOSEN}.{name}", nothing[name]) for name in names}
+        masks = {name: before.get(f"{CHOSEN}.{name}", nothing[name]) for name in names}
         anchor = {name: before.get(f"{ANCHOR}.{name}", start[name]) for name in names}
-        chosen = held
+        chosen = masks
         if took_part > 0 and took_part % self.select_every == 0:
             chosen = {
-                name: select(weights[name] - anchor[name], held[name], self.select_share, self.select_target)
+                name: select(weights[name] - anchor[name], masks[name], self.select_share, self.select_target)
                 for name in names
             }
             anchor = {name: weights[name] for name in names}
         state: State = {PARTS: np.array(took_part + 1)}
-        for prefix, arrays in ((OWN, weights), (MASK, held), (CHOSEN, chosen), (ANCHOR, anchor)):
+        for prefix, arrays in ((OWN, weights), (MASK, masks), (CHOSEN, chosen), (ANCHOR, anchor)):
             state |= {f"{prefix}.{name}": arrays[name] for name in names}
         return state
 
@@ -175,8 +175,8 @@ class FedSelect(PersonalMethod):
         for name in mean:
             if f"shared.{name}" in total.term.arrays:
                 count = total[f"shared.{name}"]
-                found = np.divide(total[f"w.{name}"], count, out=sent[name].copy(), where=count > 0)
-                mean[name] = server.aggregated[name] = found
+                average = np.divide(total[f"w.{name}"], count, out=sent[name].copy(), where=count > 0)
+                mean[name] = server.aggregated[name] = average
         server.weights = mean
 
 
@@ -195,6 +195,6 @@ def select(moved: Array, mask: Array, share: float, target: float) -> Array:
     shared = np.flatnonzero(mask.reshape(-1) == 0)
     count = round(share * len(shared))
     farthest = np.argsort(-np.abs(moved.reshape(-1)[shared]), kind="stable")[:count]
-    found = mask.copy()
-    found.reshape(-1)[shared[farthest]] = 1
-    return found
+    grown = mask.copy()
+    grown.reshape(-1)[shared[farthest]] = 1
+    return grown

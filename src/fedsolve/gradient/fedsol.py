@@ -120,14 +120,14 @@ def _moved(step: Step, shift: list[Tensor]) -> Iterator[None]:
     import torch
 
     learners = step.group.learners
-    held: list[Tensor] = [*step.weights]
+    tensors: list[Tensor] = [*step.weights]
     if isinstance(learners, SingleNetwork):
-        held += learners.network.buffers()
-    before = [tensor.detach().clone() for tensor in held]
+        tensors += learners.network.buffers()
+    before = [tensor.detach().clone() for tensor in tensors]
     with torch.no_grad():
         torch._foreach_add_(step.weights, shift)
     try:
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(held, before)
+            torch._foreach_copy_(tensors, before)

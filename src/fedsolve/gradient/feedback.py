@@ -53,24 +53,24 @@ def trained_layers(network: nn.Module) -> list[str]:
 def changing_layers(network: nn.Module, inputs: Tensor) -> list[str]:
     """Names of the trained layers in which feedback alignment changes anything.
 
-    Those are the ones whose input depends on trained weights: not the first, nor one that reads what frozen
-    layers give. It is tried with these inputs, on a copy of the network.
+    Those are the ones whose input depends on trained weights: not the first, nor one that reads the output
+    of frozen layers. Found by running these inputs through a copy of the network.
     """
     import torch
 
     tried = copy.deepcopy(network).eval()
-    found: set[str] = set()
+    changing: set[str] = set()
 
-    def look(name: str, module: nn.Module, given: tuple[Any, ...]) -> None:
-        if any(getattr(value, "requires_grad", False) for value in given):
-            found.add(name)
+    def look(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if any(getattr(value, "requires_grad", False) for value in arguments):
+            changing.add(name)
 
     names = trained_layers(network)
     for name in names:
         tried.get_submodule(name).register_forward_pre_hook(partial(look, name))
     with GENERATOR, torch.random.fork_rng(devices=[]), torch.enable_grad():
         tried(inputs)
-    return [name for name in names if name in found]
+    return [name for name in names if name in changing]
 
 
 def _is_eligible(module: nn.Module) -> bool:
@@ -212,7 +212,7 @@ class Feedback:
         """||w|| / ||W^r|| and cos(B, w) of every layer, for the log of a round; waits for the device."""
         import torch
 
-        found = {}
+        alignments = {}
         with torch.no_grad():
             for layer in self._chosen:
                 if layer.matrix is None:
@@ -220,11 +220,11 @@ class Feedback:
                 weight, matrix = layer.module.weight.double(), layer.matrix.double()
                 start = float(torch.linalg.vector_norm(layer.start))
                 size, length = float(weight.norm()), float(matrix.norm()) * float(weight.norm())
-                found[layer.name] = Alignment(
+                alignments[layer.name] = Alignment(
                     size / start if start else float("nan"),
                     float(torch.sum(weight * matrix)) / length if length else float("nan"),
                 )
-        return found
+        return alignments
 
     def matrix_of(self, name: str) -> Tensor:
         """The present B of a layer, not to be changed."""
@@ -288,7 +288,7 @@ class Feedback:
         return forward
 
     def _listen(self) -> None:
-        """Have every pass through the network remember the gradient by its output."""
+        """Make every pass through the network remember the gradient of the loss by its output."""
         from fedsolve.gradient.feedback_ops import OutputError
 
         def begin(network: nn.Module, inputs: Any) -> None:

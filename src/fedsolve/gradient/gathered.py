@@ -31,12 +31,12 @@ def weight_of(total: Total, client: str) -> float:
 
 def gathered(total: Total, part: str) -> dict[str, Weights]:
     """By client and name: what was sent as `PART.NAME@CLIENT`."""
-    found: dict[str, Weights] = {client: {} for client in trained(total)}
+    by_client: dict[str, Weights] = {client: {} for client in trained(total)}
     for full, array in total.term.arrays.items():
         name, apart, client = full.partition("@")
-        if apart and name.startswith(f"{part}.") and client in found:
-            found[client][name.removeprefix(f"{part}.")] = array
-    return found
+        if apart and name.startswith(f"{part}.") and client in by_client:
+            by_client[client][name.removeprefix(f"{part}.")] = array
+    return by_client
 
 
 def weighted_mean(parts: Mapping[str, Weights], weights: Mapping[str, float]) -> Weights:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedsolve.gradient.steps import Step
 
 WORTH = 4
-"""Steps of one size still to come from which recording pays."""
+"""How many more steps of one size it takes for recording to pay off."""
 
 _local = threading.local()
 
@@ -36,7 +36,7 @@ class Recorder:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Step]] = {}
 
     def run(self, step: Step) -> None:
-        """Do this step, one way or the other; its losses and output are filled in."""
+        """Run or replay this step; its losses and output are filled in."""
         size = step.targets.shape[1]
         self._left[size] -= 1
         if size not in self._graphs:
@@ -71,6 +71,6 @@ def _pool(device: torch.device) -> Any:
         handle = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=handle, capture_error_mode="thread_local"):
-            held = torch.zeros(1, device=device)
-        kept[str(device)] = (handle, graph, held)
+            placeholder = torch.zeros(1, device=device)
+        kept[str(device)] = (handle, graph, placeholder)
     return kept[str(device)][0]

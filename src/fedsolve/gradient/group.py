@@ -89,7 +89,7 @@ class ClientGroup:
         self.sizes = np.array([len(clients[k]) for k in order])
         self.steps = np.array([len(plans[k]) for k in order])
         self._rows = TensorRows([clients[k] for k in order], device)
-        # Padding is a row of the client's own: what is wrong with a row is then nobody else's trouble.
+        # Padding is one of the client's own rows, so that a bad row affects nobody else.
         self._padding = np.array([rows[0] if len(rows) else 0 for rows in self._rows.numbers])
         self._codes = [codes[k] for k in order]
         self._lay_out([plans[k] for k in order])
@@ -106,9 +106,9 @@ class ClientGroup:
         self.buffers = {
             name.removeprefix("b."): tensor for name, tensor in self.received.items() if name.startswith("b.")
         }
-        told: Mapping[str, int] = request.note.get("since", {})
+        since: Mapping[str, int] = request.note.get("since", {})
         tickets = {memory.name: ticket(self.run, memory.name) for memory in self.memories}
-        self._since = {name: told[found] for name, found in tickets.items() if found in told}
+        self._since = {name: since[token] for name, token in tickets.items() if token in since}
         self._states: list[State | None] = [
             memory.states.read(self.run, self._since[memory.name]) if memory.name in self._since else None
             for memory in self.memories
@@ -130,10 +130,9 @@ class ClientGroup:
 
     def weights_of(self, client: int) -> dict[str, Tensor]:
         """One client's weights by name."""
-        held = self.learners.weights
         return {
             name: (w[client] if self.learners.stacked else w).detach()
-            for name, w in zip(self.names, held, strict=True)
+            for name, w in zip(self.names, self.learners.weights, strict=True)
         }
 
     def state(self, prefix: str, default: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,7 +142,7 @@ class ClientGroup:
         """
         import torch
 
-        found = {}
+        states = {}
         for name in self.names:
             parts = [
                 default[name]
@@ -151,8 +150,8 @@ class ClientGroup:
                 else self._tensor(state[f"{prefix}.{name}"])
                 for state in self._states
             ]
-            found[name] = torch.stack(parts) if self.learners.stacked else parts[0]
-        return found
+            states[name] = torch.stack(parts) if self.learners.stacked else parts[0]
+        return states
 
     def own_state(self, client: int) -> State | None:
         """What this client ended its last exchange with; None when it takes part for the first time."""
@@ -205,7 +204,7 @@ class ClientGroup:
         """The same clients once more in this round, with weights and an objective of their own.
 
         Nothing of it is sent, and `start` is still what was received. Its random streams are its own, so the
-        training that is sent is as it would be without.
+        training that is sent is the same with or without it.
 
         method:  its hooks, epochs and optimiser. weights: where to start, by name, with a client axis in a
                  stack. buffers: of a single network; those received when None. rate: this round's when None.
@@ -293,7 +292,7 @@ class ClientGroup:
         self._check_losses()
 
     def _advance(self, feedback: Feedback | None, replayed: bool) -> Callable[[Step], None]:
-        """What a step does to the weights, as a function; on a GPU recorded and replayed where it may be."""
+        """What a step does to the weights, as a function; where a GPU allows it, recorded and replayed."""
         import torch
 
         method = self.method
@@ -306,8 +305,8 @@ class ClientGroup:
                 method.edit(step)
                 if method.clip is not None:
                     clip_norms(step.gradients, method.clip, stacked)
-                held = [w[: step.active] for w in self.learners.weights] if stacked else step.weights
-                optimiser.step(held, step.gradients, step.active if stacked else None)
+                weights = [w[: step.active] for w in self.learners.weights] if stacked else step.weights
+                optimiser.step(weights, step.gradients, step.active if stacked else None)
                 if feedback is not None:
                     feedback.rescale()
 
@@ -402,7 +401,7 @@ class ClientGroup:
         losses = self.losses.double().cpu().numpy()
         correct = self.correct.cpu().numpy()
         epoch = rows_per_epoch(method, self.sizes, self.least)
-        found: dict[int, Term] = {}
+        by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
             if self.steps[place] > 0:
@@ -418,9 +417,9 @@ class ClientGroup:
                 term.arrays["loss"] = np.array([losses[place, : self.steps[place]].mean()])
                 term.counts |= {"correct": int(correct[place]), "seen": int(epoch[place])}
                 method.contribute(self, place, term)
-            found[client] = term
+            by_client[client] = term
             self._file_state(place)
-        return [found[client] for client in range(len(found))]
+        return [by_client[client] for client in range(len(by_client))]
 
     def _file_state(self, place: int) -> None:
         if not self.method.stateful:
@@ -435,7 +434,7 @@ class ClientGroup:
 
 @contextmanager
 def _drawing(generator: np.random.Generator, device: torch.device) -> Iterator[None]:
-    """Torch's own generators start from this stream and are as before afterwards; one client at a time.
+    """Torch's own generators, seeded from this stream and restored afterwards; one client at a time.
 
     Dropout draws from a generator that all threads share.
     """

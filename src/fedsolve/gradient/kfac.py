@@ -50,13 +50,13 @@ def factored_layers(network: nn.Module, trained: list[str]) -> dict[str, nn.Modu
     """Linear and Conv2d layers by name whose weight and bias are among the trained ones."""
     from torch import nn
 
-    found: dict[str, nn.Module] = {}
+    layers: dict[str, nn.Module] = {}
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             names = weight_names(name, module)
             if all(weight in trained for weight in names):
-                found[name] = module
-    return found
+                layers[name] = module
+    return layers
 
 
 def weight_names(layer: str, module: Any) -> list[str]:
@@ -89,7 +89,7 @@ def factors(
     """The factors of these layers over all rows of the batches; the network stays as it is."""
     sums = {name: _Products(module) for name, module in layers.items()}
     rows = _pass_over(network, list(sums.values()), batches, losses)
-    return {name: found.factors(rows) for name, found in sums.items()}
+    return {name: products.factors(rows) for name, products in sums.items()}
 
 
 def diagonals(
@@ -101,37 +101,37 @@ def diagonals(
     """
     sums = {name: _Squares(module) for name, module in layers.items()}
     rows = _pass_over(network, list(sums.values()), batches, losses)
-    found: dict[str, Tensor] = {}
+    means: dict[str, Tensor] = {}
     for layer, own in sums.items():
-        found |= dict(zip(weight_names(layer, own.module), own.means(rows), strict=True))
-    return found
+        means |= dict(zip(weight_names(layer, own.module), own.means(rows), strict=True))
+    return means
 
 
 def _pass_over(network: nn.Module, sums: Sequence[_Sums], batches: Iterator[Batch], losses: Losses) -> int:
-    """Take all batches through the network and their losses back to the outputs of layers; the row count."""
+    """Run all batches through the network and their losses back to the layers' outputs; the row count."""
     import torch
 
     rows = 0
     with ExitStack() as stack, torch.enable_grad():
-        for found in sums:
-            stack.callback(found.module.register_forward_hook(found.forward).remove)
+        for layer in sums:
+            stack.callback(layer.module.register_forward_hook(layer.forward).remove)
         for inputs, targets in batches:
             rows += len(targets)
             parts = list(losses(network(inputs), targets))
-            outputs = [output for found in sums for output in found.outputs]
+            outputs = [output for layer in sums for output in layer.outputs]
             for number, part in enumerate(parts, 1):
                 gradients = iter(
                     torch.autograd.grad(
                         part.sum(), outputs, retain_graph=number < len(parts), allow_unused=True
                     )
                 )
-                for found in sums:
-                    for _ in found.outputs:
+                for layer in sums:
+                    for _ in layer.outputs:
                         gradient = next(gradients)
                         if gradient is not None:
-                            found.pass_back(gradient)
-            for found in sums:
-                found.outputs.clear()
+                            layer.pass_back(gradient)
+            for layer in sums:
+                layer.outputs.clear()
     return rows
 
 

@@ -42,7 +42,7 @@ def solve(
     """M with sum_k p_k B_k M A_k + floor (M - start) = target, by preconditioned conjugate gradients.
 
     lefts (out, out), rights (in, in), shares p_k sum to 1; target and start (out, in), all float64.
-    What no client has curvature in keeps the value it starts from; floor > 0 draws what has little there too.
+    Directions without curvature at any client keep their start; floor > 0 pulls those with little there too.
     The preconditioner is the same operator with the mean factors in place of the sum, through their
     eigenvalues: exact when all clients' factors agree.
     """
@@ -55,10 +55,10 @@ def solve(
     inverse = np.divide(1.0, curvature, out=np.zeros_like(curvature), where=curvature > 0)
 
     def operator(matrix: Array) -> Array:
-        found = floor * matrix
+        applied = floor * matrix
         for p, left, right in zip(shares, lefts, rights, strict=True):
-            found += p * (left @ matrix @ right)
-        return found
+            applied += p * (left @ matrix @ right)
+        return applied
 
     def preconditioned(residual: Array) -> Array:
         inner = np.swapaxes(left_vectors, -1, -2) @ residual @ right_vectors * inverse

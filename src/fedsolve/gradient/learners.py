@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _POOL: OrderedDict[tuple[Any, ...], list[tuple[nn.Module, dict[str, Tensor]]]] = OrderedDict()
 _KINDS = 4
-"""Kinds of modules that are kept to be used again, those used last."""
+"""How many kinds of modules are kept for reuse: the most recently used ones."""
 
 _LOCK = threading.Lock()
 
@@ -120,13 +120,13 @@ class Stack(Learners):
 
         def forward(inputs: Tensor) -> NetworkOutput:
             with torch.no_grad():
-                held = [
+                values = [
                     value if value.dim() == place.dim() - 1 else value[: len(inputs)]
                     for value, place in (
                         (weights[n], w) for n, w in zip(self.names, self.weights, strict=True)
                     )
                 ]
-                return self.forward(inputs, held)
+                return self.forward(inputs, values)
 
         return forward
 
@@ -161,7 +161,7 @@ def borrowed(
     """A function that lends modules of the method's network; all come back at the end.
 
     Building a deep network costs more than a step of training it, so modules are used again. Buffers that
-    do not travel, such as counters of batches, start as they were built: whose they were last is chance.
+    do not travel, such as counters of batches, start as they were built, since who used them last is chance.
     """
     networks.check_allowed(method.network)  # also where the module was made for somebody else
     key = (networks.identity(method.network), features, outputs, method.precision, method.shape, str(device))
@@ -170,14 +170,14 @@ def borrowed(
     def lend() -> nn.Module:
         with _LOCK:
             spare = _POOL.get(key)
-            found = spare.pop() if spare else None
-        if found is None:
+            entry = spare.pop() if spare else None
+        if entry is None:
             network = networks.build_network(
                 method.network, features, outputs, dtype=method.precision, shape=method.image_shape
             ).to(device)
-            found = network, {name: counter.clone() for name, counter in _counters(network).items()}
-        lent.append(found)
-        network, fresh = found
+            entry = network, {name: counter.clone() for name, counter in _counters(network).items()}
+        lent.append(entry)
+        network, fresh = entry
         for name, counter in _counters(network).items():
             counter.copy_(fresh[name])
         return network.train()

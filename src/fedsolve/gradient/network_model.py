@@ -71,8 +71,8 @@ class GradientModel(Model):
             dtype=parameters["precision"],
             shape=self._shape(),
         )
-        held = ({n: torch.as_tensor(a) for n, a in part.items()} for part in (self.weights, self.buffers))
-        load(network, *held)
+        tensors = ({n: torch.as_tensor(a) for n, a in part.items()} for part in (self.weights, self.buffers))
+        load(network, *tensors)
         return network.eval().to(self.device)
 
     def representation(self, features: Any) -> tuple[Array, Array]:
@@ -132,11 +132,11 @@ class GradientModel(Model):
             raise DataError("gradient methods do not take sample weights; leave them out, or use APFL.")
         assert self.classes is not None
         encode_labels(data.own_labels(), self.classes)
-        found: Model = self.method().personal(self, data, self._state(states))
-        return found
+        predictor: Model = self.method().personal(self, data, self._state(states))
+        return predictor
 
     def _state(self, states: StateStore | None) -> State | None:
-        """What a client kept of the run, None if it had no part in it; refused where it should be there."""
+        """What a client kept of the run; None if it took no part, an error if it is lost."""
         place = None
         if states is not None and self.run is not None:
             place = self.kept.get(ticket(self.run, states.client))
@@ -212,7 +212,7 @@ class PersonalGradientModel(GradientModel):
         cls, shared: GradientModel, weights: Mapping[str, Array], buffers: Mapping[str, Array] | None = None
     ) -> Self:
         """The network of `shared` with these weights and buffers in place of its own; the rest is shared."""
-        found = cls(
+        model = cls(
             shared.weights | dict(weights),
             shared.buffers | dict(buffers or {}),
             shared.classes,
@@ -220,5 +220,5 @@ class PersonalGradientModel(GradientModel):
             shared.parameters,
             shared.run,
         )
-        found.device = shared.device
-        return found
+        model.device = shared.device
+        return model

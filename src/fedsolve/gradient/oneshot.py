@@ -48,15 +48,15 @@ def contribute_curvature(
     name = group.clients[client]
     network = group.whole(client)
     layers = kfac.factored_layers(network, group.names)
-    found = kfac.factors(network, layers, group.own_rows(client, group.method.batch), losses)
+    factors = kfac.factors(network, layers, group.own_rows(client, group.method.batch), losses)
     weight = float(term.arrays["weight"][0])
     term.arrays[f"weight@{name}"] = term.arrays["weight"]
-    held = {n: value.double().cpu().numpy() for n, value in group.weights_of(client).items()}
-    for layer, plain in found.items():
+    weights = {n: value.double().cpu().numpy() for n, value in group.weights_of(client).items()}
+    for layer, plain in factors.items():
         pair = plain.by_position()
         right, left = _damped(pair.right, damping), _damped(pair.left, damping)
         module = layers[layer]
-        matrix = kfac.as_matrix(module, [held[n] for n in kfac.weight_names(layer, module)])
+        matrix = kfac.as_matrix(module, [weights[n] for n in kfac.weight_names(layer, module)])
         term.arrays[f"target.{layer}"] = left @ matrix @ right
         term.factors[f"target.{layer}"] = weight
         for part, factor in (("right", right), ("left", left)):
@@ -73,7 +73,7 @@ def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float 
     network = networks.build_network(
         method.network, spec.features, spec.outputs, dtype=method.precision, shape=method.image_shape
     )
-    found = dict(mean)
+    solved = dict(mean)
     residuals = {}
     for layer, module in kfac.factored_layers(network, list(mean)).items():
         if f"target.{layer}" not in total.term.arrays:
@@ -88,7 +88,7 @@ def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float 
             floor,
             TOLERANCE[method.precision],
         )
-        found |= dict(zip(names, kfac.from_matrix(module, solution.matrix), strict=True))
+        solved |= dict(zip(names, kfac.from_matrix(module, solution.matrix), strict=True))
         residuals[layer] = solution.residual
         if solution.residual > ACCEPTED * TOLERANCE[method.precision]:
             warnings.warn(
@@ -98,7 +98,7 @@ def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float 
                 stacklevel=2,
             )
     server.note["residuals"] = residuals
-    return found
+    return solved
 
 
 def _damped(factor: Array, damping: float) -> Array:

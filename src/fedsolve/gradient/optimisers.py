@@ -60,10 +60,12 @@ class Optimiser:
 
     def state(self) -> dict[str, Array]:
         """Steps and moments, for an optimiser that lives longer than a round."""
-        found = {"steps": np.array(self.steps)}
+        arrays = {"steps": np.array(self.steps)}
         for kind, moments in (("first", self._first), ("second", self._second)):
-            found |= {f"{kind}.{k}": moment.double().cpu().numpy().copy() for k, moment in enumerate(moments)}
-        return found
+            arrays |= {
+                f"{kind}.{k}": moment.double().cpu().numpy().copy() for k, moment in enumerate(moments)
+            }
+        return arrays
 
     def resume(self, state: Mapping[str, Array], weights: list[Tensor]) -> None:
         """Take back what `state` gave, in the type of these weights; nothing changes when it is empty."""

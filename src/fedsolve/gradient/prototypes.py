@@ -53,7 +53,7 @@ def head_width(group: ClientGroup) -> int:
 
 
 def check_stays(name: str, part: str, method: GradientMethod) -> None:
-    """Refuse measures that would send what a method keeps at its clients: they sum all weights' updates."""
+    """Refuse measures that sum updates of all weights where a method keeps some at its clients."""
     for asked, what in ((method.track == "drift", "track"), (method.feedback in CHOICES, "feedback")):
         if asked:
             raise DataError(

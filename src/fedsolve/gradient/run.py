@@ -130,7 +130,7 @@ class GradientRun(Run[GradientModel]):
             return
         if phase == "drift":
             trained = total.count("trained")
-            # Clients that are gone, or were started anew, no longer have the update to measure.
+            # Clients that left or were restarted no longer have the update to measure.
             whole = trained == server.note["trained"] and total.cohort == self.history[-1].cohort
             drift = float(total["drift"][0]) / trained if whole else None
             self._end("drift", total, "start", {"drift": drift})
@@ -164,7 +164,7 @@ class GradientRun(Run[GradientModel]):
     def _pass_over(self, total: Total) -> None:
         """A round in which nobody who answered could train changes nothing.
 
-        Refused if all clients answered, and in the last round if there was none in which anybody trained.
+        Refused if all clients answered, and in the last round if nobody has trained in any.
         """
         server, method = self.server, self.method
         last = server.round + 1 >= method.rounds
@@ -285,8 +285,8 @@ def cohort_of(method: GradientMethod, clients: tuple[str, ...], round_: int) -> 
     if method.participation == 1:
         return clients
     count = max(1, round(method.participation * len(clients)))
-    found = stream(method.seed, "cohort", round_).choice(len(clients), size=count, replace=False)
-    return tuple(clients[index] for index in sorted(found))
+    drawn = stream(method.seed, "cohort", round_).choice(len(clients), size=count, replace=False)
+    return tuple(clients[index] for index in sorted(drawn))
 
 
 def _mean(total: Total, prefix: str) -> Weights:

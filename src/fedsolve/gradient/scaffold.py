@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(GradientMethod):
-    """Parameters of SCAFFOLD; c is a mean of controls for no weighting but "uniform"."""
+    """Parameters of SCAFFOLD; c is the mean of the controls only with weighting "uniform"."""
 
     key: ClassVar[str] = "scaffold"
     laws: ClassVar[Laws] = Laws(
@@ -71,7 +71,7 @@ class Scaffold(GradientMethod):
         check_uniform("SCAFFOLD", self.weighting)
         if self.optimiser != "sgd":
             raise DataError(
-                f"SCAFFOLD reads gradients off the weights' way, which needs optimiser 'sgd'; got "
+                f"SCAFFOLD infers gradients from how far the weights moved, which needs optimiser 'sgd'; got "
                 f"{self.optimiser!r}."
             )
 
@@ -102,7 +102,7 @@ class Scaffold(GradientMethod):
         }
 
     def _changes(self, group: ClientGroup, client: int) -> dict[str, Tensor]:
-        """c_i+ - c_i = (W - w_i) / (rate K_i) - c; none where a rate of 0 shows no gradient."""
+        """c_i+ - c_i = (W - w_i) / (rate K_i) - c; none at a rate of 0, which reveals no gradient."""
         if group.rate == 0:
             return nothing(group)
         divisor = group.rate * effective_steps(int(group.steps[client]), self.momentum)
@@ -125,5 +125,5 @@ def _trained(total: Total) -> list[str]:
 
 
 def effective_steps(steps: int, momentum: float) -> float:
-    """How often a constant gradient, times the rate, enters the weights in so many steps of SGD."""
+    """How many times a constant gradient, times the rate, enters the weights in this many steps of SGD."""
     return float(np.cumsum(momentum ** np.arange(steps)).sum())

@@ -28,9 +28,9 @@ class Step:
         self.number = number
         self.active = active
         self.inputs, self.targets, self._share = batch or group.batch(number, active)
-        held = group.learners.weights
+        weights = group.learners.weights
         self.weights = (
-            [w[:active].detach().requires_grad_() for w in held] if group.learners.stacked else held
+            [w[:active].detach().requires_grad_() for w in weights] if group.learners.stacked else weights
         )
         self.gradients: list[Tensor] = []
         self.losses: Tensor | None = None
@@ -57,8 +57,8 @@ class Step:
         """Each client's mean cross-entropy."""
         import torch.nn.functional as F
 
-        found = F.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
-        return self.mean(found.reshape(self.targets.shape))
+        losses = F.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
+        return self.mean(losses.reshape(self.targets.shape))
 
     def differentiate(self, losses: Tensor) -> list[Tensor]:
         """Gradients of the losses (clients,) with respect to each client's own weights."""

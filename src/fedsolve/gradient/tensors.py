@@ -62,8 +62,8 @@ class TensorRows:
         if self._tensor is not None:
             return self._tensor[torch.as_tensor(numbers, device=self._device)]
         assert self._array is not None
-        found = torch.from_numpy(np.ascontiguousarray(_plain(self._array[np.asarray(numbers)])))
-        return found.to(self._device)
+        rows = torch.from_numpy(np.ascontiguousarray(_plain(self._array[np.asarray(numbers)])))
+        return rows.to(self._device)
 
 
 def _device_copy(array: Array, device: torch.device) -> Tensor:
@@ -71,14 +71,14 @@ def _device_copy(array: Array, device: torch.device) -> Tensor:
 
     key = (id(array), str(device))
     with _LOCK:
-        found = _COPIES.get(key)
-        if found is None:
+        entry = _COPIES.get(key)
+        if entry is None:
             # A copy first: stored features are mapped read-only, and torch wants to write.
             tensor = torch.from_numpy(np.array(_plain(array))).to(device)
             # The copy goes when the array goes; its address may then be another array's.
-            found = (weakref.ref(array, lambda _: _COPIES.pop(key, None)), tensor)
-            _COPIES[key] = found
-        return found[1]
+            entry = (weakref.ref(array, lambda _: _COPIES.pop(key, None)), tensor)
+            _COPIES[key] = entry
+        return entry[1]
 
 
 def _plain(array: Array) -> Array:

@@ -51,9 +51,9 @@ class Watch:
 
     def __call__(self, run: Run[Any]) -> dict[str, Any]:
         started = time.perf_counter()
-        found = self._look(run)
+        metrics = self._look(run)
         self.seconds += time.perf_counter() - started
-        return found
+        return metrics
 
     def _look(self, run: Run[Any]) -> dict[str, Any]:
         if not isinstance(run, GradientRun):
@@ -62,7 +62,7 @@ class Watch:
         last = record.step == run.method.rounds - 1
         if record.kind != "train" or not (last or record.step % self.every == 0):
             return {}
-        found: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         models = run.targets()
         for number, target in enumerate(self.targets or (run.reported(),)):
             # Before anybody has trained there is no mean of local models; the global one is what there is.
@@ -72,11 +72,11 @@ class Watch:
             prefix = "" if number == 0 else f"{target}_"
             assert model.classes is not None
             correct = model.classes[np.argmax(scores, axis=1)] == self.labels
-            found[f"{prefix}test_accuracy"] = float(np.mean(correct))
-            found[f"{prefix}test_loss"] = _cross_entropy(scores, self.labels, model.classes)
+            metrics[f"{prefix}test_accuracy"] = float(np.mean(correct))
+            metrics[f"{prefix}test_loss"] = _cross_entropy(scores, self.labels, model.classes)
             if self.representation and number == 0:
-                found["representation"] = representation(features, self.labels)._asdict()
-        return found
+                metrics["representation"] = representation(features, self.labels)._asdict()
+        return metrics
 
 
 def final_accuracy(history: Any, share: float = 0.1, target: str = "test_accuracy") -> float:

@@ -1,10 +1,10 @@
-"""fedsolve over Flower: the same methods on a SuperLink and nodes of other houses.
+"""fedsolve over Flower: the same methods on a SuperLink and the nodes of other organisations.
 
     answering   the node's side of a conversation, without any network
     wire        requests and answers as Flower's records
     link        the server's end of a SuperLink: which nodes are there, send, receive
     flower      FlowerFederation: the engine that a method sees
-    agreement   what the sites of a run have, and the spec that comes of it
+    agreement   what the sites of a run have, and the spec they agree on
     roster      its members: who is there, who is taken in or refused
     exchange    one request on its way, asked for again where need be
     expected    what terms must look like

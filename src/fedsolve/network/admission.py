@@ -19,7 +19,7 @@ MOST_BYTES = 64 * 2**20
 
 CLOCK_AHEAD = 5.0
 CLOCK_BEHIND = 305.0
-"""Seconds that a site's clock may differ: what the SuperLink itself accepts."""
+"""Seconds by which a site's clock may be off: what the SuperLink itself accepts."""
 
 _log = logging.getLogger("fedsolve.gate")
 
@@ -90,8 +90,8 @@ def authenticate(headers: Mapping[str, str], register: Register, now: float | No
     age = (time.time() if now is None else now) - signed.timestamp()
     if not -CLOCK_AHEAD < age < CLOCK_BEHIND:
         side = "behind" if age > 0 else "ahead of"
-        told = f"the site's clock is {abs(age):.0f} s {side} the server's. Set the clocks (NTP)."
-        raise Refusal(401, told, reason="clock")
+        message = f"the site's clock is {abs(age):.0f} s {side} the server's. Set the clocks (NTP)."
+        raise Refusal(401, message, reason="clock")
     key = serialization.load_pem_public_key(site.pem)
     assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
@@ -102,7 +102,7 @@ def authenticate(headers: Mapping[str, str], register: Register, now: float | No
 
 
 def own_name_only(body: bytes) -> None:
-    """Refuse a reply that names another node as its sender than the one that pushes it."""
+    """Refuse a reply whose named sender is not the node that pushes it."""
     from flwr.proto.fleet_pb2 import PushMessagesRequest
     from google.protobuf.message import DecodeError
 
@@ -117,13 +117,13 @@ def own_name_only(body: bytes) -> None:
 
 
 def single(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The headers by lower-case name; a signed header given twice is refused, not chosen from."""
-    held: dict[str, str] = {}
+    """The headers by lower-case name; a signed header that comes twice is refused."""
+    by_name: dict[str, str] = {}
     for name, value in headers:
-        if name in held and name.startswith(("flwr-", "content-")):
+        if name in by_name and name.startswith(("flwr-", "content-")):
             raise Refusal(400, f"the header {name[:80]!a} was given twice.", reason="headers")
-        held[name] = value
-    return held
+        by_name[name] = value
+    return by_name
 
 
 def declared_size(headers: Mapping[str, str]) -> int:

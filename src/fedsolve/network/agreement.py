@@ -1,4 +1,4 @@
-"""What the sites of a run say they have, and what comes of it: features and classes, the same for all."""
+"""What the sites of a run say they have, and the features and classes that they agree on."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Agreement:
         self._described: dict[str, Note] = {}
 
     def note(self, ask: str) -> Note:
-        """The note of a message of this run, up to what is special to what it asks."""
+        """What the note of every message of this run says, whatever it asks."""
         return {"fedsolve": PROTOCOL, "version": __version__, "ask": ask, "run": self.run}
 
     def classes_note(self) -> Any:
-        """The class list as sites are told it; None while it is not known."""
+        """The class list as it is sent to sites; None while it is not known."""
         return labels_note(self._declared)
 
     def schema_note(self) -> Any:
@@ -68,7 +68,7 @@ class Agreement:
         self._described.pop(name, None)
 
     def settle(self, names: Sequence[str], prefers: Literal["bytes", "exchanges"]) -> Spec:
-        """The spec, made of how these sites describe themselves unless it is known; it stays as it is."""
+        """The spec: made from these sites' descriptions the first time, the same ever after."""
         if self.spec is None:
             self.spec = self._made_of([self._described[name] for name in names], prefers)
         if self.columns is None:
@@ -98,15 +98,15 @@ class Agreement:
         if self.task == "regression":
             return Spec(features, None, int(notes[0]["targets"]), prefers)
         if self._declared is None:
-            found = [labels_from_note(note["classes"]) for note in notes]
-            self._declared = class_list(None, [labels for labels in found if labels is not None])
+            lists = [labels_from_note(note["classes"]) for note in notes]
+            self._declared = class_list(None, [labels for labels in lists if labels is not None])
         return Spec(features, self._declared, len(self._declared), prefers)
 
     def misfit(self, name: str, note: Note) -> str | None:
-        """Why a site that describes itself like this does not go with the others."""
+        """Why a site with this description does not fit in with the others; None if it does."""
         if note.get("schema") != (None if self.schema is None else self.schema.digest):
             return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
-        others = {other: told for other, told in self._described.items() if other != name}
+        others = {other: known for other, known in self._described.items() if other != name}
         why = self._columns_apart(name, note, others)
         if why is not None:
             return why
@@ -124,9 +124,9 @@ class Agreement:
         if self.task == "classification" and self._declared is None:
             notes = [*others.values(), note]
             try:
-                found = [labels_from_note(other.get("classes")) for other in notes]
-                known = [labels for labels in found if labels is not None]
-                if found[-1] is None:
+                lists = [labels_from_note(other.get("classes")) for other in notes]
+                known = [labels for labels in lists if labels is not None]
+                if lists[-1] is None:
                     raise DataError("it names none")
                 kinds = [_label_kind(labels) for labels in known]
                 if kinds[-1] != kinds[0]:
@@ -152,7 +152,7 @@ def _label_kind(labels: Array) -> str:
 
 
 def unfit(name: str, note: Note) -> str | None:
-    """Why a site that describes itself like this cannot be a member of any run under this name."""
+    """Why a site with this name and description cannot be a member of any run; None if it can."""
     if note.get("fedsolve") != PROTOCOL:
         return f"it speaks protocol {plain(note.get('fedsolve'))}, the server {PROTOCOL}"
     if note.get("name") != name:

@@ -43,7 +43,7 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class Event:
-    """Something that people at a node want to see."""
+    """Something to show to the people at a node."""
 
     what: Literal["described", "answered", "refused", "told"]
     text: str
@@ -57,23 +57,23 @@ class Event:
 
 
 class Declined(DataError):
-    """A refusal with words for the server, `told`, that say nothing about this site's labels."""
+    """A refusal with a message for the server, `for_server`, that reveals none of this site's labels."""
 
-    def __init__(self, text: str, told: str | None = None) -> None:
+    def __init__(self, text: str, for_server: str | None = None) -> None:
         super().__init__(text)
-        self.told = text if told is None else told
+        self.for_server = text if for_server is None else for_server
 
 
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
     columns:       those of the table that the rows come from, plain numbers; their names are sent.
-    classes:       the only class list this site agrees to, if it wants to say.
+    classes:       the only class list this site agrees to; None where it accepts any that has its labels.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
     networks:      functions "package.module:function" that a request may have imported and called to make a
                    network; None where the request is one's own, as in a simulation.
-    methods:       the same of classes "package.module:Class", which may be run.
+    methods:       likewise, classes "package.module:Class" that a request may have run.
     chain:         the model so far, where sites of one process share it.
     rows:          file that remembers, by run, a digest of the rows answered with: a site whose rows change
                    in the middle of a run refuses to go on, for the sums would be of two different data sets.
@@ -119,7 +119,7 @@ class Answerer:
     def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
         """The answer to a message; never an exception, so that the other side learns what is wrong."""
         started = time.perf_counter()
-        # Sent back as they came, so they must be what can be sent.
+        # Echoed in the reply, so they must be of types that can be sent.
         asked = {name: note.get(name) for name in ("run", "exchange") if type(note.get(name)) in (str, int)}
         try:
             if "damaged" in note:
@@ -127,15 +127,15 @@ class Answerer:
             _check_peer(note)
             ask = note.get("ask")
             if ask == "describe":
-                found, answer = self._describe(note), b""
+                reply, answer = self._describe(note), b""
                 sent = "" if self._columns is None else "; sent are the names of its columns"
                 self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
             elif ask == "answer":
                 with allowing(networks=self._networks, methods=self._methods):
-                    found, answer = self._answer(note, payload, started)
+                    reply, answer = self._answer(note, payload, started)
             elif ask == "tell":
                 self._tell(Event("told", str(note.get("message")), over=bool(note.get("over"))))
-                found, answer = {}, b""
+                reply, answer = {}, b""
             else:
                 raise TermError(f"'{self.name}' was asked to '{ask}', which it does not know.")
         except Exception as problem:  # whatever it is, the server must hear of it
@@ -143,20 +143,20 @@ class Answerer:
                 traceback.print_exc()
             kind = error_kind(problem)
             self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange")))
-            refusal = {"error": kind, "message": self._told(problem)}
+            refusal = {"error": kind, "message": self._for_server(problem)}
             return {"fedsolve": PROTOCOL, "ok": False, **asked, **refusal}, b""
-        return {"fedsolve": PROTOCOL, "ok": True, **asked, **found}, answer
+        return {"fedsolve": PROTOCOL, "ok": True, **asked, **reply}, answer
 
-    def _told(self, problem: Exception) -> str:
-        """What the server hears of a refusal: no more than this site has agreed to send.
+    def _for_server(self, problem: Exception) -> str:
+        """The message that goes to the server with a refusal: no more than this site has agreed to send.
 
-        Messages about data name labels, and those of other software may hold anything.
+        Messages about data name labels, and those of other software may contain anything.
         """
         about_request = isinstance(problem, TermError | NotAllowed)
         if about_request or (self._share_classes and isinstance(problem, FedsolveError)):
             return str(problem)
         if isinstance(problem, Declined):
-            return problem.told
+            return problem.for_server
         return f"'{self.name}' cannot answer ({type(problem).__name__}); its own output says why."
 
     def _tell(self, event: Event) -> None:
@@ -173,7 +173,7 @@ class Answerer:
         self._check_lists(note)
         schema = self._site_data.schema
         labels = self._data.labels
-        found: Note = {
+        description: Note = {
             "name": self.name,
             "version": __version__,
             "features": self._data.width,
@@ -191,8 +191,8 @@ class Answerer:
                     f"the server declared no classes, and '{self.name}' does not send the names of its own. "
                     "Declare them at the server (--classes), or allow it here (--share-classes)."
                 )
-            found["classes"] = labels_note(np.unique(self._data.own_labels()))
-        return found
+            description["classes"] = labels_note(np.unique(self._data.own_labels()))
+        return description
 
     def _check_lists(self, note: Note) -> None:
         """Refuse a class list that this site did not agree to, or that lacks one of its labels."""
@@ -201,9 +201,9 @@ class Answerer:
             self._answer_with(self._site_data.own_labels())
             return
         if self._classes is not None and sorted(map(str, asked)) != sorted(map(str, self._classes)):
-            told = f"the server's class list [{listed(asked)}] is not the one '{self.name}' agreed to"
+            mismatch = f"the server's class list [{listed(asked)}] is not the one '{self.name}' agreed to"
             settle = "Settle it between you."
-            raise Declined(f"{told}, [{listed(self._classes)}]. {settle}", f"{told}. {settle}")
+            raise Declined(f"{mismatch}, [{listed(self._classes)}]. {settle}", f"{mismatch}. {settle}")
         try:
             self._answer_with(labels_like(self._site_data.own_labels(), asked))
         except DataError as problem:

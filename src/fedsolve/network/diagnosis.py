@@ -1,4 +1,4 @@
-"""What can keep a federation from working, looked for one by one: the checks of `fedsolve doctor`.
+"""What can keep a federation from working, one check after the other: `fedsolve doctor`.
 
 A check never raises: whatever goes wrong is a finding, with the remedy beside it.
 """
@@ -36,7 +36,7 @@ _PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: what was seen, and what to do if it is not well. `code` is an exit code."""
+    """The result of one check: what was seen, and what to do about it. `code` is an exit code."""
 
     check: str
     state: State
@@ -248,7 +248,7 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
     server = ServerAddress(host, number, keys)
     before = time.time()
     try:
-        status, told = server.get(gate.HEALTH)
+        status, health = server.get(gate.HEALTH)
     except ssl.SSLCertVerificationError as problem:
         yield _refused_certificate(host, problem)
         return
@@ -256,7 +256,7 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         remedy = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
         yield _failed("server TLS", f"{type(problem).__name__}: {problem}", remedy, 3)
         return
-    if status != 200 or told.get("gate") != "ok":
+    if status != 200 or health.get("gate") != "ok":
         yield _failed("server", f"{address} is not a fedsolve server (status {status})", "Check the port.", 3)
         return
     if keys is None:
@@ -265,14 +265,14 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         )
     else:
         yield _ok("server TLS", "the server proved its identity by our authority")
-    yield _clock(float(told["time"]) - (before + time.time()) / 2)
+    yield _clock(float(health["time"]) - (before + time.time()) / 2)
     yield _closed(server)
     if keys is not None and name is not None:
         yield from _known(server, keys, name)
 
 
 def _proxy(host: str) -> Finding:
-    """Whether the client's calls would take another way than the checks here, which go straight."""
+    """Whether the client's calls would go through a proxy; the checks here go straight to the server."""
     proxy = urllib.request.getproxies().get("https")
     if proxy is None or urllib.request.proxy_bypass(host):
         return _ok("proxy", "none on the way to the server")
@@ -324,22 +324,22 @@ _CONTROL_PATHS = ("/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtim
 
 def _known(server: ServerAddress, keys: Keys, name: str) -> Iterator[Finding]:
     try:
-        status, told = server.get(gate.ABOUT, security.signed_headers(keys, name))
+        status, about = server.get(gate.ABOUT, security.signed_headers(keys, name))
     except (OSError, ValueError, http.client.HTTPException, FedsolveError) as problem:
         yield _failed("registration", str(problem), "", 3)
         return
     if status != 200:
         remedy = f"Send {keys.client_public_key(name).name} to the server's operator, to be registered."
-        yield _failed("registration", str(told.get("detail", f"status {status}")), remedy, 3)
+        yield _failed("registration", str(about.get("detail", f"status {status}")), remedy, 3)
         return
-    if told["site"] == name:
+    if about["site"] == name:
         yield _ok("registration", f"the server knows this site as {name}")
     else:
-        remedy = f"Use --name {told['site']} here, or register the key under the right name."
-        yield Finding("registration", "warning", f"the server knows this key as {told['site']}", remedy)
+        remedy = f"Use --name {about['site']} here, or register the key under the right name."
+        yield Finding("registration", "warning", f"the server knows this key as {about['site']}", remedy)
     here = versions()
     for package in ("fedsolve", "flwr", "numpy"):
-        there = told["versions"].get(package)
+        there = about["versions"].get(package)
         check = f"same {package}"
         if there == here[package]:
             yield _ok(check, f"{there} at both ends")
@@ -362,5 +362,5 @@ def disk(folder: Path) -> Finding:
 
 
 def has_flower() -> bool:
-    """Whether keys can be looked at: `cryptography` comes with Flower."""
+    """Whether keys can be checked: `cryptography` comes with Flower."""
     return all(importlib.util.find_spec(name) for name in ("flwr", "cryptography"))

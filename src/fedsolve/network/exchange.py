@@ -42,7 +42,7 @@ class Waiting:
 
 
 def deadline(patience: float | None, started: float | None = None) -> float:
-    """The moment at which patience ends that began at `started`, or now."""
+    """The moment at which patience runs out, counted from `started`, or from now."""
     if patience is None:
         return float("inf")
     return (time.monotonic() if started is None else started) + patience
@@ -66,7 +66,7 @@ class Exchange:
 
     report:    where it is noted who was asked again, and what was sent besides the request.
     started:   when patience begins.
-    tell_once: tells people what is waited for, unless they know.
+    tell_once: tells people what is being waited for, but not the same thing twice.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Exchange:
         return self._roster.send(names, note, encode_request(request))
 
     def answer(self, name: str, sums: RunningSum) -> Answer:
-        """This member's answer, fit to be added to `sums`; else `Missing`, or what is wrong with it."""
+        """This member's answer, ready to be added to `sums`; raises `Missing`, or what is wrong with it."""
         mine, report = self._asked[name], self._report
         began = time.monotonic()
         while True:
@@ -161,7 +161,7 @@ class Exchange:
         return member is not None and member.online and member.node.activation == asked.activation
 
     def _follow(self, name: str, asked: _Asked) -> None:
-        """Ask a member again that started anew since it was asked; it does not know of the question."""
+        """Ask a member that has restarted since it was asked once more: it knows nothing of the question."""
         member, report = self._roster.members.get(name), self._report
         if member is None or name in report.missing or name in report.answered or not member.online:
             return
@@ -190,7 +190,7 @@ class Exchange:
 
 
 def _read(name: str, reply: Reply, request: Request, run: str, sums: RunningSum) -> Answer | Needs:
-    """The answer of a reply, fit to be added; whatever was sent, else `TermError` or `Missing`."""
+    """The answer in a reply, ready to be added; anything else that was sent is a `TermError` or `Missing`."""
     try:
         term = _term(name, reply, request, run)
         if isinstance(term, Needs):

@@ -87,15 +87,15 @@ class FlowerFederation:
         self._interval = interval
         self._report = report or (lambda report: None)
         self._tell = tell or (lambda text: None)
-        self._told: set[str] = set()
-        self._told_unknown = False
+        self._announced: set[str] = set()
+        self._announced_unknown = False
         self._link = link
         self._agreement = Agreement(task, self.given, spec, schema)
         self._roster = Roster(link, self._agreement, interval, self._tell)
 
     @property
     def run(self) -> str:
-        """The mark of the run, which every message bears; a resumed run takes that of its first part."""
+        """The mark of the run, which every message carries; a resumed run keeps the one it began with."""
         return self._agreement.run
 
     @run.setter
@@ -148,7 +148,7 @@ class FlowerFederation:
         """What a method needs to know; waits until enough clients are there and agree."""
         patience = self._patience if patience is None else patience
         until = deadline(patience)
-        told = -1
+        announced = -1
         self._link.expect(_LARGEST_DESCRIPTION)
         while True:
             self._roster.look(0.2)
@@ -156,9 +156,9 @@ class FlowerFederation:
             there = len(self._roster.members)
             if there >= self.expected:
                 break
-            if there != told:
-                told = there
-                self._tell(f"{told} of {self.expected} clients are there")
+            if there != announced:
+                announced = there
+                self._tell(f"{announced} of {self.expected} clients are there")
             if time.monotonic() > until:
                 raise CohortError(
                     f"{there} of {self.expected} clients came within {patience:g} s. "
@@ -168,7 +168,7 @@ class FlowerFederation:
         return self._agreement.settle(sorted(self._roster.members), self.prefers)
 
     def enrol(self, members: Mapping[str, Node]) -> None:
-        """Make these nodes members without asking them; their answers must bear their names."""
+        """Make these nodes members without asking them; their answers must carry their names."""
         self._roster.enrol(members)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
@@ -214,11 +214,11 @@ class FlowerFederation:
         )
 
     def _sums(self, request: Request, chain: Chain) -> RunningSum:
-        """An empty sum that knows what it may be given."""
+        """An empty sum that knows which terms fit, where that can be known in advance."""
         spec = self._agreement.spec
         layout = expected_layout(request, chain, self.describe() if spec is None else spec)
-        if layout is None and not self._told_unknown:
-            self._told_unknown = True
+        if layout is None and not self._announced_unknown:
+            self._announced_unknown = True
             self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
         self._link.expect(LARGEST if layout is None else _SLACK + 8 * layout.numbers)
         return RunningSum(layout)
@@ -238,8 +238,8 @@ class FlowerFederation:
         self._roster.tell_all(message, over, self._grace)
 
     def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._announced:
+            self._announced.add(text)
             self._tell(text)
 
     def __repr__(self) -> str:

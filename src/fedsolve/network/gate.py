@@ -71,7 +71,7 @@ OPEN_CALLS = ("register-node", "unregister-node")
 HEALTH = "/healthz"
 ABOUT = "/v1/fedsolve/about"
 
-_TOLD_AGAIN = 60.0
+_LOG_AGAIN = 60.0
 _MOST_LINES = 1000
 _log = logging.getLogger("fedsolve.gate")
 
@@ -84,7 +84,7 @@ class Gate:
         self._keys = keys
         self._register = None if keys is None else Register(keys)
         self._calls = NODE_CALLS if keys is not None else (*NODE_CALLS, *OPEN_CALLS)
-        self._told: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self._here: set[str] = set()
         self._client: httpx.AsyncClient
 
@@ -215,20 +215,20 @@ class Gate:
         """
         topic = text if topic is None else topic
         now = time.monotonic()
-        if now - self._told.get(topic, -_TOLD_AGAIN) < _TOLD_AGAIN:
+        if now - self._logged.get(topic, -_LOG_AGAIN) < _LOG_AGAIN:
             return
-        if len(self._told) >= _MOST_LINES:
-            self._told = {known: at for known, at in self._told.items() if now - at < _TOLD_AGAIN}
-            if len(self._told) >= _MOST_LINES:
+        if len(self._logged) >= _MOST_LINES:
+            self._logged = {known: at for known, at in self._logged.items() if now - at < _LOG_AGAIN}
+            if len(self._logged) >= _MOST_LINES:
                 return
-        self._told[topic] = now
+        self._logged[topic] = now
         _log.warning("%s", text)
 
 
 _ANSWER_HEADERS = ("content-type", "content-length")
 _NOT_ACTIVATED = (2004, 412)
-"""Code and status by which Flower tells a node that is starting why it may not. On 401 its nodes stop without
-a word, which suits only a site that was removed."""
+"""Code and status with which Flower tells a node that is starting why it is refused. On 401 its nodes stop
+without a word, which suits only a site that was removed."""
 
 
 def until_gone(app: Any) -> Any:
@@ -299,24 +299,24 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--parent", type=int, metavar="PID")
     parser.add_argument("--verbose", action="store_true")
-    given = parser.parse_args(words)
-    if given.insecure == (given.keys is not None):
+    options = parser.parse_args(words)
+    if options.insecure == (options.keys is not None):
         parser.error("give either --keys or --insecure")
     logging.basicConfig(
         stream=sys.stderr,
         format="%(asctime)s gate %(levelname)s %(message)s",
-        level=logging.DEBUG if given.verbose else logging.INFO,
+        level=logging.DEBUG if options.verbose else logging.INFO,
     )
     for noisy in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    keys = None if given.insecure else Keys(given.keys)
+    keys = None if options.insecure else Keys(options.keys)
     if keys is not None:
         load_certificate(keys.authority)
         load_certificate(keys.server_certificate)
         load_key(keys.server_key)
-    host, port = address(given.listen)
+    host, port = address(options.listen)
     config = uvicorn.Config(
-        until_gone(Gate(given.upstream, keys).app()),
+        until_gone(Gate(options.upstream, keys).app()),
         host=host,
         port=port,
         ssl_certfile=None if keys is None else str(keys.server_certificate),
@@ -334,7 +334,7 @@ def main(words: list[str] | None = None) -> int:
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     server = uvicorn.Server(config)
-    asyncio.run(_serve(server, given.parent))
+    asyncio.run(_serve(server, options.parent))
     return 0 if server.started else 1
 
 

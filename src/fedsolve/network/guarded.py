@@ -41,8 +41,8 @@ def plugin(secret: bytes) -> Any:
             self, metadata: Sequence[tuple[str, str | bytes]]
         ) -> tuple[bool, Any]:
             for _, value in metadata:
-                given = value.encode() if isinstance(value, str) else value
-                if hmac.compare_digest(given, secret):
+                token = value.encode() if isinstance(value, str) else value
+                if hmac.compare_digest(token, secret):
                     return super().validate_tokens_in_metadata(metadata)  # type: ignore[no-any-return]
             return False, None
 

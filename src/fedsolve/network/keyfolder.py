@@ -76,7 +76,7 @@ def site_name(text: str) -> str:
 
 
 def verify_private(path: Path) -> None:
-    """Raise if others than its owner may read a private key."""
+    """Raise if anybody but its owner may read a private key."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         raise ModelFileError(
@@ -85,7 +85,7 @@ def verify_private(path: Path) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """The folder, for its owner only where it is made here."""
+    """Make the folder, open to its owner only; one that exists stays as it is."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as problem:
@@ -93,7 +93,7 @@ def private_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, data: bytes, replace: bool = False) -> None:
-    """A file that nobody but its owner may read at any moment, whole or not there at all."""
+    """Write a file that nobody but its owner can ever read, and that is never there in part."""
     partial = path.with_name(f".{path.name}.new")
     try:
         partial.unlink(missing_ok=True)

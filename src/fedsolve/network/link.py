@@ -87,13 +87,13 @@ class GridLink:
         return [str(name) for name in self._grid.push_messages(messages)]
 
     def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
-        found = list(self._grid.pull_messages([message]))
-        if not found:
+        messages = list(self._grid.pull_messages([message]))
+        if not messages:
             return None
-        if found[0].has_error():
-            return _failed(found[0].error.code, found[0].error.reason)
+        if messages[0].has_error():
+            return _failed(messages[0].error.code, messages[0].error.reason)
         try:
-            return Reply(*unpack(found[0].content))
+            return Reply(*unpack(messages[0].content))
         except TermError as problem:
             return Reply({}, failure=str(problem), damaged=True)
 
@@ -121,8 +121,7 @@ class RuntimeLink(GridLink):
     def nodes(self) -> dict[int, Node]:
         with self._explained():
             nodes = self._grid.get_nodes()
-        found = (Node(node.node_id, node.last_activated_at, node.name or None) for node in nodes)
-        return {node.id: node for node in found}
+        return {node.node_id: Node(node.node_id, node.last_activated_at, node.name or None) for node in nodes}
 
     def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
         with self._explained():
@@ -190,11 +189,11 @@ def puller(client: Any, node: Any, run: int, still_there: Callable[[], bool]) ->
     def pull(name: str) -> bytes:
         asked = time.monotonic()
         while True:
-            found = client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
-            if not found.object_found:
+            response = client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
+            if not response.object_found:
                 raise Gone("it stopped in the middle of its answer")
-            if found.object_available:
-                return bytes(found.object_content)
+            if response.object_available:
+                return bytes(response.object_content)
             if time.monotonic() - asked > 1.0:
                 if not still_there():
                     raise Gone("it left in the middle of its answer")

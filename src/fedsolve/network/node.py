@@ -85,18 +85,18 @@ class FleetNode:
 
     def serve(self, once: bool = False) -> None:
         """Answer until stopped. once: raise instead of trying again when the server cannot be reached."""
-        pause, told = 0.5, ""
+        pause, announced = 0.5, ""
         while not self._stopped.is_set():
             try:
                 self._session()
-                pause, told = 0.5, ""
+                pause, announced = 0.5, ""
             except _Refused:
                 raise
             except _Lost as problem:
                 if once:
                     raise CohortError(str(problem)) from problem
-                if str(problem) != told:
-                    told = str(problem)
+                if str(problem) != announced:
+                    announced = str(problem)
                     self._tell(f"{problem} Trying again.")
                 if problem.was_connected:
                     pause = 0.5
@@ -244,8 +244,8 @@ class FleetNode:
         client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=asked.metadata.message_id)
         )
-        found, answer = self._answerer.reply(note, payload)
-        reply = Message(record(found, answer), reply_to=message_from_proto(asked))
+        content, answer = self._answerer.reply(note, payload)
+        reply = Message(record(content, answer), reply_to=message_from_proto(asked))
         self._push(client, node, reply)
 
     def _push(self, client: Any, node: Any, reply: Any) -> None:
@@ -348,11 +348,11 @@ def _load_keys(path: Path | None) -> tuple[Any, Any]:
         private = ec.generate_private_key(ec.SECP384R1())
         return private, private.public_key()
     try:
-        found = load_ssh_private_key(path.read_bytes(), None)
+        key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as problem:
         raise DataError(f"cannot read the key {path}: {problem.strerror or problem}.") from problem
     except (ValueError, TypeError) as problem:
         raise DataError(f"{path} is not a private key of OpenSSH's form ({problem}).") from problem
-    if not isinstance(found, ec.EllipticCurvePrivateKey):
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{path} is not an elliptic-curve key. Make one with 'fedsolve keys'.")
-    return found, found.public_key()
+    return key, key.public_key()

@@ -49,7 +49,7 @@ class Roster:
         self.members = {name: Member(name, node) for name, node in members.items()}
 
     def why_refused(self) -> str:
-        """A sentence on those who were not taken in; nothing where there are none."""
+        """A sentence on the nodes that were refused; empty if there are none."""
         why = "; ".join(text for text, _ in self._refused.values())
         return f"Not taken in: {why} " if why else ""
 

@@ -1,4 +1,4 @@
-"""Whether a site's rows are still those with which it took part in a run before."""
+"""Whether a site's rows are still the ones it took part in a run with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RowMarks:
         self._known: set[str] = set()
 
     def same(self, run: str) -> bool:
-        """Whether this run knows these rows, or none yet; then it knows these from now on."""
+        """Whether these are the rows of this run; the first ones that are asked about become them."""
         if run in self._known:
             return True
         marks = self._read()
@@ -41,10 +41,10 @@ class RowMarks:
     def _read(self) -> dict[str, str]:
         """The file; one that cannot be read is as good as none."""
         try:
-            found = json.loads(container.read(self._path))
+            marks = json.loads(container.read(self._path))
         except (ModelFileError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return marks if isinstance(marks, dict) else {}
 
     @cached_property
     def _digest(self) -> str:

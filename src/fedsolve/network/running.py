@@ -129,11 +129,11 @@ class State:
         if not (self.checkpoint.exists() and self.report.exists()):
             return {}
         try:
-            found: dict[str, Any] = json.loads(container.read(self.report))
-            self.reports, self.history = list(found["cohorts"]), list(found["history"])
+            report: dict[str, Any] = json.loads(container.read(self.report))
+            self.reports, self.history = list(report["cohorts"]), list(report["history"])
         except (ValueError, KeyError, TypeError):
-            return {}  # it tells people what happened; nothing depends on it
-        return found
+            return {}  # the report only tells people what happened; nothing depends on it
+        return report
 
 
 def run_method(
@@ -149,8 +149,8 @@ def run_method(
     about = {"method": _key(method), "parameters": method.parameters(), "started": _clock(started)}
 
     def heard(report: CohortReport) -> None:
-        told = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
-        state.reports.append(told)
+        entry = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
+        state.reports.append(entry)
         state.write_report(**about, status="running")
 
     def advanced(record: Record, expected: int) -> None:
@@ -188,7 +188,7 @@ def say_over(federation: FlowerFederation, state: State) -> None:
 
 
 def say_over_late(federate: Federate, state: State, patience: float = _LATE) -> None:
-    """The same after a server that was killed before it came to that; for the sites that are still there."""
+    """The same for a server that was killed before it could: tells the sites that are still there."""
     federation = federate(state.agreed(), lambda report: None)
     if isinstance(run := state.noted("run"), str):
         federation.run = run
@@ -209,13 +209,13 @@ def finished(
 
     A complete run of another method, or with other classes, task, schema or number of clients, is refused.
     """
-    found = state.recall()
-    if found.get("status") != "complete" or not state.model.exists():
+    report = state.recall()
+    if report.get("status") != "complete" or not state.model.exists():
         return None
     asked = json.loads(json.dumps(method.parameters()))
-    if (found.get("method"), found.get("parameters")) != (_key(method), asked):
+    if (report.get("method"), report.get("parameters")) != (_key(method), asked):
         raise ModelFileError(
-            f"{state.folder} holds a complete run of {found.get('method')} with other parameters. "
+            f"{state.folder} holds a complete run of {report.get('method')} with other parameters. "
             "Choose another state folder."
         )
     state.check(None if classes is None else class_list(classes), task, clients, schema)

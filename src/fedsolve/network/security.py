@@ -1,4 +1,4 @@
-"""The sites that may take part: their keys, the list of them, and what Flower is told of it."""
+"""The sites that may take part: their keys, the list of them, and their registration with Flower."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def register(keys: Keys, public_key: str | os.PathLike[str], name: str | None = 
         text = " ".join([*words[:2], site_name(Path(public_key).stem)])
     site = _site(text, str(public_key))
     sites = registered(keys)
-    held = sites.get(site.name)
-    if held is not None and held.pem != site.pem:
+    old = sites.get(site.name)
+    if old is not None and old.pem != site.pem:
         raise DataError(
-            f"a site {site.name!r} with another key ({held.fingerprint}) is registered. If it has a new key, "
+            f"a site {site.name!r} with another key ({old.fingerprint}) is registered. If it has a new key, "
             f"remove the old one first: fedsolve keys remove {site.name}"
         )
     for other in sites.values():
@@ -214,7 +214,7 @@ def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
 
 
 def signed_headers(keys: Keys, name: str) -> dict[str, str]:
-    """What a site puts into the head of a call to show who it is: its public key and a signed time."""
+    """The headers with which a site shows who it is: its public key and a signed time stamp."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 

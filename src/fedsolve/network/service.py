@@ -41,7 +41,7 @@ class SiteLink(RuntimeLink):
         self._keys = Keys(keys)
         self._sites: dict[int, str] = {}
         self._tell = tell or _warn
-        self._told = ""
+        self._announced = ""
         self._read: float | None = None
         self._looked = 0.0
 
@@ -67,14 +67,14 @@ class SiteLink(RuntimeLink):
                 sites = register_sites(control, self._keys, secret)
                 self._sites = {number: name for name, number in sites.items()}
                 self._read = changed
-            self._told = ""
+            self._announced = ""
         except (OSError, ModelFileError, DataError) as problem:
             # Half written, or replaced at this moment: the gate lets nobody in meanwhile. At the start
             # there is no earlier list to go on with.
             if self._read is None:
                 raise _unreadable(self._keys.registered_file, problem) from problem
-            if str(problem) != self._told:
-                self._told = str(problem)
+            if str(problem) != self._announced:
+                self._announced = str(problem)
                 self._tell(
                     f"{_unreadable(self._keys.registered_file, problem)} The last list stays in force."
                 )
@@ -104,8 +104,8 @@ def serving(
     if keys is not None:
         from fedsolve.network.keyfolder import Keys
 
-        held = Keys(keys)
-        tls = Tls(held.authority, held.server_certificate, held.server_key)
+        folder = Keys(keys)
+        tls = Tls(folder.authority, folder.server_certificate, folder.server_key)
     with SuperLink(state / "superlink", tls=tls) as superlink, superlink.run() as grid:
         link = (
             RuntimeLink(grid, check=superlink.check)
@@ -113,7 +113,7 @@ def serving(
             else SiteLink(grid, superlink, keys, superlink.check, tell)
         )
         if isinstance(link, SiteLink):
-            link.register()  # before the gate opens: the first call of a node is not in vain
+            link.register()  # before the gate opens, so that a node's first call succeeds
         with _gate(state / "gate.log", listen, superlink.address, keys) as gate:
 
             def check() -> None:
@@ -169,14 +169,14 @@ def _wait(process: subprocess.Popen[bytes], listen: str, keys: Path | None, log:
 
     host, _, port = listen.rpartition(":")
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    # Only whether it is up is asked, over this machine; names are checked by those who come from outside.
+    # Only asks whether it is up, over loopback; those who connect from outside check the names.
     context = ssl._create_unverified_context() if keys is not None else True
     until = time.monotonic() + 60
     with httpx.Client(verify=context, trust_env=False) as client:
         while True:
             with suppress(httpx.TransportError):
-                found = client.get(f"{'http' if keys is None else 'https'}://{host}:{port}/healthz")
-                if found.status_code == 200 and process.poll() is None:
+                response = client.get(f"{'http' if keys is None else 'https'}://{host}:{port}/healthz")
+                if response.status_code == 200 and process.poll() is None:
                     return
             if process.poll() is not None or time.monotonic() > until:
                 raise CohortError(

@@ -97,7 +97,7 @@ def simulate(
     workers: int | None = None,
     scratch: Path | None = None,
 ) -> T:
-    """What `work` makes of a federation whose client `k` owns the rows where `owners == k`.
+    """The result of `work` on a federation whose client `k` owns the rows where `owners == k`.
 
     workers: processes that stand for the clients; all cores when None.
     scratch: folder that all workers can read, for the rows; the system's temporary one when None.
@@ -109,7 +109,7 @@ def simulate(
         raise DataError(f"owners run to {owners.max()}, but there are {count} clients.")
     known = class_list(classes, [labels])
     workers = workers or usable_cores()
-    found: list[T] = []
+    results: list[T] = []
     with tempfile.TemporaryDirectory(prefix="fedsolve-simulation-", dir=scratch) as folder:
         deal = _write(Path(folder), features, labels, owners, count)
 
@@ -121,10 +121,10 @@ def simulate(
             federation = FlowerFederation(link, clients=count, missing="error", interval=0.005, spec=spec)
             # The runtime makes its nodes in the order of the clients.
             federation.enrol({deal.name(k): Node(int(node)) for k, node in enumerate(grid.state.nodes)})
-            found.append(work(federation))
+            results.append(work(federation))
 
         _run(serve, deal, workers)
-    return found[0]
+    return results[0]
 
 
 def _write(folder: Path, features: Array, labels: Array, owners: Array, clients: int) -> Deal:

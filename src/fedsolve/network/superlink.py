@@ -217,10 +217,10 @@ class SuperLink:
             self._authority(),
             [RuntimeVersionHttpInterceptor("SuperExec"), signed],
         ) as client:
-            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
-        if not found.token:
+            task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        if not task.token:
             raise CohortError(f"the SuperLink has no task for this process; see {self.log}.")
-        return str(found.token)
+        return str(task.token)
 
     def _authority(self) -> bytes | None:
         return None if self.tls is None else self.tls.authority.read_bytes()
@@ -274,7 +274,7 @@ def _context(verify: Any) -> Any:
 
 
 def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path) -> None:
-    """Raise if a process that the network needs has ended, with the last word of its log."""
+    """Raise if a process that the network needs has ended, with the last line of its log."""
     if process is not None and process.poll() is not None:
         raise CohortError(
             f"{what} has ended (exit code {process.returncode}): {last_line(log)} (Log: {log}.) "

@@ -12,10 +12,10 @@ PACKAGES = ("flwr", "numpy", "protobuf")
 
 def versions() -> dict[str, str | None]:
     """Versions by name; None for a package that is not installed."""
-    found: dict[str, str | None] = {"fedsolve": __version__, "python": platform.python_version()}
+    by_name: dict[str, str | None] = {"fedsolve": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_name[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            by_name[name] = None
+    return by_name

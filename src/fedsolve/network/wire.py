@@ -42,8 +42,8 @@ def record(note: Note, payload: bytes = b"") -> RecordDict:
 
     content = RecordDict({_NOTE: ConfigRecord({_JSON: canonical_json(note)})})
     if payload:
-        held = FlowerArray(dtype="uint8", shape=(len(payload),), stype="fedsolve", data=payload)
-        content[_PAYLOAD] = ArrayRecord({_BYTES: held})
+        array = FlowerArray(dtype="uint8", shape=(len(payload),), stype="fedsolve", data=payload)
+        content[_PAYLOAD] = ArrayRecord({_BYTES: array})
     return content
 
 
@@ -122,9 +122,9 @@ def _branches(tree: Any) -> Iterator[Any]:
     yield tree
     for content in tree.children:
         yield content
-        for found in content.children:
-            yield found
-            yield from found.children
+        for part in content.children:
+            yield part
+            yield from part.children
 
 
 @cache

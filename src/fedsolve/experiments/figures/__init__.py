@@ -55,8 +55,8 @@ def write_figures(runs: Sequence[Path], folder: Path, form: Format = "png") -> l
     """Draw every figure of these runs into `folder` and give the files, RUN-DATASET-FIGURE.FORM."""
     written = []
     for run in map(load_run, runs):
-        for dataset, found in plots(run).items():
-            for plot in found:
+        for dataset, drawn in plots(run).items():
+            for plot in drawn:
                 path = folder / f"{slug(f'{run.name}-{dataset}-{plot.name}')}.{form}"
                 container.write_atomically(path, render(plot.figure, form))
                 written.append(path)
@@ -65,7 +65,7 @@ def write_figures(runs: Sequence[Path], folder: Path, form: Format = "png") -> l
 
 def plots(run: RunFolder) -> dict[str, list[Plot]]:
     """The figures that each dataset of a run can have."""
-    found = {}
+    figures = {}
     for dataset, cells in by_dataset(run).items():
         items = scored(cells)
         drawn = _partition_plots(run, cells[0]["dataset"]["name"])
@@ -75,8 +75,8 @@ def plots(run: RunFolder) -> dict[str, list[Plot]]:
             drawn += over_partitions or method_plots(items)
             drawn += [plot for kind in _KINDS for plot in kind(items)]
             drawn += gain_plots(cells)
-        found[dataset] = drawn
-    return found
+        figures[dataset] = drawn
+    return figures
 
 
 def slug(text: str) -> str:
@@ -94,14 +94,16 @@ def _partition_plots(run: RunFolder, dataset: str) -> list[Plot]:
     even = all(t["kind"] == "iid" for t in run.partitions if t["dataset"] == dataset)
     if not owners or even:
         return []
-    held = [(one.name, float((one.counts > 0).sum(axis=1).mean())) for one in owners]
-    told = "; ".join(f"{name}: {count:.1f} of {owners[0].counts.shape[1]} classes" for name, count in held)
+    averages = [(one.name, float((one.counts > 0).sum(axis=1).mean())) for one in owners]
+    summary = "; ".join(
+        f"{name}: {count:.1f} of {owners[0].counts.shape[1]} classes" for name, count in averages
+    )
     return [
         Plot(
             "partition",
             "Who owns which class.",
             "A dot for every client and class, its area the number of rows; one seed shown.",
-            f"Classes that a client holds on average: {told}.",
+            f"Classes that a client holds on average: {summary}.",
             partition(owners),
         )
     ]

@@ -58,7 +58,7 @@ SKEWS = {
 
 def skew_plots(items: Sequence[Observation]) -> list[Plot]:
     """Accuracy against alpha, shards or classes per client, for the number of clients most often used."""
-    found = []
+    plots = []
     for kind, skew in SKEWS.items():
         of_kind = [item for item in items if _partition(item)["kind"] == kind]
         clients = _fullest(of_kind, lambda item: _partition(item)["clients"])
@@ -75,8 +75,8 @@ def skew_plots(items: Sequence[Observation]) -> list[Plot]:
             places |= {item.partition: end for item in even}
             axis = replace(axis, named=((end, "IID"),)) if even else axis
             drawn += even
-        found += lines_over(skew.name, skew.title, f"{clients} clients", drawn, _looked_up(places), axis)
-    return found
+        plots += lines_over(skew.name, skew.title, f"{clients} clients", drawn, _looked_up(places), axis)
+    return plots
 
 
 def clients_plots(items: Sequence[Observation]) -> list[Plot]:
@@ -153,29 +153,29 @@ def lines_over(
 ) -> list[Plot]:
     """A line for every entry that has at least two places on the axis.
 
-    without: what the axis shows and the lines' names need not.
+    without: what the axis shows, so that the lines' names can leave it out.
     level:   methods that have no place on the axis and are level lines from end to end of it.
     """
     entries = groups(items, names_of(items, without))
-    every = [series_of(told, look, of, x) for look, (told, of) in enumerate(entries.items())]
+    every = [series_of(label, look, of, x) for look, (label, of) in enumerate(entries.items())]
     series = [line for line in every if len(line.x) > 1]
     if not series or len(series) > MOST_SERIES:
         return []
     ends = min(line.x[0] for line in series), max(line.x[-1] for line in series)
-    for look, (told, of) in enumerate(groups(level, names_of(level)).items(), start=len(every)):
+    for look, (label, of) in enumerate(groups(level, names_of(level)).items(), start=len(every)):
         mean, error = mean_error(item.accuracy for item in of)
-        series.append(Series(told, look, ends, (mean, mean), (error, error)))
+        series.append(Series(label, look, ends, (mean, mean), (error, error)))
     caption = sentence(f"{where}; {seeds_told(items)}")
     words = described(series, " %", f"Test accuracy over {axis.label}")
     return [Plot(name, title, caption, words, lines(series, axis))]
 
 
 def _fullest(items: Sequence[Observation], key: Callable[[Observation], Any]) -> Any:
-    """The value of `key` under which most partitions are found; None of nothing."""
-    found: dict[Any, set[str]] = {}
+    """The value of `key` that most partitions have; None without items."""
+    partitions: dict[Any, set[str]] = {}
     for item in items:
-        found.setdefault(key(item), set()).add(item.partition)
-    return max(found, key=lambda value: len(found[value]), default=None)
+        partitions.setdefault(key(item), set()).add(item.partition)
+    return max(partitions, key=lambda value: len(partitions[value]), default=None)
 
 
 def _looked_up(places: Mapping[str, float]) -> Callable[[Observation], float]:
@@ -204,8 +204,8 @@ def _depth_name(item: Observation) -> str:
 
 def listed(rows: Sequence[str], series: Sequence[Series]) -> str:
     """The values of rows of points, one after the other."""
-    told = []
+    phrases = []
     for line in series:
         for place, value in zip(line.x, line.y, strict=True):
-            told.append(" ".join(word for word in (rows[int(place)], line.name, f"{value:.1f} %") if word))
-    return "Test accuracy: " + "; ".join(told) + "."
+            phrases.append(" ".join(word for word in (rows[int(place)], line.name, f"{value:.1f} %") if word))
+    return "Test accuracy: " + "; ".join(phrases) + "."

@@ -96,19 +96,19 @@ def cost_plots(items: Sequence[Observation]) -> list[Plot]:
     traffic = {item.cell["bytes_up"] for item in drawn}
     alike = varied(drawn) and len({item.method for item in drawn}) == 1 and len(traffic) == 1
     if alike or len({item.noise for item in drawn}) > 1:
-        return []  # what varies costs nothing
+        return []  # what varies does not change the cost
     priced = {title: [_priced(of, metric) for of in variants(drawn)] for metric, title in COSTS.items()}
-    found = [(title, series) for title, series in priced.items() if any(line.x for line in series)]
-    points = max((sum(len(line.x) for line in series) for _, series in found), default=0)
-    if points < 3 or max(len(series) for _, series in found) > MOST_SERIES:
+    panels = [(title, series) for title, series in priced.items() if any(line.x for line in series)]
+    points = max((sum(len(line.x) for line in series) for _, series in panels), default=0)
+    if points < 3 or max(len(series) for _, series in panels) > MOST_SERIES:
         return []
     return [
         Plot(
             "cost",
             "Accuracy against cost.",
             f"Up and to the left is better; lines join the depths of one training ({where(drawn)}).",
-            " ".join(described(series, " %", f"Test accuracy over {title}") for title, series in found),
-            cost(found),
+            " ".join(described(series, " %", f"Test accuracy over {title}") for title, series in panels),
+            cost(panels),
         )
     ]
 

@@ -26,10 +26,10 @@ def sorted_gains(gains: Mapping[str, Array], label: str = "gain in local accurac
     """
     series: list[Series] = []
     for name, values in gains.items():
-        found = np.sort(np.asarray(values)[~np.isnan(values)])
-        places = (np.arange(len(found)) + 0.5) / max(1, len(found))
+        ordered = np.sort(np.asarray(values)[~np.isnan(values)])
+        places = (np.arange(len(ordered)) + 0.5) / max(1, len(ordered))
         look = len(series)
-        series.append(Series(name, look, tuple((100 * places).tolist()), tuple(found.tolist())))
+        series.append(Series(name, look, tuple((100 * places).tolist()), tuple(ordered.tolist())))
 
     def draw() -> Figure:
         figure = blank()
@@ -53,7 +53,7 @@ def gain_plots(cells: Sequence[Mapping[str, Any]]) -> list[Plot]:
 
     Of several personalised methods, or values of a grid, the last is shown where all would be too many.
     """
-    found = []
+    plots = []
     for kind, words in OVER.items():
         shown = [
             cell
@@ -70,17 +70,17 @@ def gain_plots(cells: Sequence[Mapping[str, Any]]) -> list[Plot]:
             for cell in shown[:MOST_SERIES]
         }
         if gains:
-            told = "; ".join(_told(name, values) for name, values in gains.items())
-            found.append(
+            summary = "; ".join(_summary(name, values) for name, values in gains.items())
+            plots.append(
                 Plot(
                     f"gains-{kind}",
                     f"What each client gains {words}.",
                     "Local test accuracy, clients sorted by gain; one seed shown.",
-                    f"{told}.",
+                    f"{summary}.",
                     sorted_gains(gains),
                 )
             )
-    return found
+    return plots
 
 
 def _name(cell: Mapping[str, Any]) -> str:
@@ -96,7 +96,7 @@ def client_gains(local: Mapping[str, Any], kind: str) -> Array:
     return own.gains(other)
 
 
-def _told(name: str, gains: Array) -> str:
+def _summary(name: str, gains: Array) -> str:
     known = gains[~np.isnan(gains)]
     worse = float(np.mean(known < 0)) if len(known) else 0.0
     return f"{name}: mean {np.mean(known):+.1f} points, worse for {100 * worse:.0f} % of the clients"

@@ -29,7 +29,7 @@ class Plot:
 
 def described(series: Sequence[Series], unit: str, where: str) -> str:
     """What the lines do: where each begins and ends. `where` names the x axis."""
-    return f"{where}: " + "; ".join(_told(line, unit) for line in series if line.x) + "."
+    return f"{where}: " + "; ".join(_summary(line, unit) for line in series if line.x) + "."
 
 
 def seeds_told(items: Sequence[Observation]) -> str:
@@ -44,7 +44,7 @@ def sentence(text: str) -> str:
 
 
 def reference(items: Sequence[Observation]) -> str:
-    """The partition to show where only one can be: the one most methods were run on, the first of these."""
+    """The partition to show where only one fits: the first of those that most methods were run on."""
     counts: dict[str, int] = {}
     for item in items:
         counts[item.partition] = counts.get(item.partition, 0) + 1
@@ -103,7 +103,7 @@ def where(items: Sequence[Observation]) -> str:
     return f"partition {items[0].partition}; {seeds_told(items)}"
 
 
-def _told(line: Series, unit: str) -> str:
+def _summary(line: Series, unit: str) -> str:
     if len(line.x) == 1:
         return f"{line.name} {_number(line.y[0])}{unit}"
     return (

@@ -27,25 +27,25 @@ MOST_LAYERS = 60
 def round_plots(items: Sequence[Observation]) -> list[Plot]:
     """Test accuracy and drift after every round."""
     drawn = shown(items)
-    found = []
+    plots = []
     for field, factor, plot, title, axis, unit in (
         ("accuracy_per_round", 100.0, "rounds", "Accuracy round by round.", Axis(ACCURACY), " %"),
         ("drift_per_round", 1.0, "drift", "Drift round by round.", Axis(METRICS["drift"].label), ""),
     ):
         series = _over_rounds(drawn, _scaled(field, factor))
         if series and len(series) <= MOST_SERIES:
-            told = "on the test rows" if plot == "rounds" else "of the clients' updates from their mean"
+            basis = "on the test rows" if plot == "rounds" else "of the clients' updates from their mean"
             words = described(series, unit, f"{axis.label} over rounds")
-            caption = f"After every round, {told} ({where(drawn)})."
-            found.append(Plot(plot, title, caption, words, lines(series, ROUNDS, axis)))
-    return found
+            caption = f"After every round, {basis} ({where(drawn)})."
+            plots.append(Plot(plot, title, caption, words, lines(series, ROUNDS, axis)))
+    return plots
 
 
 def gained_plots(items: Sequence[Observation]) -> list[Plot]:
     """What feedback alignment changes in accuracy and drift, round by round: a line for each host."""
     drawn = shown(items)
     of_variant = {variant.items[0].variant: variant for variant in variants(drawn)}
-    found = []
+    plots = []
     for field, sign, plot, title, axis in (
         (
             "accuracy_per_round",
@@ -73,8 +73,8 @@ def gained_plots(items: Sequence[Observation]) -> list[Plot]:
                 f"Each method with and without feedback alignment; above zero is better ({where(drawn)})."
             )
             words = described(series, "", f"{axis.label} over rounds")
-            found.append(Plot(plot, title, caption, words, lines(series, ROUNDS, axis)))
-    return found
+            plots.append(Plot(plot, title, caption, words, lines(series, ROUNDS, axis)))
+    return plots
 
 
 def representation_plots(items: Sequence[Observation]) -> list[Plot]:
@@ -103,12 +103,12 @@ def alignment_plots(items: Sequence[Observation]) -> list[Plot]:
     layers: list[str] = []
     every = variants(drawn)
     for variant in every:
-        told = variant.items[0].cell.get("feedback") or {}
-        if any(value is None for value in told.get("first", [None])):
+        feedback = variant.items[0].cell.get("feedback") or {}
+        if any(value is None for value in feedback.get("first", [None])):
             continue
-        if layers and told["layers"] != layers:
+        if layers and feedback["layers"] != layers:
             continue
-        layers = told["layers"]
+        layers = feedback["layers"]
         known = [item for item in variant.items if item.cell["feedback"]["layers"] == layers]
         for number, (kind, words) in enumerate((("first", ", first round"), ("mean", ", all rounds"))):
             rows = [_numbers(item.cell["feedback"][kind]) for item in known]
@@ -131,7 +131,7 @@ def alignment_plots(items: Sequence[Observation]) -> list[Plot]:
 def selection_plots(items: Sequence[Observation]) -> list[Plot]:
     """How often feedback alignment acted on each stage of the network."""
     drawn = shown(items)
-    # Layers that a file names are chosen always; that needs no figure.
+    # Layers named in the file are chosen every time; that needs no figure.
     chosen = [
         variant
         for variant in variants(drawn)
@@ -145,7 +145,7 @@ def selection_plots(items: Sequence[Observation]) -> list[Plot]:
     for variant in chosen:
         shares = [chosen_stages(item.cell) for item in variant.items]
         series.append(variant.series([100.0 * share.get(stage, 0.0) for stage in stages] for share in shares))
-    told = "; ".join(
+    summary = "; ".join(
         f"{line.name}: "
         + ", ".join(f"{stage} {share:.0f} %" for stage, share in zip(stages, line.y, strict=True))
         for line in series
@@ -155,7 +155,7 @@ def selection_plots(items: Sequence[Observation]) -> list[Plot]:
             "selected",
             "Where feedback alignment acted.",
             f"Share of all choices, one a round for each layer asked for ({where(chosen[0].items)}).",
-            f"{told}.",
+            f"{summary}.",
             compared(stages, series, METRICS["selected"].label),
         )
     ]
@@ -169,22 +169,22 @@ def pairs(items: Sequence[Observation]) -> list[tuple[list[Observation], list[Ob
         parameters = item.cell["parameters"]
         if "feedback" not in parameters:
             continue
-        told = [(name, str(value)) for name, value in sorted(parameters.items())]
-        others = tuple(pair for pair in told if not pair[0].startswith("feedback"))
+        settings = [(name, str(value)) for name, value in sorted(parameters.items())]
+        others = tuple(pair for pair in settings if not pair[0].startswith("feedback"))
         host = (item.cell["algorithm"], item.noise, item.partition, others)
         if parameters["feedback"] is None:
             plain.setdefault(host, []).append(item)
         else:
-            own = tuple(pair for pair in told if pair[0].startswith("feedback"))
+            own = tuple(pair for pair in settings if pair[0].startswith("feedback"))
             aligned.setdefault((host, own), []).append(item)
-    found = []
+    matches = []
     for (host, _), of in aligned.items():
-        # An unfinished run may have a seed of one and not of the other.
+        # An unfinished run may have a seed for one and not for the other.
         seeds = {item.seed for item in of} & {item.seed for item in plain.get(host, [])}
         if seeds:
             sides = [[item for item in side if item.seed in seeds] for side in (plain[host], of)]
-            found.append((sides[0], sides[1]))
-    return found
+            matches.append((sides[0], sides[1]))
+    return matches
 
 
 def _changes(

@@ -27,7 +27,7 @@ DOUBLING = 1.5
 def sensitivity_plots(items: Sequence[Observation]) -> list[Plot]:
     """What the grids of the reference partition show."""
     drawn = [item for item in items if item.partition == reference(items)]
-    found: list[Plot] = []
+    plots: list[Plot] = []
     single: dict[str, list[Observation]] = {}
     fixed: list[Observation] = []
     for method, of_method in groups(drawn, lambda item: item.method).items():
@@ -37,14 +37,14 @@ def sensitivity_plots(items: Sequence[Observation]) -> list[Plot]:
         elif len(parameters) == 1:
             single.setdefault(next(iter(parameters)), []).extend(of_method)
         else:
-            found += _maps(method, of_method, parameters)
+            plots += _maps(method, of_method, parameters)
     for parameter, of_parameter in single.items():
         values = varied(of_parameter)[parameter]
         if all(map(_is_number, values)):
-            found += _line(parameter, of_parameter, values, fixed)
+            plots += _line(parameter, of_parameter, values, fixed)
         else:
-            found += _rows(parameter, of_parameter, values)
-    return found
+            plots += _rows(parameter, of_parameter, values)
+    return plots
 
 
 def _line(
@@ -111,7 +111,7 @@ def _maps(method: str, items: Sequence[Observation], parameters: Mapping[str, li
     others = ranked[2:]
     deepest = max((item.named_depth for item in items if item.named_depth is not None), default=None)
     points = list(itertools.product(*(parameters[name] for name in others)))
-    found = []
+    maps = []
     for number, point in enumerate(points[:MOST_MAPS], start=1):
         others_at = dict(zip(others, point, strict=True))
         kept = [
@@ -122,9 +122,9 @@ def _maps(method: str, items: Sequence[Observation], parameters: Mapping[str, li
         if kept:
             name = f"map-{row}-{column}" + (f"-{number}" if len(points) > 1 else "")
             values = {axis: _ordered(parameters[axis]) for axis in (row, column)}
-            told = [axis_label(other, value) for other, value in others_at.items()]
-            found.append(_map(name, method, kept, values, told))
-    return found
+            labels = [axis_label(other, value) for other, value in others_at.items()]
+            maps.append(_map(name, method, kept, values, labels))
+    return maps
 
 
 def _map(

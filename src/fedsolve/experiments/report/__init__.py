@@ -1,4 +1,4 @@
-"""The report: runs told as one HTML file that needs nothing else, neither files nor a network.
+"""The report: runs as one HTML file that needs no other files and no network.
 
 markup     HTML from values, escaped
 svg        figures as part of the page
@@ -93,14 +93,14 @@ def _extent(runs: Sequence[RunFolder]) -> str:
     cells = [cell for run in runs for cell in run.cells]
     datasets = distinct(cell["dataset"]["name"] for cell in cells)
     models = len({cell["key"] for cell in cells})
-    told = (
+    counts = (
         counted(len(runs), "experiment"),
         counted(models, "trained model"),
         counted(len(datasets), "dataset"),
     )
     missing = sum(run.missing for run in runs)
     left = f" {missing:,} cells are still to be run." if missing else ""
-    return f"{', '.join(told)}.{left}"
+    return f"{', '.join(counts)}.{left}"
 
 
 def _period(runs: Sequence[RunFolder]) -> str:

@@ -1,4 +1,4 @@
-"""What the numbers say, in sentences: each is computed, and none is there unless its numbers are."""
+"""What the numbers say, in sentences: each is computed, and appears only where its numbers exist."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.significance import LEVEL, compare, mean_error
 from fedsolve.experiments.wording import axis_label, counted, listed
 
-MOST_TOLD = 4
-"""Methods that one sentence goes through; more would not be read."""
+MOST_LISTED = 4
+"""Methods that one sentence lists; nobody would read more."""
 
 
 def findings(run: RunFolder) -> dict[str, list[str]]:
     """The sentences on each dataset of a run, the one its experiment is about first.
 
-    What is said of all of them stands under "", and so does everything where there is but one.
+    Sentences about all of them are under "", and so is everything where there is only one.
     """
     datasets = by_dataset(run)
-    found = {"": _backbones(run)}
+    paragraphs = {"": _backbones(run)}
     for dataset, cells in datasets.items():
         items = scored(cells)
         sentences = []
@@ -49,14 +49,14 @@ def findings(run: RunFolder) -> dict[str, list[str]]:
             ]
         if not varied(items):
             sentences += _deviation(cells)
-        if items and not sentences and not found[""]:
+        if items and not sentences and not paragraphs[""]:
             sentences = _plain(items)
-        found.setdefault(dataset if len(datasets) > 1 else "", []).extend(sentences)
-    return {dataset: [*map(unbroken, sentences)] for dataset, sentences in found.items() if sentences}
+        paragraphs.setdefault(dataset if len(datasets) > 1 else "", []).extend(sentences)
+    return {dataset: [*map(unbroken, sentences)] for dataset, sentences in paragraphs.items() if sentences}
 
 
 def overall(runs: Sequence[RunFolder]) -> list[str]:
-    """What holds over all runs together: who is indifferent to the partition, and what depth gives."""
+    """What holds over all runs together: which models ignore the partition, and what depth gains."""
     same = moved = 0
     gains = []
     for run in runs:
@@ -66,24 +66,24 @@ def overall(runs: Sequence[RunFolder]) -> list[str]:
                 if len(distinct(item.partition for item in of)) > 1 and _closed(of[0]):
                     same, moved = (same + 1, moved) if _invariant(of) else (same, moved + 1)
             gains += [gain for cell in cells if _deepafl(cell) and (gain := _gain(cell)) is not None]
-    found = []
+    sentences = []
     if same and not moved:
-        found.append(
+        sentences.append(
             "Wherever a closed-form model was trained on several partitions of the same rows "
             f"({counted(same, 'comparison')}), it read exactly as many test rows correctly on each."
         )
     elif same:
-        found.append(
+        sentences.append(
             f"In {same} of {same + moved} comparisons a closed-form model read exactly as many test rows "
             "correctly on every partition of the same rows."
         )
     if gains:
         up = sum(gain > 0 for gain in gains)
-        found.append(
+        sentences.append(
             f"DeepAFL's residual blocks raised test accuracy in {up} of {len(gains)} trainings, "
             f"by {np.mean(gains):.1f} points on average."
         )
-    return found
+    return sentences
 
 
 def _backbones(run: RunFolder) -> list[str]:
@@ -94,17 +94,17 @@ def _backbones(run: RunFolder) -> list[str]:
         for method, of in groups(_deepest(scored(cells)), lambda item: item.method).items():
             backbone = dataset["backbone"] or "none"
             scores.setdefault((dataset["name"], method), {})[backbone] = _percent(_score(of))
-    found = []
+    sentences = []
     for (dataset, method), reached in scores.items():
         if len(reached) > 1:
-            told = listed([f"{score} through {backbone}" for backbone, score in reached.items()])
-            found.append(f"On {dataset} {method} reaches {told}.")
-    return found
+            results = listed([f"{score} through {backbone}" for backbone, score in reached.items()])
+            sentences.append(f"On {dataset} {method} reaches {results}.")
+    return sentences
 
 
 def _parameters(items: Sequence[Observation]) -> list[str]:
     """Where the best point of a grid lies, and how much the grid matters."""
-    found = []
+    sentences = []
     for method, of in groups(items, lambda item: item.method).items():
         parameters = varied(of)
         if not parameters:
@@ -115,11 +115,11 @@ def _parameters(items: Sequence[Observation]) -> list[str]:
         where = listed([axis_label(name, value) for name, value in best if name in parameters])
         ties = sum(mean == means[best][0] for mean, _ in means.values()) - 1
         tied = f" ({counted(ties, 'other setting')} just as well)" if ties else ""
-        found.append(
+        sentences.append(
             f"{method} is best at {where} with {_percent(means[best])}{tied}; over the {len(means)} settings "
             f"tried, accuracy moves by {means[best][0] - worst:.1f} points."
         )
-    return found
+    return sentences
 
 
 def _noise(items: Sequence[Observation]) -> list[str]:
@@ -127,43 +127,44 @@ def _noise(items: Sequence[Observation]) -> list[str]:
     rates = sorted(distinct(item.noise for item in items))
     if len(rates) < 2:
         return []
-    told = []
+    costs = []
     for method, of in groups(_deepest(items), lambda item: item.method).items():
         clean, worst = (
             mean_error(i.accuracy for i in of if i.noise == rate)[0] for rate in (rates[0], rates[-1])
         )
-        told.append(f"{method} {clean - worst:.1f} points ({clean:.1f} to {worst:.1f} %)")
+        costs.append(f"{method} {clean - worst:.1f} points ({clean:.1f} to {worst:.1f} %)")
     share = f"{100 * rates[-1]:g} % flipped labels instead of {100 * rates[0]:g} %"
-    return [f"{share} cost {listed(told[:MOST_TOLD])}."]
+    return [f"{share} cost {listed(costs[:MOST_LISTED])}."]
 
 
 def _partitions(items: Sequence[Observation]) -> list[str]:
     """Which methods do not notice who owns the rows, and how much the others do.
 
-    Where clients are scored on rows of their own, the partition deals the test rows too and tells nothing.
+    Where clients are scored on rows of their own, the partition also deals the test rows, and no comparison
+    is possible.
     """
     items = [item for item in items if item.cell.get("local") is None]
     names = distinct(item.partition for item in items)
     if len(names) < 2:
         return []
     same: list[str] = []
-    told: list[str] = []
+    spreads: list[str] = []
     for method, of in groups(items, lambda item: item.method).items():
         entries = groups(of, lambda item: item.entry).values()
         if all(_invariant(entry) for entry in entries):
             same.append(method)
         else:
             spread = max(_spread(entry) for entry in entries)
-            told.append(f"{method} by up to {spread:.1f} points")
+            spreads.append(f"{method} by up to {spread:.1f} points")
     sentences = []
     if same:
         verb = "reads" if len(same) == 1 else "read"
         sentences.append(
             f"{listed(same)} {verb} exactly as many test rows correctly on all {len(names)} partitions"
         )
-    if told:
-        sentences.append(f"{listed(told[:MOST_TOLD])}")
-    if same and told:
+    if spreads:
+        sentences.append(f"{listed(spreads[:MOST_LISTED])}")
+    if same and spreads:
         return [f"{sentences[0]}; the partition moves {sentences[1]}."]
     return [f"{sentences[0]}." if same else f"The partition moves {sentences[0]}."]
 
@@ -180,7 +181,7 @@ def _best(items: Sequence[Observation]) -> list[str]:
         return []
     gap = means[ranked[0]][0] - means[rival][0]
     across = " over all partitions" if len(distinct(item.partition for item in clean)) > 1 else ""
-    # Chosen by the test rows, the best round is no sample of what the test would be about.
+    # The best round was chosen by the test rows, so they are no sample to test its accuracy with.
     tested = not any(_scored_at_best(item) for entry in (ranked[0], rival) for item in of[entry])
     certainty = _significance(of[ranked[0]], of[rival]) if tested else ""
     return [
@@ -200,25 +201,25 @@ def _feedback(items: Sequence[Observation]) -> list[str]:
     if not gains:
         return []
     if len(gains) == 1:
-        told = f"Feedback alignment changes accuracy by {gains[0]:+.2f} points"
-        told += f" and drift by {100 * drifts[0]:+.1f} %" if drifts else ""
-        return [f"{told}."]
+        sentence = f"Feedback alignment changes accuracy by {gains[0]:+.2f} points"
+        sentence += f" and drift by {100 * drifts[0]:+.1f} %" if drifts else ""
+        return [f"{sentence}."]
     raised = sum(gain > 0 for gain in gains)
-    told = (
+    sentence = (
         f"Feedback alignment raises accuracy in {raised} of {len(gains)} comparisons; the mean change is "
         f"{np.mean(gains):+.2f} points ({min(gains):+.2f} to {max(gains):+.2f})"
     )
     if drifts:
         lowered = sum(drift < 0 for drift in drifts)
-        told += (
+        sentence += (
             f". Drift falls in {lowered} of {len(drifts)}; its mean change is {100 * np.mean(drifts):+.1f} %"
         )
-    return [f"{told}."]
+    return [f"{sentence}."]
 
 
 def _depth(items: Sequence[Observation]) -> list[str]:
-    """How accuracy changes from the first layer to the last; `_parameters` speaks of methods with a grid."""
-    told = []
+    """How accuracy changes from the first layer to the last; `_parameters` covers methods with a grid."""
+    changes = []
     for method, of in groups(_clean(items), lambda item: item.method).items():
         if varied(of):
             continue
@@ -226,22 +227,26 @@ def _depth(items: Sequence[Observation]) -> list[str]:
         layers = [row for row in once.values() if len(row) > 1]
         if layers:
             first, last = (float(np.mean([row[place] for row in layers])) for place in (0, -1))
-            told.append(f"{method} from {first:.1f} to {last:.1f} % ({counted(len(layers[0]) - 1, 'layer')})")
-    return [f"Depth takes the accuracy of {listed(told[:MOST_TOLD])}."] if told else []
+            changes.append(
+                f"{method} from {first:.1f} to {last:.1f} % ({counted(len(layers[0]) - 1, 'layer')})"
+            )
+    return [f"Depth takes the accuracy of {listed(changes[:MOST_LISTED])}."] if changes else []
 
 
 def _separability(items: Sequence[Observation]) -> list[str]:
-    """How separable the test rows become along the layers, where that was measured."""
-    told = []
+    """How separable the test rows become from layer to layer, where that was measured."""
+    changes = []
     for method, of in groups(items, lambda item: item.method).items():
         once = {item.cell["key"]: item.layers("test_csr") for item in of}
         layers = [row for row in once.values() if row]
         if layers:
             first, last = (float(np.mean([row[place] for row in layers])) for place in (0, -1))
-            told.append(f"{first:.3g} to {last:.3g} for {method}")
-    if not told:
+            changes.append(f"{first:.3g} to {last:.3g} for {method}")
+    if not changes:
         return []
-    return [f"CSR of the test rows ({METRICS['test_csr'].direction}) goes from {listed(told[:MOST_TOLD])}."]
+    return [
+        f"CSR of the test rows ({METRICS['test_csr'].direction}) goes from {listed(changes[:MOST_LISTED])}."
+    ]
 
 
 def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -251,21 +256,21 @@ def _deviation(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         deviation = METRICS["deviation"].of(cell, None)
         if deviation is not None:
             worst[cell["method"]] = max(deviation, worst.get(cell["method"], 0.0))
-    told = [f"{value:.1e} for {method}" for method, value in worst.items()]
-    return [f"Aggregated weights deviate from the pooled solution by at most {listed(told)}."] if told else []
+    gaps = [f"{value:.1e} for {method}" for method, value in worst.items()]
+    return [f"Aggregated weights deviate from the pooled solution by at most {listed(gaps)}."] if gaps else []
 
 
 def _plain(items: Sequence[Observation]) -> list[str]:
-    """What the methods reach and what that takes, where there is nothing to compare."""
-    found = []
+    """What the methods reach and at what cost, where there is nothing to compare."""
+    sentences = []
     for method, of in groups(_deepest(items), lambda item: item.method).items():
         cell = of[0].cell
         traffic = METRICS["megabytes"].of(cell, None) or 0.0
-        found.append(
+        sentences.append(
             f"{method} reaches {_percent(_score(of))} in {counted(cell['exchanges'] or 0, 'exchange')} with "
             f"{traffic:.3g} MB of traffic and {cell['seconds']:.2g} seconds of training."
         )
-    return found
+    return sentences
 
 
 def _score(items: Sequence[Observation]) -> tuple[float, float]:
@@ -315,7 +320,7 @@ def _closed(item: Observation) -> bool:
 
 
 def _deepafl(cell: Mapping[str, Any]) -> bool:
-    """DeepAFL as its paper has it: no part ablated, everybody takes part, labels as they are."""
+    """DeepAFL as in its paper: nothing ablated, every client takes part, no labels flipped."""
     usual = {"skip": True, "projection": "random", "transformation": "solved", "participation": 1.0}
     parameters = cell["parameters"]
     whole = all(parameters.get(name, value) == value for name, value in usual.items())
@@ -325,7 +330,7 @@ def _deepafl(cell: Mapping[str, Any]) -> bool:
 
 
 def _unablated(parameters: Mapping[str, Any]) -> bool:
-    """Feedback alignment as its paper has it: through the global weights, rescaled, layer by layer."""
+    """Feedback alignment as in its paper: through the global weights, rescaled, layer by layer."""
     usual = {"feedback_matrix": "global", "feedback_scaling": "layer", "feedback_route": "layer"}
     return all(parameters.get(name) == value for name, value in usual.items())
 
@@ -336,12 +341,12 @@ def _gain(cell: Mapping[str, Any]) -> float | None:
 
 
 def _significance(first: Sequence[Observation], second: Sequence[Observation]) -> str:
-    """The chi-squared test of two accuracies, of test sets counted once."""
+    """The end of a sentence: the chi-squared test of two accuracies, each test set counted once."""
     p = compare([item.counts for item in first], [item.counts for item in second])
     if p is None:
         return ""
-    told = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    return f"; {told}" if p < LEVEL else f", which may be chance; {told}"
+    p_value = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return f"; {p_value}" if p < LEVEL else f", which may be chance; {p_value}"
 
 
 def _percent(mean_and_error: tuple[float, float]) -> str:

@@ -61,8 +61,8 @@ def everything_table(run: RunFolder) -> ResultTable | None:
     """Accuracy and cost of every model of a run, one row each."""
     spec = TableSpec(rows=("method",), columns=("metric",), values=EVERYTHING)
     experiment = dataclasses.replace(run.experiment, table=spec, paper=None)
-    found = tables_of(dataclasses.replace(run, experiment=experiment))
-    return found[0] if found else None
+    tables = tables_of(dataclasses.replace(run, experiment=experiment))
+    return tables[0] if tables else None
 
 
 def as_csv(table: ResultTable) -> str:
@@ -82,17 +82,17 @@ def as_csv(table: ResultTable) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> list[_Line]:
-    """Rows that papers print for a row of ours stand right behind it; all others stay rows."""
-    found: list[_Line] = []
+    """Our rows, each with the papers' rows that belong to it; all other rows of papers stay on their own."""
+    lines: list[_Line] = []
     for row in rows:
         beside = (
-            row.paper is not None and found and found[-1].row.paper is None and row.label.startswith("paper")
+            row.paper is not None and lines and lines[-1].row.paper is None and row.label.startswith("paper")
         )
         if beside:
-            found[-1] = _Line(found[-1].row, (*found[-1].printed, row))
+            lines[-1] = _Line(lines[-1].row, (*lines[-1].printed, row))
         else:
-            found.append(_Line(row, ()))
-    return found
+            lines.append(_Line(row, ()))
+    return lines
 
 
 def _cell(line: _Line, column: int, best: bool, baseline: str | None) -> Markup:
@@ -102,8 +102,8 @@ def _cell(line: _Line, column: int, best: bool, baseline: str | None) -> Markup:
         return tag("td", *printed, class_="number")
     parts = [_number(entry)]
     if entry.marked:
-        told = f"differs from {baseline}: p = {entry.p:.2g}"
-        parts.append(tag("abbr", "*", class_="star", title=told))
+        hint = f"differs from {baseline}: p = {entry.p:.2g}"
+        parts.append(tag("abbr", "*", class_="star", title=hint))
     return tag(
         "td",
         tag("strong", *parts) if best else join(parts),

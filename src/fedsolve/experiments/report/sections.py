@@ -25,7 +25,7 @@ MOST_NAMED = 6
 
 
 class Section:
-    """An experiment on the page. `number` counts them, `shown` keeps figures that the page has already."""
+    """An experiment on the page. `number` counts them; `shown` holds the figures that it already has."""
 
     def __init__(self, run: RunFolder, number: int, shown: set[str]) -> None:
         self.run = run
@@ -79,12 +79,12 @@ class Section:
         return join([*notes, tag("p", unbroken(f"Setting: {', '.join(setting)}."), class_="asked")])
 
     def _missing(self) -> Markup:
-        missing, found = self.run.missing, len(self.run.cells)
+        missing, finished = self.run.missing, len(self.run.cells)
         if not missing:
             return Markup()
-        told = f"{counted(missing, 'cell')} of {missing + found} have not been run yet"
-        rest = "what follows rests on the others." if found else "there is nothing to show."
-        return tag("p", f"{told}; {rest}", class_="warning", role="note")
+        notice = f"{counted(missing, 'cell')} of {missing + finished} have not been run yet"
+        rest = "what follows rests on the others." if finished else "there is nothing to show."
+        return tag("p", f"{notice}; {rest}", class_="warning", role="note")
 
     def _answer(self) -> Markup:
         """A paragraph for each dataset, named where there are several."""
@@ -98,27 +98,27 @@ class Section:
         tables = tables_of(self.run)
         names = [f"{self.number}.{place}" for place in range(1, len(tables) + 1)]
         baseline = self.run.experiment.table.baseline
-        found = [results_table(table, name, baseline) for table, name in zip(tables, names, strict=True)]
-        return join([tag("h3", "Results"), *found]) if found else Markup()
+        rendered = [results_table(table, name, baseline) for table, name in zip(tables, names, strict=True)]
+        return join([tag("h3", "Results"), *rendered]) if rendered else Markup()
 
     def _figures(self) -> Markup:
-        drawn = {dataset: self._fresh(found, dataset) for dataset, found in plots(self.run).items()}
+        drawn = {dataset: self._fresh(figures, dataset) for dataset, figures in plots(self.run).items()}
         parts: list[Markup] = []
         count = 0
-        for dataset, found in drawn.items():
-            if found and len(drawn) > 1:
+        for dataset, figures in drawn.items():
+            if figures and len(drawn) > 1:
                 parts.append(tag("h4", dataset))
-            for plot in found:
+            for plot in figures:
                 count += 1
                 parts.append(self._figure(plot, count))
         return join([tag("h3", "Figures"), *parts]) if parts else Markup()
 
-    def _fresh(self, found: Iterable[Plot], dataset: str) -> list[Plot]:
+    def _fresh(self, figures: Iterable[Plot], dataset: str) -> list[Plot]:
         """Without the partitions that the page has shown already."""
         fresh = []
         source = by_dataset(self.run)[dataset][0]["dataset"]["name"]
         name = json.dumps([t["class_counts"] for t in self.run.partitions if t["dataset"] == source])
-        for plot in found:
+        for plot in figures:
             if plot.name != "partition" or name not in self._shown:
                 fresh.append(plot)
             if plot.name == "partition":
@@ -160,8 +160,8 @@ class Section:
             ("Cells", f"{len(cells):,} finished, {self.run.missing or 'none'} missing"),
             ("Seeds", ", ".join(map(str, self.run.experiment.seeds))),
         ]
-        for name, found in by_dataset(self.run).items():
-            facts.append(("Data", f"{name}: {_data(found[0]['dataset'])}"))
+        for name, dataset_cells in by_dataset(self.run).items():
+            facts.append(("Data", f"{name}: {_data(dataset_cells[0]['dataset'])}"))
         for versions in distinct(_pairs(cell["versions"]) for cell in cells):
             facts.append(("Versions", versions))
         for machine in distinct(_machine(cell["machine"]) for cell in cells):
@@ -187,7 +187,7 @@ def _datasets(experiment: Experiment) -> list[str]:
 
 
 def _clients(experiment: Experiment) -> str:
-    """How many clients, where that is the same for all partitions; else their names tell."""
+    """How many clients, where all partitions have the same number; elsewhere their names say so."""
     counts = {partition.clients for partition in experiment.partitions}
     return f" among {counted(counts.pop(), 'client')}" if len(counts) == 1 else ""
 

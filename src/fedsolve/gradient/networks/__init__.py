@@ -107,7 +107,7 @@ def check_allowed(name: str) -> None:
 
 
 def identity(name: str) -> tuple[str, int]:
-    """What tells networks of the same name apart: a module registered again may bring another `forward`."""
+    """What distinguishes networks of the same name: a module registered again may have another `forward`."""
     return name, custom.serial(name)
 
 
@@ -171,13 +171,13 @@ def head_of(network: nn.Module) -> tuple[str, nn.Linear]:
     """Name and module of the classifier: the last `nn.Linear` that was registered."""
     from torch import nn
 
-    found = [(name, part) for name, part in network.named_modules() if isinstance(part, nn.Linear)]
-    if not found:
+    layers = [(name, part) for name, part in network.named_modules() if isinstance(part, nn.Linear)]
+    if not layers:
         raise DataError(
             f"the {type(network).__name__} has no nn.Linear, and the last one is taken as the classifier. "
             "End the network with nn.Linear(width, classes)."
         )
-    return found[-1]
+    return layers[-1]
 
 
 def features_of(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,13 +222,13 @@ def normalises_by_batch(network: nn.Module) -> bool:
 def draws(network: nn.Module, inputs: Tensor) -> bool:
     """Whether the network draws from torch's generator while training, as it does on these inputs.
 
-    It is tried, once for every module: what a forward function calls cannot be seen from its layers.
+    Found by a trial run, once for every module: its layers do not show what a forward function calls.
     """
     import torch
 
-    found = _DRAWS.get(network)
-    if found is not None:
-        return found
+    known = _DRAWS.get(network)
+    if known is not None:
+        return known
     device = inputs.device
     states: list[Callable[[], Tensor]] = [torch.get_rng_state]
     if device.type == "cuda":

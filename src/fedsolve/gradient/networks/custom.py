@@ -1,4 +1,4 @@
-"""Networks of the user's own: made by a function that is named, or registered in this process."""
+"""The user's own networks: made by a named function, or registered in this process."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def serial(name: str) -> int:
 
 def registered(name: str) -> nn.Module:
     """A copy of the module registered under `name`."""
-    found = _REGISTERED.get(name)
-    if found is None:
+    module = _REGISTERED.get(name)
+    if module is None:
         raise DataError(
             f"network '{name}' is not registered in this process (registered: "
             f"{', '.join(sorted(_REGISTERED)) or 'none'}). Call register_network(module) first, with the "
             "same module and weights, or name a function as package.module:factory."
         )
-    return _copied(found, f"network '{name}'")
+    return _copied(module, f"network '{name}'")
 
 
 def made_by(
@@ -101,15 +101,15 @@ def _factory(place: str, name: str, address: str, known: tuple[str, ...]) -> Cal
         raise DataError(
             f"{address}: importing {place} failed: {type(problem).__name__}: {first_line(problem)}"
         ) from problem
-    found = getattr(module, name, None)
-    if not callable(found) or _is_module(found):
+    member = getattr(module, name, None)
+    if not callable(member) or _is_module(member):
         names = sorted(each for each, value in vars(module).items() if callable(value) and each[0] != "_")
-        seen = "has no" if found is None else f"has a {type(found).__name__}, not a function,"
+        seen = "has no" if member is None else f"has a {type(member).__name__}, not a function,"
         raise DataError(
             f"{address}: {place} {seen} '{name}'.{did_you_mean(name, names)} Name a "
             "function of (features, outputs) that returns a torch.nn.Module."
         )
-    factory: Callable[[int, int], nn.Module] = found
+    factory: Callable[[int, int], nn.Module] = member
     return factory
 
 
