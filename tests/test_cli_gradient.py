@@ -276,7 +276,7 @@ BAD_WORDS = {
     "no device": (("--device", "abacus"), 2, "device 'abacus' is not one that torch knows"),
     "no rounds": (("--rounds", "0"), 2, "rounds must be a whole number, at least 1; got 0"),
     "nobody": (("--participation", "0"), 2, "participation must be a number in (0, 1]"),
-    "divergence": (("--network", "mlp:8", "--rate", "1e30"), 3, "Lower rate"),
+    "divergence": (("--network", "mlp:8", "--rate", "1e30"), 5, "Lower rate"),
     "unknown module": (("--network", "nowhere.at:all"), 2, "there is no module 'nowhere.at'"),
 }
 
@@ -387,7 +387,7 @@ def test_a_whole_network_on_images_of_a_folder(pictures, tmp_path, store):
     # The rows are what the network makes of the images given as bytes, channels first.
     test = load_dataset(pictures).test
     given = np.stack(test.inputs.read(slice(0, None))).transpose(0, 3, 1, 2).reshape(len(test), -1)
-    told = document("predict", out, pictures, "--scores")
+    told = document("predict", out, pictures, "--scores", "--part", "test")
     assert np.allclose(told["scores"], model.decision_function(given), atol=1e-5)
     assert f"{100 * document('evaluate', out, pictures)['accuracy']:.2f} % on 12 test rows" in page.stdout
 

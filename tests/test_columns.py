@@ -111,7 +111,7 @@ def test_all_that_is_missing_is_named_at_once(trained, iris, tmp_path, command):
     words = () if command == "evaluate" else ("--out", out)
     result = fedsolve(command, trained / "apfl.safetensors", file, *words)
     refused(result, 2, "wrong.csv", "'sepal_width' is missing", "'petal_length' is missing", "'petal_lenght'")
-    assert "Did you mean 'petal_lenght'?" in result.stderr
+    assert "did you mean 'petal_lenght'?" in result.stderr
     assert not out.exists()
 
 
@@ -169,3 +169,12 @@ def test_twice_the_same_name_is_refused(iris, tmp_path):
     result = fedsolve("train", tmp_path / "twice.csv", "--method", "afl", "--clients", 2, "--out", out)
     refused(result, 2, "'a'", "more than one")
     assert not out.exists()
+
+
+def test_a_row_number_without_a_name_is_dropped_once(iris, tmp_path):
+    """As pandas writes it: the first column is the index."""
+    indexed = {"": iris["row"]} | without(iris, "row", "hospital")
+    file, out = write(tmp_path / "pandas.csv", indexed), tmp_path / "m"
+    document("train", file, "--method", "afl", "--label", "kind", "--drop", "0", "--clients", 2, "--out", out)
+    assert document("evaluate", out, file)["rows"] == 150
+    assert fedsolve("predict", out, file).stderr == ""

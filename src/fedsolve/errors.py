@@ -18,6 +18,10 @@ class TermError(FedsolveError):
     """A request or a term that is damaged, out of place or of the wrong shape."""
 
 
+class DivergenceError(TermError):
+    """A loss or a model that is no number any more."""
+
+
 class CohortError(FedsolveError):
     """Too few participants answered, or one of them failed."""
 

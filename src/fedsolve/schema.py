@@ -271,8 +271,8 @@ class Schema:
             problems += [f"column '{name}' is not in the schema" for name in strange]
         if problems:
             raise DataError(
-                f"the columns do not fit the schema: {'; '.join(problems)}. Rename them, or declare a column "
-                'that is not to be used with kind = "unused".'
+                f"the columns do not fit the schema: {'; '.join(problems)}. Rename them; a column that is "
+                'not to be used is left out with kind = "unused" in the schema, or with --drop.'
             )
 
 

@@ -15,6 +15,7 @@ from fedsolve.data import partitions
 from fedsolve.data.tables import Table
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.schema import Schema
 
 CLIENTS = 20
 KINDS: dict[str, tuple[str, Any] | None] = {
@@ -24,6 +25,15 @@ KINDS: dict[str, tuple[str, Any] | None] = {
     "pathological": ("classes_per_client", 2),
 }
 """For each partition: the parameter it takes and its default here."""
+DIVIDING = (
+    "client",
+    "clients",
+    "partition",
+    *(named[0] for named in KINDS.values() if named is not None),
+    "min_size",
+    "partition_seed",
+)
+"""Options that say who owns which rows."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +113,10 @@ def client_options(command: F) -> F:
 def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
     """The split that `client_options` describe; options that do not go together are refused."""
     parameters = [named[0] for named in KINDS.values() if named is not None]
-    used = [
-        name
-        for name in ("clients", "partition", *parameters, "min_size", "partition_seed")
-        if given[name] is not None
-    ]
+    used = [name for name in DIVIDING if name != "client" and given[name] is not None]
+    schema = given.get("schema")
+    if schema is not None and schema.client is not None and not used:
+        return Division(None)
     if given["client"] is not None:
         if used:
             raise click.UsageError(
@@ -130,22 +139,25 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
     )
 
 
-def federate(data: Table, split: Division, workers: int | None) -> LocalFederation:
-    """The table's rows as a federation in this process."""
+def federate(
+    data: Table, split: Division, workers: int | None, schema: Schema | None = None
+) -> LocalFederation:
+    """The table's rows as a federation in this process; `schema` where one describes them for the run."""
     assert data.labels is not None
     if split.kind is not None:
         owners = split.owners(data.labels)
         return LocalFederation.from_arrays(
-            data.features, data.labels, owners, clients=split.clients, workers=workers
+            data.features, data.labels, owners, clients=split.clients, workers=workers, schema=schema
         )
     assert data.owners is not None
     participants = []
     for name in np.unique(data.owners):
         rows = np.flatnonzero(data.owners == name)
         share = LOCAL_MEMORY * len(rows) // len(data)
-        held = ClientData(data.features, data.labels, rows, checked=True)
+        held = ClientData(data.features, data.labels, rows, checked=True, schema=schema)
         participants.append(Participant(str(name), held, memory_budget=share))
-    return LocalFederation(participants, workers=workers)
+    classes = None if schema is None or not schema.classes else schema.classes
+    return LocalFederation(participants, workers=workers, classes=classes)
 
 
 def _flag(name: str) -> str:

@@ -174,7 +174,7 @@ def table_(runs: tuple[str, ...], style: str, out: str | None, as_json: bool, qu
     With a baseline in the experiment file, accuracies that differ from it by a chi-squared test are marked.
     """
     output = Output(as_json, quiet)
-    check_target(out)
+    check_target(out, *runs)
     found = [(load_run(folder), Path(folder)) for folder in runs]
     tables = []
     for one, folder in found:

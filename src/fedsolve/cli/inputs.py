@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from fedsolve.cli.command import F, option, options
 from fedsolve.cli.features import BACKBONE, built, data_root_option, store_option
@@ -12,14 +15,19 @@ from fedsolve.cli.options import READING, data_options, layout_from
 from fedsolve.cli.output import Output
 from fedsolve.container import Array
 from fedsolve.data.columns import column_position
-from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.datasets import Dataset, is_address, load_dataset
+from fedsolve.data.datasets.dataset_address import Address, data_root
+from fedsolve.data.datasets.tabular import layout_of
 from fedsolve.data.feature_store import Features
 from fedsolve.data.table_files import file_columns, read_described
-from fedsolve.data.tables import ColumnLayout, Part, Table, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, Table, by_name, classlike, parts, read_table
 from fedsolve.data.text_tables import Dialect
 from fedsolve.errors import DataError
 from fedsolve.labels import labels_like
 from fedsolve.schema import Column, Schema
+
+_TABLES = ("csv", "parquet")
+"""Schemes of addresses that name a table."""
 
 
 def row_options(command: F) -> F:
@@ -33,6 +41,18 @@ def row_options(command: F) -> F:
     return options(data_options, backbone, data_root_option, store_option)(command)
 
 
+def _site_names(files: Sequence[str]) -> list[str]:
+    """What the client of each file is called: as the file, with its folder where that is needed."""
+    bare = [file.removesuffix(".gz") for file in files]
+    names = [Path(file).stem for file in bare]
+    if len(set(names)) < len(names):
+        names = [str(Path(file).with_suffix("")) for file in bare]
+    twice = [file for file, name in zip(files, names, strict=True) if names.count(name) > 1]
+    if twice:
+        raise DataError(f"clients are called as their files; rename {' or '.join(map(repr, twice))}.")
+    return names
+
+
 class Reader:
     """Reads the rows that a command's options name; features of images are extracted once and kept."""
 
@@ -41,6 +61,7 @@ class Reader:
         self._output = output
         self._layout = layout_from(given)
         self._found: dict[str, Features] = {}
+        self._datasets: dict[str, Dataset] = {}
 
     def parts(self, data: str) -> tuple[Part, ...]:
         """Which of a training and a test part there is; nothing where a file holds one set of rows."""
@@ -59,11 +80,13 @@ class Reader:
         width: int | None = None,
         schema: Schema | None = None,
         extra: Literal["refuse", "ignore"] = "refuse",
+        whole: bool = False,
     ) -> Table:
         """The rows of a file or of a dataset's part, checked against classes and width where known.
 
         schema: what a model takes; columns of a table are then found by name. extra: whether columns that it
-        does not know are refused, or told and ignored.
+        does not know are refused, or told and ignored. whole: every row, also those that an address would
+        hold out, unless a part is named.
         """
         if not is_address(data):
             if schema is not None and schema.extractor is None and Path(data).suffix.lower() != ".npz":
@@ -78,6 +101,10 @@ class Reader:
             )
         if owned:
             raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
+        if whole and part is None:
+            if schema is not None and schema.extractor is None and Address.parse(data).scheme in _TABLES:
+                return self._named_by(data, schema, labelled, classes, extra)
+            data = self._unparted(data)
         features = self._features(data)
         if part is None:
             part = "train" if features.x_test is None else "test"
@@ -85,6 +112,12 @@ class Reader:
         codes = features.y_train if part == "train" else features.y_test
         if rows is None or codes is None:
             raise DataError(f"{data} has no test part.")
+        own = self._datasets[data].schema
+        if schema is not None and own is not None:
+            try:
+                rows = by_name(rows, own, schema, extra)
+            except DataError as problem:
+                raise DataError(f"{data}: {problem}") from problem
         if width is not None and rows.shape[1] != width:
             raise DataError(
                 f"{data} gives {rows.shape[1]} features per row, the model takes {width}. "
@@ -93,7 +126,56 @@ class Reader:
         labels = features.classes[codes]
         if labelled and classes is not None:
             labels = labels_like(labels, classes)
-        return Table(rows, labels if labelled else None, None, data, features.schema)
+        return Table(rows, labels if labelled else None, None, data, own)
+
+    def described(self, data: str, schema: Schema, owned: bool) -> Table:
+        """The rows of a file that a schema describes, to train with; missing values as NaN."""
+        if is_address(data) or Path(data).suffix.lower() == ".npz":
+            raise DataError(f"{data}: --schema describes the columns of a csv or parquet file.")
+        rows = read_described(data, schema, self._dialect, owned=owned)
+        assert rows.labels is not None
+        return Table(rows.features, classlike(rows.labels), rows.owners, data, schema)
+
+    def sites(self, files: Sequence[str], schema: Schema | None) -> Table:
+        """The rows of several files, each the client of its name; columns are found by name in all of them.
+
+        schema: where one describes them; else the first file says what the columns are.
+        """
+        owners = _site_names(files)
+        tables: list[Table] = []
+        for file in files:
+            if is_address(file):
+                raise DataError(
+                    f"{file}: of several clients each is a file (csv, parquet, npz), not an address."
+                )
+            if schema is not None:
+                tables.append(self.described(file, schema, owned=False))
+            elif not tables:
+                tables.append(self.rows(file, "train"))
+            else:
+                first = tables[0]
+                reader = Reader(self._given, self._output)
+                if first.schema is not None:  # it says what --label and --drop said
+                    reader._layout = dataclasses.replace(self._layout, label=None, drop=())
+                tables.append(reader.rows(file, "train", width=first.features.shape[1], schema=first.schema))
+        labels = [table.labels for table in tables if table.labels is not None]
+        if len({part.dtype.kind in "US" for part in labels}) > 1:
+            told = ", ".join(f"{file} {part[0].item()!r}" for file, part in zip(files, labels, strict=True))
+            raise DataError(
+                f"labels are text in some files and numbers in others ({told}). Spell them alike."
+            )
+        return Table(
+            np.concatenate([table.features for table in tables]),
+            np.concatenate(labels),
+            np.repeat(owners, [len(table) for table in tables]),
+            ", ".join(files),
+            tables[0].schema,
+        )
+
+    @property
+    def _dialect(self) -> Dialect:
+        # Names are known here, so that the delimiter shows by itself.
+        return Dialect("auto" if self._layout.delimiter == "," else self._layout.delimiter)
 
     def _described(
         self,
@@ -104,11 +186,9 @@ class Reader:
         extra: Literal["refuse", "ignore"],
     ) -> Table:
         """The rows of a table whose columns a model knows by name; options may say more about this file."""
-        # The names are known, so that the delimiter shows by itself.
-        dialect = Dialect("auto" if self._layout.delimiter == "," else self._layout.delimiter)
-        names = file_columns(data, dialect)
+        names = file_columns(data, self._dialect)
         schema = self._for_file(data, names, schema)
-        rows = read_described(data, schema, dialect, labelled=labelled, extra=extra)
+        rows = read_described(data, schema, self._dialect, labelled=labelled, extra=extra)
         known = {column.name for column in schema.columns} | {schema.label, schema.client}
         strange = [name for name in names if name not in known]
         if strange:
@@ -120,6 +200,33 @@ class Reader:
         if labels is not None and classes is not None:
             labels = labels_like(labels, classes)
         return Table(rows.features, labels, None, data)
+
+    def _named_by(
+        self,
+        data: str,
+        schema: Schema,
+        labelled: bool,
+        classes: Array | None,
+        extra: Literal["refuse", "ignore"],
+    ) -> Table:
+        """The rows of the table that an address names, as if the file itself had been named."""
+        self._check_no_layout(data)
+        address = Address.parse(data)
+        address.allow("label", "drop", "delimiter", "header", "test", "seed")
+        reader = Reader(self._given, self._output)
+        reader._layout = layout_of(address)
+        path = str(address.path(data_root(self._given["root"])))
+        return reader.rows(
+            path, labelled=labelled, classes=classes, width=schema.width, schema=schema, extra=extra
+        )
+
+    def _unparted(self, data: str) -> str:
+        """The address of all rows, where the test part is a share of them that was held out."""
+        address = Address.parse(data)
+        if not address.rest or not load_dataset(data, self._given["root"]).held_out:
+            return data
+        options = "&".join(f"{name}={value}" for name, value in (address.options | {"test": "0"}).items())
+        return f"{address.scheme}:{address.rest}?{options}"
 
     def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
         """The schema with the label column of this file, and with those left out that --drop names."""
@@ -146,14 +253,17 @@ class Reader:
         columns += [Column(name, "unused") for name in dropped if name != label]
         return dataclasses.replace(schema, columns=tuple(columns), label=label)
 
-    def _features(self, data: str) -> Features:
+    def _check_no_layout(self, data: str) -> None:
         if dataclasses.replace(self._layout, client=None) != ColumnLayout():
             raise DataError(
                 f"{data}: --label, --drop, --delimiter, --no-header and --*-key do not apply to an address; "
                 "write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
             )
+
+    def _features(self, data: str) -> Features:
+        self._check_no_layout(data)
         if data not in self._found:
-            dataset = load_dataset(data, self._given["root"])
+            dataset = self._datasets[data] = load_dataset(data, self._given["root"])
             backbone = self._given["backbone"]
             if not dataset.is_images and backbone is not None:
                 raise DataError(f"{data} holds features already; leave out --backbone.")

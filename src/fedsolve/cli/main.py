@@ -1,8 +1,8 @@
 """The `fedsolve` command: its group, its errors and its exit codes.
 
-Exit codes: 0 success; 2 usage and data; 3 participants and network; 4 files; 130 interrupted;
-1 anything unforeseen. An error is one line on stderr, `error: ...`. With --json stdout still holds
-exactly one document: {"error": {"kind": ..., "message": ..., "exit_code": ...}}.
+Exit codes: 0 success; 2 usage and data; 3 participants and network; 4 files; 5 a run that diverged or a model
+with NaN; 130 interrupted; 1 anything unforeseen. An error is one line on stderr, `error: ...`. With --json
+stdout still holds exactly one document: {"error": {"kind": ..., "message": ..., "exit_code": ...}}.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
 from fedsolve.cli.personalise import personalise
 from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report import figures, report
+from fedsolve.cli.schema import schema
 from fedsolve.cli.server import server
 from fedsolve.cli.train import train
-from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
+from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError
 from fedsolve.version import __version__
 
 EXAMPLES = (
@@ -69,6 +70,7 @@ class CommandGroup(click.Group):
                 ("2", "usage or data"),
                 ("3", "participants or network"),
                 ("4", "files"),
+                ("5", "diverged, or a model with NaN"),
                 ("130", "interrupted"),
             )
             formatter.write_dl(codes)
@@ -99,6 +101,8 @@ def _verdict(problem: BaseException) -> tuple[str, int, str]:
             end = "" if message.endswith((".", "?")) else "."
             message = f"{message}{end} See '{context.command_path} --help'."
         return "usage", 2, message
+    if _diverged(problem):
+        return "diverged", 5, message
     if isinstance(problem, CohortError | TermError):
         return "participants", 3, message
     if isinstance(problem, ModelFileError):
@@ -121,6 +125,13 @@ def _verdict(problem: BaseException) -> tuple[str, int, str]:
     )
 
 
+def _diverged(problem: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, is a divergence."""
+    while problem is not None and not isinstance(problem, DivergenceError):
+        problem = problem.__cause__
+    return problem is not None
+
+
 @click.group(cls=CommandGroup, context_settings=CONTEXT, invoke_without_command=True)
 @click.version_option(__version__, prog_name="fedsolve", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
@@ -131,7 +142,7 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-LOCAL = (demo, methods, train, personalise, evaluate, predict, datasets, features, experiment, report)
+LOCAL = (demo, methods, schema, train, personalise, evaluate, predict, datasets, features, experiment, report)
 NETWORK = (server, client, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):

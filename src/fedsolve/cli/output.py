@@ -22,8 +22,11 @@ from rich.table import Table
 
 from fedsolve import container
 from fedsolve.cli.command import WIDTH
+from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.method import Record
+
+_PAGES = (".html", ".md", ".tex")
 
 LONGEST = 2000
 """Characters of a remark; whoever wrote more wants to flood a terminal."""
@@ -153,11 +156,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def check_target(path: str | None) -> None:
-    """Refuse, before any work is done, a place where no file can be written."""
+def check_target(path: str | None, *inputs: str | None, root: str | None = None) -> None:
+    """Refuse, before anything is read, a place where no file can be written, or where an input lies.
+
+    inputs: files, folders and addresses of datasets that the command reads. In a folder, no file that is
+            there is written over, but for pages and tables, which nothing reads. root: where addresses look.
+    """
     if path is None:
         return
     target = Path(path)
+    for text in inputs:
+        for source in _places(text, root):
+            if _would_lose(target, source):
+                raise ModelFileError(
+                    f"{path} is an input of this command ({text}) and would be lost. Name another file."
+                )
     if target.is_dir():
         raise ModelFileError(f"cannot write {path}: it is a folder. Name a file in it.")
     folder = target.absolute().parent
@@ -165,6 +178,28 @@ def check_target(path: str | None) -> None:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ModelFileError(f"cannot write {path}: {folder} is not a folder you may write to.")
+
+
+def _places(text: str | None, root: str | None) -> Iterator[Path]:
+    """Where an input may lie: a path, or the paths in an address."""
+    if text is None:
+        return
+    address = Address.parse(text)
+    for name in (text, address.rest, address.options.get("test", "")):
+        if name:
+            yield Path(name).expanduser()
+            if root is not None:
+                yield Path(root).expanduser() / name
+
+
+def _would_lose(target: Path, source: Path) -> bool:
+    """Whether writing `target` destroys `source` or a file in it, by whatever name or link."""
+    if not (target.exists() and source.exists()):
+        return False
+    if target.samefile(source):
+        return True
+    inside = source.is_dir() and target.resolve().is_relative_to(source.resolve())
+    return inside and target.suffix.lower() not in _PAGES
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -29,7 +29,7 @@ _SITE = "The site"
     examples=(
         (
             "a site's own model, from the shared one and the site's rows",
-            "fedsolve personalise shared.safetensors north.csv --label outcome --out north.safetensors",
+            "fedsolve personalise shared.safetensors north.csv --out north.safetensors",
         ),
         (
             "after a run with a method whose sites keep something, such as ditto",
@@ -73,7 +73,7 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
     the rows: it may give them away.
     """
     output = Output(given["as_json"], given["quiet"])
-    check_target(given["out"])
+    check_target(given["out"], given["model"], given["data"], given["state"], root=given["root"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     prepare(ctx, model, given)
@@ -84,7 +84,9 @@ def personalise(ctx: click.Context, /, **given: Any) -> None:
         part = "train"
     rows = reader.rows(given["data"], part, classes=classes, width=model.features, schema=model.schema)
     assert rows.labels is not None
-    participant = Participant(participant_name, ClientData(rows.features, rows.labels), states=states)
+    participant = Participant(
+        participant_name, ClientData(rows.features, rows.labels, schema=model.schema), states=states
+    )
     own = participant.personalise(model)
     if given["growing"] and not isinstance(own, PersonalModel):
         raise click.UsageError("--growing is for models of apfl, whose sums take further rows", ctx)

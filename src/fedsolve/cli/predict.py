@@ -13,6 +13,7 @@ from rich.console import Console
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.confusion import Report
+from fedsolve.cli.doubts import check_finite, majority_doubt
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.options import READING, allow_options, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
@@ -74,7 +75,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
     but they are not probabilities.
     """
     output = Output(given["as_json"], given["quiet"])
-    check_target(given["out"])
+    check_target(given["out"], given["model"], given["data"], root=given["root"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
@@ -86,6 +87,7 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
         width=model.features,
         schema=model.schema,
         extra="ignore",
+        whole=True,
     )
     scores = _scores(model, data.features, depth)
     labels = classes[np.argmax(scores, axis=1)]
@@ -149,7 +151,11 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
         return
     predicted = classes[np.argmax(_scores(model, data.features, depth), axis=1)]
     report = Report.of(data.labels, predicted, classes)
-    output.result(named | {"layers": depth.get("layers")} | report.as_dict(), report.show)
+    doubts = majority_doubt(float(np.mean(predicted == data.labels)), data.labels, "these rows")
+    document = named | {"layers": depth.get("layers")} | report.as_dict() | {"warnings": doubts}
+    output.result(document, report.show)
+    for doubt in doubts:
+        output.warn(doubt)
 
 
 def classifier(path: str) -> tuple[Model, Array]:
@@ -160,6 +166,7 @@ def classifier(path: str) -> tuple[Model, Array]:
             f"{path} is a regression model; this command is for classifiers. "
             "In Python: fedsolve.load_model(path).predict(features)."
         )
+    check_finite(model, path)
     return model, model.classes
 
 

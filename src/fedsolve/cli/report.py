@@ -33,7 +33,7 @@ def report(runs: tuple[str, ...], out: str, title: str | None, as_json: bool, qu
     # Drawing is loaded by the commands that draw: it takes a second.
     from fedsolve.experiments.report import write_report
 
-    check_target(out)
+    check_target(out, *runs)
     folders = run_folders(runs)
     write_report(folders, Path(out), title)
     size = Path(out).stat().st_size

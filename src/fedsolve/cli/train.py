@@ -14,8 +14,9 @@ import numpy as np
 from rich.console import Console
 
 from fedsolve.cli import pixel_rows
-from fedsolve.cli.clients import Division, client_options, federate, split_from
+from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
 from fedsolve.cli.command import option
+from fedsolve.cli.doubts import check_finite, gap_doubt, identifier_doubt, majority_doubt
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.method_options import (
     MethodCommand,
@@ -24,7 +25,7 @@ from fedsolve.cli.method_options import (
     is_gradient,
     method_option,
 )
-from fedsolve.cli.options import output_options
+from fedsolve.cli.options import READING, output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.own_models import (
     personal_files,
@@ -35,8 +36,10 @@ from fedsolve.cli.own_models import (
     warn_of_few_rows,
 )
 from fedsolve.data.partitions import heterogeneity
+from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
+from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
@@ -54,9 +57,10 @@ _GROUP = "Training"
 
 _HELP = """Train a classifier over simulated clients.
 
-DATA is a file (npz, csv, parquet) or the address of a dataset, such as digits or folder:./images ('fedsolve
-datasets'). Closed-form methods solve for the model exactly, whatever the partition; gradient methods need
-fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters of NAME, --help-all everything.
+DATA is a file (npz, csv, parquet), several files, one for each client, or the address of a dataset, such as
+digits or folder:./images ('fedsolve datasets'). Closed-form methods solve for the model exactly, whatever the
+partition; gradient methods need fedsolve[torch]. 'fedsolve train --method NAME --help' shows the parameters
+of NAME, --help-all everything.
 """
 _DETAILS = """
 An npz holds the arrays x and y, or x_train, y_train, x_test and y_test; features are decoded as
@@ -83,6 +87,15 @@ train a head on the features or a whole network on the images, round by round.
             "fedsolve train patients.csv --method afl --label diagnosis --client-column hospital --out model",
         ),
         (
+            "a raw table with categories, dates and missing values, by a schema that you reviewed",
+            "fedsolve schema patients.csv --label diagnosis --client-column hospital --out schema.toml\n"
+            "fedsolve train patients.csv --schema schema.toml --out model.safetensors",
+        ),
+        (
+            "one file from each hospital; their columns may be in any order",
+            "fedsolve train north.csv south.csv --label diagnosis --out model.safetensors",
+        ),
+        (
             "a model of its own for every client, balanced by the client itself",
             "fedsolve train data.npz --method apfl --balance auto --partition dirichlet \\\n"
             "    --out shared.safetensors --personal clients",
@@ -107,7 +120,7 @@ train a head on the features or a whole network on the images, round by round.
         ),
     ),
 )
-@click.argument("data")
+@click.argument("data", nargs=-1, required=True, metavar="DATA...")
 @method_option(_GROUP)
 @option("--out", metavar="FILE", group=_GROUP, help="Where to save the model (.safetensors).")
 @option(
@@ -140,6 +153,13 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Gradient methods: evaluate on the test rows every N rounds too.",
 )
+@option(
+    "--schema",
+    metavar="FILE",
+    group=READING,
+    help="What the columns are, label and owners included, as 'fedsolve schema' proposes it. Categories, "
+    "dates, text and missing values are prepared by sums over all clients, numbers standardised.",
+)
 @client_options
 @row_options
 @output_options
@@ -147,10 +167,15 @@ train a head on the features or a whole network on the images, round by round.
 def train(ctx: click.Context, /, **given: Any) -> None:
     """Train a classifier over simulated clients; `_HELP` is the page."""
     output = Output(given["as_json"], given["quiet"])
-    split = split_from(ctx, given)
+    files: tuple[str, ...] = given["data"]
+    given["data"] = files[0]
+    inputs = (*files, given["test"], given["schema"])
+    for written in (given["out"], given["checkpoint"]):
+        check_target(written, *inputs, root=given["root"])
+    given["schema"] = described = _schema(ctx, given)
+    split = split_from(ctx, given) if len(files) == 1 else _one_each(ctx, given)
     method = chosen_method(ctx)
     checkpoint = _checkpoint(ctx, given, output)
-    check_target(given["out"])
     if isinstance(method, GradientMethod):
         pixel_rows.check_torch(method.network, f"method '{method.key}'")
         find_device(method.device)
@@ -160,18 +185,24 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     personal = personal_folder(ctx, given["personal"], method)
 
     reader = Reader(given, output)
-    data = reader.rows(given["data"], "train", owned=split.kind is None)
-    federation = federate(data, split, given["workers"])
+    owned = split.kind is None
+    if len(files) > 1:
+        data = reader.sites(files, described)
+    elif described is None:
+        data = reader.rows(given["data"], "train", owned=owned)
+    else:
+        data = reader.described(given["data"], described, owned)
+    federation = federate(data, split, given["workers"], described)
     spec = federation.describe()
     schema = _named(data.schema, spec)
-    test = _test_rows(given, reader, spec, schema)
+    test = _test_rows(given, reader, spec, schema, own=len(files) == 1)
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
     started = time.perf_counter()
     try:
         with _progress(output, method) as progress:
-            model = method.fit(
+            model = (method if described is None else Described(method, described)).fit(
                 federation,
                 checkpoint,
                 resume=given["resume"],
@@ -184,8 +215,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     model.schema = schema
     if isinstance(model, GradientModel) and given["backbone"] is not None:
         model.parameters[pixel_rows.NOTED] = given["backbone"]
+    check_finite(model, "the model, which was not saved,")
     if given["out"] is not None:
         model.save(given["out"])
+    accuracy = _accuracy(method, model, federation, data, test)
     document = {
         "method": method.key,
         "parameters": method.parameters(),
@@ -193,14 +226,32 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         **_traffic(model),
         **(_rounds(method, model) if isinstance(method, GradientMethod) else {}),
         "seconds": seconds,
-        "accuracy": _accuracy(method, model, federation, data, test),
+        "accuracy": accuracy,
         "test_rows": None if test is None else len(test),
         "predicts": model.predicts,
         "personal": personalise(model, federation, test, personal, own_files, output),
         "model": given["out"],
         "checkpoint": checkpoint,
     }
+    document["warnings"] = _doubts(model, data, test, accuracy, plain=described is None)
     output.result(document, lambda page: _show(page, document))
+    for doubt in document["warnings"]:
+        output.warn(doubt)
+
+
+def _doubts(
+    model: Model, data: Table, test: Table | None, accuracy: dict[str, Any], plain: bool
+) -> list[str]:
+    """What nobody should miss about this model."""
+    doubts = identifier_doubt(data) if plain else []
+    if not model.predicts:
+        return doubts
+    assert data.labels is not None
+    doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
+    if test is not None and test.labels is not None:
+        doubts += majority_doubt(accuracy["test"], test.labels, "test rows")
+        doubts += gap_doubt(accuracy["train"], accuracy["test"])
+    return doubts
 
 
 @contextmanager
@@ -251,7 +302,6 @@ def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> st
         if given["resume"]:
             raise click.UsageError("--resume needs --checkpoint FILE to resume from", ctx)
         return None
-    check_target(path)
     if given["out"] is not None and os.path.abspath(path) == os.path.abspath(given["out"]):
         raise click.UsageError("--checkpoint and --out name the same file; choose two", ctx)
     if os.path.exists(path) and not given["resume"]:
@@ -261,6 +311,27 @@ def _checkpoint(ctx: click.Context, given: dict[str, Any], output: Output) -> st
     return path
 
 
+def _schema(ctx: click.Context, given: dict[str, Any]) -> Schema | None:
+    """The schema of the rows; options that it makes needless are refused."""
+    if given["schema"] is None:
+        return None
+    for name, flag in (("label", "--label"), ("client", "--client-column"), ("drop", "--drop")):
+        if given[name]:
+            raise click.UsageError(f"the schema says what every column is; leave out {flag}", ctx)
+    if not given["header"]:
+        raise click.UsageError("a schema knows columns by name; leave out --no-header", ctx)
+    return read_schema(given["schema"])
+
+
+def _one_each(ctx: click.Context, given: dict[str, Any]) -> Division:
+    """The division of several files: each is a client."""
+    if any(given[name] is not None for name in DIVIDING):
+        raise click.UsageError(
+            "of several files each is one client; leave out --client-column and the partition", ctx
+        )
+    return Division(None)
+
+
 def _named(schema: Schema | None, spec: Spec) -> Schema | None:
     """What the columns are, with the classes of all clients."""
     if schema is None or spec.classes is None:
@@ -268,12 +339,14 @@ def _named(schema: Schema | None, spec: Spec) -> Schema | None:
     return dataclasses.replace(schema, classes=tuple(spec.classes.tolist()))
 
 
-def _test_rows(given: dict[str, Any], reader: Reader, spec: Spec, schema: Schema | None) -> Table | None:
-    """The rows to evaluate on, read and checked before any training is done."""
+def _test_rows(
+    given: dict[str, Any], reader: Reader, spec: Spec, schema: Schema | None, own: bool
+) -> Table | None:
+    """The rows to evaluate on, read and checked before any training is done; `own`: the data's test part."""
     known: dict[str, Any] = {"classes": spec.classes, "width": spec.features, "schema": schema}
     if given["test"] is not None:
         return reader.rows(given["test"], **known)
-    if given["features_key"] is None and "test" in reader.parts(given["data"]):
+    if own and given["features_key"] is None and "test" in reader.parts(given["data"]):
         return reader.rows(given["data"], "test", **known)
     return None
 

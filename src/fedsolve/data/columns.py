@@ -83,7 +83,7 @@ def _plain_schema(names: Sequence[str], places: _Places) -> Schema | None:
         )
     if not used:
         return None  # what is left of the file is refused elsewhere
-    left_out = [name for name in dict.fromkeys(names) if name.strip() and name not in named]
+    left_out = [name for name in dict.fromkeys(names) if name not in named]
     columns = [Column(name, missing="refuse") for name in used]
     columns += [Column(name, "unused") for name in left_out]
     return Schema(tuple(columns), label, (), client)

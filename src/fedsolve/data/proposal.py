@@ -210,6 +210,13 @@ def _reason_to_leave_out(look: _Look, texts: Array, labels: Array) -> str:
     return ""
 
 
+def whole_and_nearly_unique(values: Array) -> bool:
+    """Whether a column of numbers looks like an identifier."""
+    if len(values) < _FEW or not np.all(values == np.rint(values)):
+        return False
+    return len(np.unique(values)) >= _NEARLY * len(values)
+
+
 def _is_the_label(texts: Array, labels: Array) -> bool:
     pairs = {(text, label) for text, label in zip(texts, labels, strict=True) if text and label}
     values, classes = ({pair[side] for pair in pairs} for side in (0, 1))

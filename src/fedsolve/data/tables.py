@@ -21,7 +21,7 @@ from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_like, spelled_labels
 from fedsolve.schema import Schema
 
-__all__ = ["ColumnLayout", "Part", "Table", "parts", "read_table"]
+__all__ = ["ColumnLayout", "Part", "Table", "by_name", "classlike", "parts", "read_table"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_table(
         if labels is not None:
             if kind == "csv" and classes is None:
                 labels = spelled_labels(labels)
-            labels = _classlike(labels) if classes is None else labels_like(labels, classes)
+            labels = classlike(labels) if classes is None else labels_like(labels, classes)
         if owners is not None:
             owners = _owner_names(owners, len(features))
     except DataError as problem:
@@ -93,6 +93,20 @@ def read_table(
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
     return Table(features, labels, owners, str(path), schema)
+
+
+def by_name(
+    features: Array, own: Schema, wanted: Schema, extra: Literal["refuse", "ignore"] = "refuse"
+) -> Array:
+    """The columns of a plain table in the order of `wanted`; what does not fit is refused by name."""
+    if any(column.kind != "number" for column in wanted.used):
+        raise DataError(
+            "the model takes raw columns, such as categories or dates. Name the file itself, not an address."
+        )
+    names = [column.name for column in own.used]
+    wanted.check_columns(names, extra=extra)
+    places = [names.index(column.name) for column in wanted.used]
+    return features if places == list(range(len(names))) else features[:, places]
 
 
 def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
@@ -121,7 +135,7 @@ def _plain_labels(labels: Array) -> Array:
     return np.char.decode(labels, "utf-8") if labels.dtype.kind == "S" else labels
 
 
-def _classlike(labels: Array) -> Array:
+def classlike(labels: Array) -> Array:
     """The labels, refused if they are measurements: fractions that hardly ever repeat."""
     if labels.dtype.kind == "f":
         distinct = np.unique(labels)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.errors import TermError
+from fedsolve.errors import DivergenceError
 from fedsolve.federation.messages import Request, Term
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
@@ -339,7 +339,7 @@ class ClientGroup:
         if bool(torch.isfinite(self.losses).all()):
             return
         client, number = (int(i) for i in torch.nonzero(~torch.isfinite(self.losses))[0])
-        raise TermError(
+        raise DivergenceError(
             f"the loss of '{self.clients[client]}' became {self.losses[client, number].item()} in round "
             f"{self.round}, step {number}. Lower rate (now {self.rate:g}) or set clip."
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.federation.described import DescribedRun
 from fedsolve.federation.method import Run
 from fedsolve.gradient.alignment import representation
 from fedsolve.gradient.devices import find_device
@@ -56,18 +57,20 @@ class Watch:
         return metrics
 
     def _look(self, run: Run[Any]) -> dict[str, Any]:
-        if not isinstance(run, GradientRun):
+        described = run if isinstance(run, DescribedRun) else None
+        inner = run if described is None else described.inner
+        if not isinstance(inner, GradientRun):
             raise DataError("Watch follows gradient methods; this run is of another kind.")
-        record = run.history[-1]
-        last = record.step == run.method.rounds - 1
+        record = inner.history[-1]
+        last = record.step == inner.method.rounds - 1
         if record.kind != "train" or not (last or record.step % self.every == 0):
             return {}
         metrics: dict[str, Any] = {}
-        models = run.targets()
-        for number, target in enumerate(self.targets or (run.reported(),)):
+        models: dict[str, Any] = inner.targets() if described is None else described.targets()
+        for number, target in enumerate(self.targets or (inner.reported(),)):
             # Before anybody has trained there is no mean of local models; the global one is what there is.
             model = models.get(target, models["global"])
-            model.device = str(find_device(run.method.device))
+            model.device = str(find_device(inner.method.device))
             features, scores = model.representation(self.features)
             prefix = "" if number == 0 else f"{target}_"
             assert model.classes is not None

@@ -54,7 +54,8 @@ class Dataset:
 
     file_labels: (classes,) the label of each class as the data have it, in its type; None where names are
                  all there is.
-    schema:      what the columns of a table are, where they have names.
+    schema:      what the columns are, of a table that names them.
+    held_out:    whether the test part is a share of the rows that was held out, rather than one of its own.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Dataset:
     class_names: tuple[str, ...]
     file_labels: Array | None = None
     schema: Schema | None = None
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         for title, split in self.parts().items():

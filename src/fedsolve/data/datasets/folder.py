@@ -31,7 +31,8 @@ def load(address: Address, root: Path | None) -> Dataset:
     whole = class_split(train, classes)
     test = next((path / name for name in TESTS if (path / name).is_dir()), None) if train != path else None
     if test is None:
-        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), tuple(classes))
+        held_out = hold_out(whole, share, seed, str(path))
+        return Dataset(address.text, *held_out, tuple(classes), held_out=held_out[1] is not None)
     if "test" in address.options:
         raise DataError(f"{address.text}: {test} is the test part already; leave out the option 'test'.")
     return Dataset(address.text, whole, evaluation_split(test, classes), tuple(classes))

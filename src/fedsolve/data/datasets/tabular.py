@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
 from fedsolve.data.npz import open_npz
-from fedsolve.data.tables import ColumnLayout, Part, parts, read_table
+from fedsolve.data.tables import ColumnLayout, Part, by_name, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import labels_like, plain_labels
 from fedsolve.schema import Schema
@@ -32,38 +31,44 @@ def load(address: Address, root: Path | None) -> Dataset:
     kind = address.scheme
     address.allow(*_OPTIONS[kind], "test", "seed")
     path = _existing(address, root)
-    layout = _layout(address)
+    layout = layout_of(address)
     other = address.options.get("test", "")
     apart = None if not other or _is_number(other) else _existing(Address(address.text, kind, other), root)
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
-        *train, schema = _rows(path, layout, "train" if kind == "npz" else None)
-        classes = np.unique(train[1])
+        inputs, labels, schema = _rows(path, layout, "train" if kind == "npz" else None)
+        classes = np.unique(labels)
         names = _class_names(path, classes)
-        test: list[Array] | None = None
+        test = None
         if apart is not None:
-            *test, others = _rows(apart, layout, None, classes)
-            if schema is not None and others is not None and others.used != schema.used:
-                raise DataError(f"{apart}: its columns are not those of {path}, or in another order.")
+            test = _rows(apart, layout, None, classes, schema)[:2]
         elif own_test:
-            *test, _ = _rows(path, layout, "test", classes)
+            test = _rows(path, layout, "test", classes)[:2]
     except DataError:
         raise
     except FedsolveError as problem:
         raise DataError(str(problem)) from problem
     if own_test and other:
         raise DataError(f"{address.text}: {path} has a test part already; leave out the option 'test'.")
-    whole = _split(train, classes, path)
+    whole = _split((inputs, labels), classes, path)
     if test is None:
         share, seed = address.held_out()
-        return Dataset(address.text, *hold_out(whole, share, seed, str(path)), names, classes, schema)
+        parted = hold_out(whole, share, seed, str(path))
+        return Dataset(address.text, *parted, names, classes, schema, held_out=parted[1] is not None)
     return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
 
 
 def _rows(
-    path: Path, layout: ColumnLayout, part: Part | None, classes: Array | None = None
+    path: Path,
+    layout: ColumnLayout,
+    part: Part | None,
+    classes: Array | None = None,
+    schema: Schema | None = None,
 ) -> tuple[Array, Array, Schema | None]:
-    """Inputs, labels, all of them in `classes`, and names; inputs of three or four dimensions are images."""
+    """Inputs, labels in `classes`, and columns by name; inputs of three or four dimensions are images.
+
+    schema: the columns of the rows that these are to fit.
+    """
     images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
     if images is not None:
         if classes is None:
@@ -74,7 +79,13 @@ def _rows(
             raise DataError(f"{path}: {problem}") from problem
     table = read_table(path, layout, part=part, classes=classes)
     assert table.labels is not None
-    return table.features, table.labels, table.schema
+    features = table.features
+    if schema is not None and table.schema is not None:
+        try:
+            features = by_name(features, table.schema, schema)
+        except DataError as problem:
+            raise DataError(f"{path}: {problem}") from problem
+    return features, table.labels, table.schema
 
 
 def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
@@ -122,7 +133,7 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
     return tuple(str(label) for label in classes.tolist())
 
 
-def _split(rows: Sequence[Array], classes: Array, path: Path) -> Split:
+def _split(rows: tuple[Array, Array], classes: Array, path: Path) -> Split:
     inputs, labels = rows
     positions = np.searchsorted(classes, labels).astype(np.int64)
     return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, positions)
@@ -143,7 +154,8 @@ def _existing(address: Address, root: Path | None) -> Path:
     return path
 
 
-def _layout(address: Address) -> ColumnLayout:
+def layout_of(address: Address) -> ColumnLayout:
+    """Where the file of an address has its features and labels, by the address's options."""
     settings: dict[str, Any] = {
         name: value for name, value in address.options.items() if name not in ("test", "seed")
     }

@@ -1,0 +1,66 @@
+"""What makes a model doubtful, in words that a command shows after its result; and models with NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsolve.cli.output import percent
+from fedsolve.container import Array
+from fedsolve.data.proposal import whole_and_nearly_unique
+from fedsolve.data.tables import Table
+from fedsolve.errors import DivergenceError
+from fedsolve.model import Model
+
+GAP = 0.2
+"""By how much accuracy on training rows may exceed that on others before it is remarked upon."""
+
+
+def check_finite(model: Model, what: str) -> None:
+    """Refuse a model that holds NaN or infinity."""
+    for name, array in model.arrays().items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DivergenceError(
+                f"{what} holds values that are not finite numbers ({name}): the training diverged. Lower the "
+                "rate or set clip, or use a larger ridge, and train again."
+            )
+
+
+def majority_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
+    """Where always giving the most frequent label would be right more often."""
+    classes, counts = np.unique(labels, return_counts=True)
+    share = float(counts.max() / len(labels))
+    if accuracy >= share:
+        return []
+    most = classes[int(np.argmax(counts))].item()
+    return [
+        f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
+        "The model has not learnt what it should; check columns, scales and parameters."
+    ]
+
+
+def gap_doubt(train: float, test: float) -> list[str]:
+    """Where the model knows its training rows by heart."""
+    if train - test < GAP:
+        return []
+    return [
+        f"{percent(train)} on training rows but {percent(test)} on test rows: the model has learnt the "
+        "training rows by heart. Use a smaller width, fewer layers or a larger ridge, or more rows."
+    ]
+
+
+def identifier_doubt(data: Table) -> list[str]:
+    """Columns of a plain table that number its rows rather than measure something."""
+    if data.schema is None:
+        return []
+    names = [
+        column.name
+        for place, column in enumerate(data.schema.used)
+        if whole_and_nearly_unique(data.features[:, place])
+    ]
+    if not names:
+        return []
+    drops = " ".join(f"--drop {name}" for name in names)
+    return [
+        f"the model uses {', '.join(map(repr, names))}, whole numbers that are nearly all different, like "
+        f"an identifier. Such a column teaches nothing about new rows; leave it out with {drops}."
+    ]
