@@ -169,7 +169,7 @@ def test_all_that_does_not_fit_is_told_at_once(tmp_path):
     path.write_text(SPOILED)
     with pytest.raises(DataError) as refusal:
         read_site(str(path), SCHEMA, ColumnLayout())
-    for word in ("'age' is missing (Did you mean 'ages'?)", "'ages' is not in", "'since' (line 2", "maybe"):
+    for word in ("'age' is missing (did you mean 'ages'?)", "'ages' is not in", "'since' (line 2", "maybe"):
         assert word in str(refusal.value)
 
 

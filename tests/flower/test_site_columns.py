@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.data.datasets import load_dataset
-from fedsolve.data.feature_store import Features
 from fedsolve.data.tables import ColumnLayout, read_table
 from fedsolve.errors import CohortError, DataError
 from fedsolve.network.answering import Answerer
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.running import State, run_method
 from fedsolve.network.superlink import free_port
+from tests.command import fedsolve as run
 from tests.flower_security.processes import running
 
 from .pretended import PretendedLink
@@ -61,7 +60,7 @@ def federate(link: PretendedLink, **options) -> FlowerFederation:
             NAMES,
             ("age", "presure", "weight"),
             [
-                "'pressure' is missing (Did you mean 'presure'?)",
+                "'pressure' is missing (did you mean 'presure'?)",
                 "'presure' is not known there",
                 "Rename them",
             ],
@@ -96,13 +95,20 @@ def test_the_same_columns_train_the_model_of_one_process(tmp_path):
     assert same_bits(model, fs.AFL(ridge=0.1).fit(fs.LocalFederation(members, classes=[0, 1])))
 
 
-def test_an_address_of_a_table_has_its_names_too(tmp_path):
-    path = write(tmp_path / "north.csv")
-    schema = Features.from_dataset(load_dataset(f"csv:{path}?label=ill")).schema
-    assert [column.name for column in schema.used] == list(NAMES)
-    other = write(tmp_path / "test.csv", NAMES[::-1], 1)
-    with pytest.raises(DataError, match="in another order"):
-        load_dataset(f"csv:{path}?label=ill&test={other}")
+def test_a_client_sends_the_names_of_a_table_by_its_address(tmp_path, monkeypatch):
+    path, sent = write(tmp_path / "north.csv"), []
+
+    class Stopped(Exception):
+        pass
+
+    def answerer(name, data, columns, **options):
+        sent.extend(column.name for column in columns.used)
+        raise Stopped
+
+    monkeypatch.setattr("fedsolve.network.answering.Answerer", answerer)
+    line = ["client", "--insecure", "--server", "127.0.0.1:9", "--name", "north"]
+    run(*line, "--data", f"csv:{path}?label=ill", "--state", str(tmp_path / "state"))
+    assert sent == list(NAMES)
 
 
 @pytest.mark.parametrize("first", ["north", "south"])

@@ -29,7 +29,7 @@ from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
 from fedsolve.cli.personalise import personalise
 from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report import figures, report
-from fedsolve.cli.schema import schema
+from fedsolve.cli.schema_command import schema
 from fedsolve.cli.server import server
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError

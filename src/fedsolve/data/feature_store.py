@@ -31,7 +31,6 @@ from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecor
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_from_note, labels_note
-from fedsolve.schema import Schema
 from fedsolve.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ class Features:
     x_train, x_test: (rows, width); those of a store are memory-mapped float32, read as they are used.
     y_train, y_test: (rows,) positions in `class_names` and `classes`.
     classes:         (classes,) the label of each class as the dataset has it, in its type.
-    schema:          what the columns of a table are, where they have names.
     """
 
     key: str
@@ -66,7 +64,6 @@ class Features:
     class_names: tuple[str, ...]
     classes: Array
     manifest: dict[str, Any] = field(repr=False)
-    schema: Schema | None = None
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Features:
@@ -97,7 +94,6 @@ class Features:
             dataset.class_names,
             dataset.classes,
             _as_stored(manifest),
-            dataset.schema,
         )
 
     def names(self, labels: Array) -> Array:

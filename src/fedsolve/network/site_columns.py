@@ -76,7 +76,7 @@ def columns_apart(name: str, mine: Note, other: str, theirs: Note) -> str | None
         )
     phrases = []
     for column in missing[:_SHOWN]:
-        hint = did_you_mean(column, added).strip()
+        hint = did_you_mean(column, added).strip().replace("Did", "did")
         phrases.append(f"column '{plain(column)}' is missing{f' ({plain(hint)})' * bool(hint)}")
     phrases += [f"column '{plain(column)}' is not known there" for column in added[:_SHOWN]]
     more = len(missing) + len(added) - len(phrases)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,7 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
     return tuple(str(label) for label in classes.tolist())
 
 
-def _split(rows: Sequence[Array], classes: Array, path: Path) -> Split:
+def _split(rows: tuple[Array, Array], classes: Array, path: Path) -> Split:
     inputs, labels = rows
     positions = np.searchsorted(classes, labels).astype(np.int64)
     return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, positions)
