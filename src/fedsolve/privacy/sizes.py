@@ -64,6 +64,15 @@ class KnownTotals:
         }
         return {key: exponent for key, exponent in found.items() if exponent is not None}
 
+    def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
+        """The arrays in one limb whose total has become so small that it must be asked for in two."""
+        return {
+            field.name
+            for field in layout.fields
+            if field.exponent is not None
+            and 0 < _largest(total.arrays[field.name]) < field.error_bound(clients) / FINEST
+        }
+
     def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
         """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
 
