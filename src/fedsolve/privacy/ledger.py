@@ -4,6 +4,7 @@ A total shows nothing but the total; two totals show their difference. So a clie
 keeps account of all it ever opened, whoever asked and in whatever run:
 
 - one question per slot: a repeat gets the stored bytes, anything else a refusal;
+- an array is refused as too large for one limb once per request; then everything travels in two;
 - one cohort per request: a straggler's term is not opened beside the total without it;
 - one cohort per run, with everybody in it who was asked, unless the client allows changes;
 - clients that were always in or out together form groups of at least 3, so that no combination of totals
@@ -84,6 +85,7 @@ class Ledger:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.openings: list[Opening] = []
+        self._refused: set[str] = set()
         self._used: dict[str, tuple[str, str]] = {}
         self._masked: tuple[str, bytes] | None = None
         self._folder = folder
@@ -114,6 +116,18 @@ class Ledger:
         self._write("masked", canonical_json(slot).encode() + b"\n" + masked)
         self._write("secrets", secrets)
 
+    def refuse(self, request: str) -> None:
+        """Enter that a request was refused as too large for one limb."""
+        self._append({"refused": request})
+        self._refused.add(request)
+
+    def check_limbs(self, request: str, narrow: bool) -> None:
+        """Refuse a second question about the size of an answer: many would find the size out."""
+        if narrow and request in self._refused:
+            raise TermError(
+                "this client has refused this request in one limb; it answers it in two limbs only."
+            )
+
     def request_of(self, slot: str) -> str:
         """The digest of the request that a slot served."""
         if slot not in self._used:
@@ -126,8 +140,8 @@ class Ledger:
         """Refuse to open a total, by name, where a rule forbids it."""
         if dropped and not changing:
             raise CohortError(
-                f"{list(dropped)[:5]} did not answer, and this client only opens sums over all who were asked "
-                "(changing=True allows others)."
+                f"{list(dropped)[:5]} did not answer, and this client only opens sums over all who were "
+                "asked (changing=True allows others)."
             )
         if not changing:
             one_cohort_per_run(self.openings, new)
@@ -187,6 +201,8 @@ class Ledger:
         if "used" in entry:
             slot, request, question = entry["used"]
             self._used[slot] = (request, question)
+        elif "refused" in entry:
+            self._refused.add(entry["refused"])
         else:
             run, request, cohort = entry["opened"]
             self.openings.append(Opening(run, request, tuple(cohort)))

@@ -27,7 +27,7 @@ from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_threshold
 from fedsolve.privacy.ring import decode
-from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.ring_layout import Exponents, Layout
 from fedsolve.privacy.secure_client import (
     CHANNEL,
     SecureClient,
@@ -52,12 +52,8 @@ _SPARE_SLOTS = 2
 """For an evaluation, and for an array that does not fit into one limb."""
 
 
-class _Refused(Exception):
-    """One limb does not do for these arrays: too large for it, or their total too small."""
-
-    def __init__(self, arrays: set[str]) -> None:
-        super().__init__(sorted(arrays))
-        self.arrays = arrays
+class _OneLimbFailed(Exception):
+    """One limb does not do for some array: a term is too large for it, or the total too small."""
 
 
 class SecureFederation:
@@ -140,24 +136,20 @@ class SecureFederation:
         if request.position:
             self._follow(request, chain)
         self._check_joined()
-        wide: set[str] = set()
-        while True:
-            try:
-                total = self._sum(request, chain, wide)
-            except _Refused as refused:  # again in two limbs, in a new slot
-                wide |= refused.arrays
-                continue
-            total.seconds = time.perf_counter() - started
-            return total
+        try:
+            total = self._sum(request, chain, self._known.exponents(len(request.cohort)))
+        except _OneLimbFailed:  # again in two limbs, in a new slot
+            total = self._sum(request, chain, {})
+        total.seconds = time.perf_counter() - started
+        return total
 
-    def _sum(self, request: Request, chain: Chain, wide: set[str]) -> Total:
+    def _sum(self, request: Request, chain: Chain, exponents: Exponents) -> Total:
         server, slot = self._next_slot()
         report = CohortReport.of(request, server.sharers)
         cohort = tuple(name for name in report.asked if name not in report.absent)
-        for name in report.absent:
+        for name in list(report.absent):
             self._lose(report, name, CohortError("it took no part in the setup of this run"))
-        exponents = self._known.exponents(len(cohort))
-        layout = self._layout(request, chain, {k: e for k, e in exponents.items() if k[0] not in wide})
+        layout = self._layout(request, chain, exponents)
         sent = decode_request(encode_request(request))
         pending = server.sum(slot, cohort, layout.wide, layout.narrow, context_of(sent, layout))
         note = {"slot": slot, "cohort": list(cohort), "layout": layout.note()}
@@ -169,13 +161,12 @@ class SecureFederation:
                     f"{sorted(refused - narrow)} has numbers too large for a secure sum, or NaN. Check the "
                     "features for values whose squares overflow; rescale such columns."
                 )
-            raise _Refused(refused)
+            raise _OneLimbFailed
         survivors, _ = pending.close()
         self._open(pending)
         term = decode(pending.total(), layout)
-        coarse = self._known.too_coarse(term, layout, len(survivors))
-        if coarse:
-            raise _Refused(coarse)
+        if self._known.too_coarse(term, layout, len(survivors)):
+            raise _OneLimbFailed
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
         self._cohort = survivors
@@ -281,7 +272,7 @@ class SecureFederation:
                 "after would show what they added. Begin a new run with them."
             )
 
-    def _layout(self, request: Request, chain: Chain, exponents: Mapping[Any, int]) -> Layout:
+    def _layout(self, request: Request, chain: Chain, exponents: Exponents) -> Layout:
         """What an answer to this request looks like: that of a client with made-up rows."""
         if self._probe is None:
             self._probe = Participant("made-up rows", _made_up(self.describe(), chain))

@@ -118,6 +118,7 @@ class SecureClient:
         stored = self.ledger.stored(place, question)
         if stored is not None:
             return stored
+        self.ledger.check_limbs(digest, layout.narrow > 0)
         term = self.participant.answer(request)
         if isinstance(term, Needs):
             return pack("needs", client.setup, {"have": term.have}, {})
@@ -126,6 +127,7 @@ class SecureClient:
         try:
             vector = encode(completed(term, layout), layout, len(cohort))
         except OutOfRange as problem:
+            self.ledger.refuse(digest)
             return pack("refused", client.setup, {"array": problem.array}, {})
         masked = client.mask(slot, vector, cohort, context)
         self.ledger.use(place, digest, question, masked, client.save())
@@ -173,7 +175,7 @@ def _slot(note: Mapping[str, Any]) -> int:
 
 
 def request_digest(request: Request) -> str:
-    """SHA-256 over what is asked, without blocks: they vary in repeats, and the chain's digest covers them."""
+    """SHA-256 over what is asked, without blocks: they vary in repeats, and the chain's digest is in it."""
     return hashlib.sha256(encode_request(dataclasses.replace(request, blocks=()))).hexdigest()
 
 
