@@ -65,10 +65,9 @@ def test_scores_are_those_of_plain_sums(name: str, clients: int, scale: float) -
 def test_gradient_methods_too(clients: int) -> None:
     pytest.importorskip("torch")
     method = fs.gradient.FedAvg(network="mlp:8", rounds=3)
-    plain = scores(method, federation(clients))
-    yardstick = np.abs(scores(method, federation(clients, reverse=True)) - plain).max()
+    # No yardstick here: clients under other names draw other batches.
     secure = scores(method, SecureFederation(federation(clients)))
-    assert np.abs(secure - plain).max() <= max(1e-12, 10 * yardstick)
+    assert np.abs(secure - scores(method, federation(clients))).max() <= 1e-12
 
 
 def test_a_client_without_rows_is_not_told_from_others() -> None:
