@@ -2,7 +2,7 @@
 """SHA-256 digests of a fixed set of trained models, to show that a refactoring changed no result.
 
     python -m benchmarks.digests --out before.json [--network]       train everything, write the digests
-    python -m benchmarks.digests --compare before.json [--network]   train again, print a table; 1: a difference
+    python -m benchmarks.digests --compare before.json [--network]   train again, print a table; 1: differ
 
     --only TEXT    only models whose name contains TEXT (may be repeated)
     --network      also models trained over Flower: `fedsolve server` and three `fedsolve client` on 127.0.0.1
@@ -67,7 +67,7 @@ class Data:
     def __init__(self) -> None:
         features, labels = load_digits(return_X_y=True)
         order = np.random.default_rng(0).permutation(len(labels))
-        # Fifteenths are rounded. Sums of products of whole numbers or sixteenths would be exact, so that a sum
+        # Fifteenths are rounded. Sums of products of whole numbers or sixteenths are exact, so that a sum
         # in another order would not show.
         features, labels = features[order] / 15.0, labels[order]
         self.x, self.y = features[:1400], labels[:1400]

@@ -202,6 +202,16 @@ def test_train_prints_a_summary_for_people(files):
         assert word in page.stdout
 
 
+def test_secure_training_gives_the_same_model_and_says_so(files):
+    words = ("train", files / "digits.npz", "--method", "afl", "--ridge", "1", "--clients", "4")
+    plain, secure = document(*words), document(*words, "--secure")
+    assert (plain["secure"], secure["secure"]) == (False, True)
+    assert secure["accuracy"] == plain["accuracy"]
+    assert secure["history"][0]["error_bounds"]["gram"] == 4 * 2.0**-65
+    assert "only totals were opened" in fedsolve(*words, "--secure").stdout
+    refused(fedsolve(*words[:-1], "2", "--secure"), 3, "2 clients cannot make a secure sum")
+
+
 def test_warnings_are_single_lines(files):
     result = fedsolve("train", files / "digits.npz", "--method", "afl")
     assert result.exit_code == 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedsolve import gradient
+from fedsolve import gradient, privacy
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.cascade import Cascade
@@ -65,6 +65,7 @@ __all__ = [
     "load_model",
     "local_scores",
     "partition",
+    "privacy",
 ]
 
 _ESTIMATORS = {"AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor"}

@@ -38,7 +38,7 @@ def test_imports_point_downwards(path: Path) -> None:
             assert name.startswith(BELOW) or name.split(".")[1] in SMALL, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("module", ["masking", "unmasking", "signatures", "key_streams"])
+@pytest.mark.parametrize("module", ["masking", "unmasking", "signatures", "key_streams", "secure"])
 def test_a_missing_library_is_named_with_its_extra(module: str) -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
@@ -49,3 +49,14 @@ def test_a_missing_library_is_named_with_its_extra(module: str) -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "fedsolve[privacy]" in told
+
+
+def test_fedsolve_offers_secure_sums_without_importing_their_library() -> None:
+    code = (
+        "import sys, fedsolve\n"
+        "fedsolve.privacy\n"
+        "assert not any(name.split('.')[0] == 'cryptography' for name in sys.modules)\n"
+        "fedsolve.privacy.SecureFederation\n"
+        "assert 'cryptography' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -230,24 +230,15 @@ def test_masks_that_did_not_cancel_are_noticed() -> None:
 # -- exponents ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 20, 32])
+@pytest.mark.parametrize("clients", [1, 2, 3, 20, 100, 512])
 @pytest.mark.parametrize("largest", [1e-9, 0.3, 1.0, 1.5, 7e5, 1e12])
-def test_an_exponent_leaves_ten_bits_for_every_client(clients: int, largest: float) -> None:
+def test_an_exponent_leaves_two_bits_for_every_client(clients: int, largest: float) -> None:
     exponent = exponent_for(largest, clients)
     assert exponent is not None
     field = Field("gram", (2, 2), True, exponent)
-    assert field.limit(clients) >= 2**10 * largest
-    assert field.limit(clients) <= 2**13 * largest
+    assert field.limit(clients) >= 2**2 * largest
+    assert field.limit(clients) <= 2**5 * largest
     assert field.error_bound(clients) <= FINEST / 4 * largest
-
-
-@pytest.mark.parametrize("clients", [33, 64, 100, 200, 512])
-def test_with_many_clients_accuracy_comes_before_spare_bits(clients: int) -> None:
-    exponent = exponent_for(1000.0, clients)
-    assert exponent is not None
-    field = Field("gram", (2, 2), True, exponent)
-    assert field.limit(clients) >= 2 * 1000.0
-    assert field.error_bound(clients) <= FINEST / 4 * 1000.0
 
 
 def test_no_exponent_where_one_limb_cannot_do() -> None:

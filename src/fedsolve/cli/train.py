@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -51,6 +51,11 @@ from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.watch import Watch, final_accuracy
 from fedsolve.model import Model
 from fedsolve.schema import Schema
+
+if TYPE_CHECKING:
+    from fedsolve.privacy.secure import SecureFederation
+
+    Engine = LocalFederation | SecureFederation
 
 _GROUP = "Training"
 
@@ -143,6 +148,12 @@ train a head on the features or a whole network on the images, round by round.
     more=True,
     help="Clients computed at the same time.  [default: all cores]",
 )
+@option(
+    "--secure",
+    is_flag=True,
+    group=_GROUP,
+    help="Sum in secret: nobody sees a client's answer, only totals. Needs fedsolve[privacy].",
+)
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
 @focused_option(
@@ -199,11 +210,12 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
+    engine = _secured(federation) if given["secure"] else federation
     started = time.perf_counter()
     try:
         with _progress(output, method) as progress:
             model = (method if described is None else Described(method, described)).fit(
-                federation,
+                engine,
                 checkpoint,
                 resume=given["resume"],
                 progress=progress,
@@ -218,12 +230,13 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     check_finite(model, "the model, which was not saved,")
     if given["out"] is not None:
         model.save(given["out"])
-    accuracy = _accuracy(method, model, federation, data, test)
+    accuracy = _accuracy(method, model, engine, data, test)
     document = {
         "method": method.key,
         "parameters": method.parameters(),
         **_counts(data, federation, split, spec),
         **_traffic(model),
+        "secure": given["secure"],
         **(_rounds(method, model) if isinstance(method, GradientMethod) else {}),
         "seconds": seconds,
         "accuracy": accuracy,
@@ -274,6 +287,12 @@ def _progress(output: Output, method: Method[Any]) -> Iterator[Callable[[Record,
         yield tell
 
 
+def _secured(federation: LocalFederation) -> SecureFederation:
+    from fedsolve.privacy.secure import SecureFederation
+
+    return SecureFederation(federation)
+
+
 def _watch(ctx: click.Context, given: dict[str, Any], test: Table | None) -> Watch | None:
     if given["watch"] is None:
         return None
@@ -283,7 +302,7 @@ def _watch(ctx: click.Context, given: dict[str, Any], test: Table | None) -> Wat
 
 
 def _accuracy(
-    method: Method[Any], model: Model, federation: LocalFederation, data: Table, test: Table | None
+    method: Method[Any], model: Model, federation: Engine, data: Table, test: Table | None
 ) -> dict[str, Any]:
     if not isinstance(model, GradientModel):
         score = None if test is None else model.score(test.features, test.labels)
@@ -388,6 +407,7 @@ def _traffic(model: Model) -> dict[str, Any]:
         "accuracy",
         "solved",
         "metrics",
+        "error_bounds",
     )
     risks = [record.risk for record in model.history if record.risk is not None]
     return {
@@ -428,6 +448,11 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         *_network_lines(told),
         ("exchanges", f"{told['exchanges']}"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
+        *(
+            [("sums", "secret: clients' answers were masked, only totals were opened")]
+            if told["secure"]
+            else []
+        ),
         ("seconds", f"{told['seconds']:.2f}"),
         ("accuracy", f"{percent(accuracy['train'])} on the clients' training rows"),
     ]

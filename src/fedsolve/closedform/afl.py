@@ -47,6 +47,7 @@ class AFL(Method[LinearModel]):
     """Parameters of AFL; a ridge of 0 is the paper after its regulariser is removed."""
 
     key: ClassVar[str] = "afl"
+    additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
 
     ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
     intercept: bool = parameter(False, "Fit an intercept from sums.")

@@ -62,6 +62,7 @@ class APFL(Method["APFLModel"]):
     """
 
     key: ClassVar[str] = "apfl"
+    additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
 
     width: int = parameter(1024, "Features of the shared stream.", least=1)
     refinement_width: int = parameter(1024, "Features of each client's own stream.", least=1)

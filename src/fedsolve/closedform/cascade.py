@@ -55,6 +55,7 @@ class Cascade(Method["CascadeModel"]):
     """Parameters of a cascade: the strategy as above, the rest as for DeepAFL."""
 
     key: ClassVar[str] = "cascade"
+    additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
 
     strategy: int = parameter(3, "Which of the four deepening strategies.", least=1, most=4)
     layers: int = parameter(20, "T, the number of layers after the first.", least=0)

@@ -59,6 +59,9 @@ class DeepAFL(Method[DeepModel]):
     """
 
     key: ClassVar[str] = "deepafl"
+    additive: ClassVar[frozenset[str]] = frozenset(
+        {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
+    )
 
     layers: int = parameter(20, "T, the number of residual blocks.", least=0)
     width: int = parameter(1024, "Features per layer.", least=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -41,3 +42,31 @@ class KeepsStates(Protocol):
     """An engine whose clients live in this process, so that a checkpoint can hold their states too."""
 
     def keep_states(self, folder: Path | None) -> None: ...
+
+
+@runtime_checkable
+class PlansAhead(Protocol):
+    """An engine that prepares a run, and so is told before it starts how many exchanges it takes."""
+
+    def plan(self, exchanges: int) -> None: ...
+
+
+@runtime_checkable
+class Wraps(Protocol):
+    """An engine around another one."""
+
+    @property
+    def federation(self) -> Federation: ...
+
+
+@runtime_checkable
+class CarriesLetters(Protocol):
+    """An engine that hands bytes to clients and brings back theirs, without knowing what they mean.
+
+    channel: which of the client's functions they are for. A letter that failed gives the error in its place;
+    replies come in any order, and only as they are asked for.
+    """
+
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes]
+    ) -> Iterator[tuple[str, bytes | Exception]]: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ import numpy as np
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.cohort import CohortReport
+from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.participant import (
@@ -235,6 +235,25 @@ class LocalFederation:
             name, cause = ledger.failure
             raise report.stopped(name, cause) from cause
         return report.total(sums, request, self.min_clients)
+
+    def carry(self, channel: str, letters: Mapping[str, bytes]) -> Iterator[tuple[str, bytes | Exception]]:
+        """The clients' replies to letters, as many at a time as there are workers."""
+
+        def ask(name: str) -> bytes | Exception:
+            try:
+                if name not in self._participants:
+                    raise Missing("absent", UNKNOWN)
+                return self._participants[name].reply(channel, letters[name])
+            except Exception as problem:  # one client's failure does not affect the others
+                return problem
+
+        names = sorted(letters)
+        with ThreadPoolExecutor(self.workers) as pool:
+            for first in range(0, len(names), self.workers):
+                some = names[first : first + self.workers]
+                with blas_threads(1):
+                    replies = list(pool.map(ask, some))
+                yield from zip(some, replies, strict=True)
 
     def evaluate(self, model: Model) -> float:
         """Federated accuracy (R² for regression): each client scores its own rows and sends sums."""

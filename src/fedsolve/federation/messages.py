@@ -248,7 +248,10 @@ class Term:
 
 @dataclass
 class Total:
-    """The sum of terms with the cohort it was summed over, who was missing and why."""
+    """The sum of terms with the cohort it was summed over, who was missing and why.
+
+    error_bounds: by array, how far a sum in a ring can be from the exact one; plain sums give none.
+    """
 
     term: Term
     cohort: tuple[str, ...]
@@ -258,6 +261,7 @@ class Total:
     bytes_down: int = 0
     catch_up_bytes: int = 0
     seconds: float = 0.0
+    error_bounds: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Array:
         try:

@@ -15,7 +15,7 @@ import numpy as np
 from fedsolve import attributes, container, registry
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.federation.engine import Federation, KeepsStates, Spec
+from fedsolve.federation.engine import Federation, KeepsStates, PlansAhead, Spec, Wraps
 from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
@@ -35,7 +35,7 @@ class Record:
     bytes_up and bytes_down are payloads summed over clients; catch_up_bytes is what late or
     restarted clients were sent besides. `step` counts what the method counts, layers or rounds; `risk` is
     the regularised risk of the newest classifier; `metrics` is what else the method measured, such as loss
-    and drift of a round.
+    and drift of a round; `error_bounds` is, by array, how far a secure sum can be from the exact one.
     """
 
     exchange: int
@@ -52,6 +52,7 @@ class Record:
     accuracy: float | None = None
     solved: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    error_bounds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def layer(self) -> int:
@@ -153,6 +154,7 @@ class Run(ABC, Generic[M]):
                 bytes_down=total.bytes_down,
                 catch_up_bytes=total.catch_up_bytes,
                 seconds=total.seconds,
+                error_bounds=total.error_bounds,
                 **more,
             )
         )
@@ -225,11 +227,14 @@ class Method(ABC, Generic[M]):
 
     key:     under which name others find the method; `register` gives it, or it is the class's address.
     gathers: whether the server needs each client's answer by itself, not only their sum.
+    additive: names of arrays whose terms are no larger than their total, as of Gram matrices: secure sums
+             send them in half the bytes. Not gradients: their total vanishes while the terms do not.
     laws:    what holds of the method in every federation.
     """
 
     key: ClassVar[str]
     gathers: ClassVar[bool] = False
+    additive: ClassVar[frozenset[str]] = frozenset()
     laws: ClassVar[Laws] = Laws()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -293,6 +298,8 @@ class Method(ABC, Generic[M]):
             run.restore(container.read(checkpoint), str(checkpoint))
         elif resume and checkpoint is None:
             raise DataError("resume=True needs a checkpoint path to resume from.")
+        if isinstance(federation, PlansAhead):
+            federation.plan(max(1, run.exchanges - len(run.history)))
         for record in exchanges(run, federation):
             if watch is not None:
                 run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **watch(run)})
@@ -300,7 +307,8 @@ class Method(ABC, Generic[M]):
                 container.write_atomically(checkpoint, run.to_bytes())
             if progress is not None:
                 progress(run.history[-1], run.exchanges)
-        return self.finished(run.model(), federation)
+        within = federation.federation if isinstance(federation, Wraps) else federation
+        return self.finished(run.model(), within)
 
     def finished(self, model: M, federation: Federation) -> M:
         """The model as `fit` gives it; personalised ones remember a federation of this process."""

@@ -114,6 +114,7 @@ class Participant:
         self.name = name
         self.data = data
         self._own_states = states
+        self._channels: dict[str, Callable[[bytes], bytes]] = {}
         self._memory = Memory(
             budget=memory_budget, scratch=scratch, name=name, states=StateStore(states, name)
         )
@@ -182,6 +183,16 @@ class Participant:
         `participant.personalise(model).save(path)`.
         """
         return model.personalised(self.data, self.states)
+
+    def attend(self, channel: str, answer: Callable[[bytes], bytes]) -> None:
+        """Let letters of this channel be answered by this function from now on."""
+        self._channels[channel] = answer
+
+    def reply(self, channel: str, letter: bytes) -> bytes:
+        """What this participant answers to a letter."""
+        if channel not in self._channels:
+            raise TermError(f"'{self.name}' takes no letters of the kind '{channel}'.")
+        return self._channels[channel](letter)
 
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would; states on disk stay."""

@@ -1,20 +1,40 @@
 """Sums that show nothing but the sum: numbers in a ring, masks that cancel, keys shared among sites.
 
-    ring        terms in fixed point, added modulo 2^128 or 2^64
-    layout      which arrays a sum has, and in how many limbs each of them travels
-    sizes       exponents for one limb, and whether a total is known well enough
-    shamir      secrets that a threshold of holders can give back
-    masking     the client's side: keys, masked terms, help to open a total
-    unmasking   the server's side: notes passed on, terms added, masks removed
-    notes       what the two sides tell each other, as bytes
-    streams     masks drawn from a key and added to a vector
-    signatures  who is who: key messages signed with P-384
-    primitives  the functions of the library `cryptography` used here
+    secure         the engine: a federation whose server sees sums only
+    secure_client  the client's side of it: letters in, letters out
+    ledger         what a client remembers of sums, and the rules that follow
+    ring           terms in fixed point, added modulo 2^128 or 2^64
+    ring_layout    which arrays a sum has, and in how many limbs each of them travels
+    sizes          exponents for one limb, and whether a total is known well enough
+    shamir         secrets that a threshold of holders can give back
+    masking        the client's side of one sum: keys, masked terms, help to open a total
+    unmasking      the server's side of one sum: notes passed on, terms added, masks removed
+    notes          what the two sides tell each other, as bytes
+    key_streams    masks drawn from a key and added to a vector
+    signatures     who is who: key messages signed with P-384
+    primitives     the functions of the library `cryptography` used here
 
 Nothing here knows a network, and nothing is imported before it is used: cryptography is an optional extra.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsolve.privacy.secure import SecureFederation
+
+__all__ = ["MISSING_LIBRARY", "SecureFederation"]
 
 MISSING_LIBRARY = (
     "secure sums need the library cryptography, which is not installed. "
     "Install it: pip install 'fedsolve[privacy]'."
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SecureFederation":
+        from fedsolve.privacy.secure import SecureFederation
+
+        return SecureFederation
+    raise AttributeError(f"module 'fedsolve.privacy' has no attribute {name!r}")

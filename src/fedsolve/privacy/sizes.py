@@ -15,8 +15,16 @@ from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term
 from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, Layout
 
-SPARE_BITS = 10
-"""A term in one limb may be 2^10 times as large as the largest number of the total before it."""
+SPARE_BITS = 2
+"""A term in one limb may be 4 times as large as the largest number of the total before it.
+
+Every spare bit costs a bit of accuracy. DeepAFL (5 layers, width 256) on digits over 20 clients: scores
+differ from plain sums by 290 to 490 times what the order of clients changes with ten spare bits, 1.3 to 2.2
+times with two. A total that grows faster travels in two limbs.
+"""
+
+MOST_CLIENTS = 512
+"""With more, one limb cannot give the accuracy that a run must have."""
 
 FINEST = 2.0**-40
 """Largest error of a total, relative to its largest number, with which a run may go on."""
@@ -25,17 +33,12 @@ FINEST = 2.0**-40
 def exponent_for(largest: float, clients: int) -> int | None:
     """The exponent for one limb when the total before had `largest` as its largest number; None: two limbs.
 
-    A term may be 2^10 times as large, with log2(clients) bits more so that all may be. Where that many
-    spare bits would leave an error above 2^-42 of `largest` (beyond 32 clients), they are fewer; where a
-    term could then not be twice `largest` (beyond 512), the array stays in two limbs.
+    A term may be 4 times as large, with log2(clients) bits more so that all may be.
     """
-    if not 0 < largest < math.inf:
+    if not 0 < largest < math.inf or clients > MOST_CLIENTS:
         return None
     doublings = math.ceil(math.log2(clients)) if clients > 1 else 0
-    spare = min(SPARE_BITS + doublings, 20 - doublings)
-    if spare < 1 + doublings:
-        return None
-    exponent = HEADROOM_BITS - spare - math.frexp(largest)[1]
+    exponent = HEADROOM_BITS - SPARE_BITS - doublings - math.frexp(largest)[1]
     return exponent if abs(exponent) <= LARGEST_EXPONENT else None
 
 
@@ -63,6 +66,15 @@ class KnownTotals:
             key: exponent_for(size, clients) for key, size in self._latest.items() if key[0] in self.additive
         }
         return {key: exponent for key, exponent in found.items() if exponent is not None}
+
+    def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
+        """The arrays in one limb whose total has become so small that it must be asked for in two."""
+        return {
+            field.name
+            for field in layout.fields
+            if field.exponent is not None
+            and 0 < _largest(total.arrays[field.name]) < field.error_bound(clients) / FINEST
+        }
 
     def check_accuracy(self, total: Term, layout: Layout, clients: int) -> dict[str, float]:
         """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.

@@ -1,0 +1,215 @@
+"""The client's side of a secure federation: letters in, letters out, as bytes that any engine can carry.
+
+    begin    a setup                    -> its public keys
+    members  all members' keys          -> shares of its secrets, sealed for each of them
+    ask      a request, whom it is for, and where each array stands -> the masked term
+    open     who is in the sum, who dropped out -> shares that open the total
+
+Instead of a masked term the reply may be `needs`, when blocks of the model are missing, or `refused`, when an
+array is too large for the layout. The latter is the one reply that depends on data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsolve import registry
+from fedsolve.container import Array, from_bytes
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.encoding import decode_request, encode_request
+from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.participant import Participant
+from fedsolve.privacy.ledger import Ledger, Opening
+from fedsolve.privacy.masking import Client
+from fedsolve.privacy.notes import TAG, Setup, as_array, listed, octets, pack, purpose
+from fedsolve.privacy.ring import OutOfRange, encode
+from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.shamir import Random
+from fedsolve.privacy.signatures import Sign, Verify
+
+CHANNEL = "secure sums"
+"""The channel of an engine on which these letters travel."""
+
+_MOST_SLOTS = 4096
+
+
+class SecureClient:
+    """Answers a participant's letters; its term leaves it masked, and it opens what the rules allow.
+
+    colluders: how many other clients may side with the server; the threshold must allow for them.
+    changing:  whether it opens sums that lack clients who were asked, and lets a run's cohort change.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        sign: Sign,
+        verify: Verify,
+        *,
+        colluders: int = 0,
+        changing: bool = False,
+        ledger: Ledger | None = None,
+        random: Random = secrets.token_bytes,
+    ) -> None:
+        self.participant = participant
+        self.ledger = Ledger() if ledger is None else ledger
+        self.changing = changing
+        self._sign, self._verify, self._colluders, self._random = sign, verify, colluders, random
+        self._shared: tuple[bytes, bytes] | None = None
+        kept = self.ledger.secrets
+        self._client = (
+            None if kept is None else Client.load(kept, sign, verify, colluders=colluders, random=random)
+        )
+
+    def answer(self, letter: bytes) -> bytes:
+        """The reply to a letter."""
+        arrays, note = read_letter(letter)
+        message = note.get("message")
+        if message == "begin":
+            return self._begin(setup_of(note))
+        if self._client is None or note.get("setup") != self._client.setup.note():
+            raise TermError(
+                f"'{self.participant.name}' is not part of the setup that this letter belongs to; it sits "
+                "the run out."
+            )
+        if message == "members":
+            return self._share(self._client, letter)
+        if message == "ask":
+            return self._mask(self._client, arrays, note)
+        if message == "open":
+            return self._open(self._client, note)
+        raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
+
+    def _begin(self, setup: Setup) -> bytes:
+        if self._client is None or self._client.setup != setup:
+            self._shared = None
+            self._client = Client(
+                setup,
+                self.participant.name,
+                self._sign,
+                self._verify,
+                colluders=self._colluders,
+                random=self._random,
+            )
+        keys = self._client.advertise()
+        self.ledger.keep(self._client.save())
+        return keys
+
+    def _share(self, client: Client, letter: bytes) -> bytes:
+        if self._shared is None or self._shared[0] != letter:
+            self._shared = (letter, client.share(letter))
+            self.ledger.keep(client.save())
+        return self._shared[1]
+
+    def _mask(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
+        if "sealed" in arrays and len(client.partners) == 1:
+            client.receive(octets(arrays, "sealed").tobytes())
+        cohort, layout = listed(note, "cohort"), Layout.from_note(note.get("layout"))
+        request = decode_request(octets(arrays, "request").tobytes())
+        digest, context = request_digest(request), context_of(request, layout)
+        slot, question = _slot(note), hashlib.sha256(context + purpose(cohort)).hexdigest()
+        place = slot_name(client.setup, slot)
+        stored = self.ledger.stored(place, question)
+        if stored is not None:
+            return stored
+        self.ledger.check_limbs(digest, layout.narrow > 0)
+        term = self.participant.answer(request)
+        if isinstance(term, Needs):
+            return pack("needs", client.setup, {"have": term.have}, {})
+        if request.position:
+            check_method(self.participant.chain)
+        try:
+            vector = encode(completed(term, layout), layout, len(cohort))
+        except OutOfRange as problem:
+            self.ledger.refuse(digest)
+            return pack("refused", client.setup, {"array": problem.array}, {})
+        masked = client.mask(slot, vector, cohort, context)
+        self.ledger.use(place, digest, question, masked, client.save())
+        return masked
+
+    def _open(self, client: Client, note: Mapping[str, Any]) -> bytes:
+        slot, survivors, dropped = _slot(note), listed(note, "survivors"), listed(note, "dropped")
+        request = self.ledger.request_of(slot_name(client.setup, slot))
+        opening = Opening(client.setup.run, request, tuple(survivors))
+        self.ledger.check(opening, dropped, self.changing)
+        reply = client.open(slot, survivors, dropped)
+        self.ledger.open(opening, client.save())
+        return reply
+
+
+def read_letter(letter: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and note of a letter of this protocol."""
+    arrays, note = from_bytes(letter, what="this letter", error=TermError)
+    if note.get("protocol") != TAG:
+        raise TermError(f"this letter is of {ascii(note.get('protocol'))[:40]}, not of '{TAG}'.")
+    return arrays, note
+
+
+def setup_of(note: Mapping[str, Any]) -> Setup:
+    """The setup that a letter belongs to; anything that is none is refused."""
+    try:
+        setup = Setup(**note["setup"])
+    except (KeyError, TypeError, DataError) as problem:
+        raise TermError(f"the setup of this letter is damaged ({problem}).") from problem
+    if not isinstance(setup.run, str) or setup.slots > _MOST_SLOTS:
+        raise TermError(f"a setup has a name and at most {_MOST_SLOTS} slots; got {setup.slots}.")
+    return setup
+
+
+def slot_name(setup: Setup, slot: int) -> str:
+    """The name of a slot among those of all setups."""
+    return f"{setup.run}/{setup.epoch}/{slot}"
+
+
+def _slot(note: Mapping[str, Any]) -> int:
+    slot = note.get("slot")
+    if type(slot) is not int:
+        raise TermError(f"'slot' of this letter must be a whole number; got {ascii(slot)[:40]}.")
+    return slot
+
+
+def request_digest(request: Request) -> str:
+    """SHA-256 over what is asked, without blocks: they vary in repeats, and the chain's digest is in it."""
+    return hashlib.sha256(encode_request(dataclasses.replace(request, blocks=()))).hexdigest()
+
+
+def context_of(request: Request, layout: Layout) -> bytes:
+    """What all clients of a sum must agree on, or their masks do not cancel."""
+    return purpose("sum", request_digest(request), layout.note())
+
+
+def check_method(chain: Chain) -> type:
+    """The class of a run's method; refused, by name, where it needs each client's answer by itself."""
+    key = chain.blocks[0].note["opening"]["method"]
+    kind = registry.method_class(key)
+    if getattr(kind, "gathers", False):
+        raise DataError(
+            f"method '{key}' gathers: its server needs every client's answer by itself, which secure sums "
+            "hide. Choose a method that needs sums only ('fedsolve methods'), or train in the open."
+        )
+    return kind
+
+
+def completed(term: Term, layout: Layout) -> Term:
+    """The term with zeros for what it lacks of the layout: an answer may not show who has nothing to add."""
+    strangers = {*term.arrays} - {field.name for field in layout.fields} | {*term.counts} - {*layout.counts}
+    if strangers:
+        raise TermError(f"the answer has {sorted(strangers)}, which the layout of this sum has not.")
+    lacking = [field for field in layout.fields if field.name not in term.arrays]
+    return Term(
+        {**term.arrays, **{field.name: np.zeros(field.shape) for field in lacking}},
+        {**dict.fromkeys(layout.counts, 0), **term.counts},
+        term.symmetric | {field.name for field in lacking if field.symmetric},
+        term.factors,
+    )
+
+
+def letter(message: str, setup: Setup, note: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
+    """A letter with parts that are bytes themselves."""
+    return pack(message, setup, note, {name: as_array(part) for name, part in parts.items()})

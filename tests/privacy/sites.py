@@ -1,0 +1,105 @@
+"""Sites whose server may ask what it likes, in any order: for the rules that sites enforce."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+import fedsolve as fs
+from fedsolve.federation.encoding import decode_request, encode_request
+from fedsolve.federation.messages import Request, Term
+from fedsolve.privacy.ledger import Ledger
+from fedsolve.privacy.notes import Setup, least_threshold
+from fedsolve.privacy.ring import decode
+from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.secure_client import SecureClient, context_of, letter
+from fedsolve.privacy.unmasking import MaskedSum, Server
+
+from .setups import sign_as, verify
+
+WIDTH, CLASSES, ROWS = 4, 2, 10
+
+
+class Sites:
+    """A setup of sites that answer AFL's request; `step` makes other requests of the same meaning."""
+
+    def __init__(
+        self,
+        clients: int = 9,
+        *,
+        changing: bool = True,
+        colluders: int = 0,
+        threshold: int | None = None,
+        ledgers: Iterable[Ledger] | None = None,
+    ) -> None:
+        rng = np.random.default_rng(0)
+        features = rng.standard_normal((clients * ROWS, WIDTH))
+        labels = np.arange(len(features)) % CLASSES
+        self.federation = fs.LocalFederation.from_arrays(features, labels, np.arange(len(labels)) // ROWS)
+        self.names = self.federation.clients
+        self.run = fs.AFL().start(self.federation.describe())
+        kept = [Ledger() for _ in self.names] if ledgers is None else list(ledgers)
+        self.clients = {
+            p.name: SecureClient(
+                p, sign_as(p.name), verify, colluders=colluders, changing=changing, ledger=own
+            )
+            for p, own in zip(self.federation.participants, kept, strict=True)
+        }
+        chosen = least_threshold(clients, colluders) if threshold is None else threshold
+        self.setup = Setup("run", 0, 6, chosen)
+        self.server = Server(self.setup)
+        for name, client in self.clients.items():
+            self.server.add_keys(name, client.answer(letter("begin", self.setup, {}, {})))
+        keys = self.server.keys()
+        for name, client in self.clients.items():
+            self.server.add_shares(name, client.answer(keys))
+        self.layout = Layout.of(self.term(self.names[0]))
+
+    def request(self, step: int = 0) -> Request:
+        asked = self.run.request(self.names)
+        assert asked is not None
+        sent = dataclasses.replace(asked, step=step).starting_at(0, self.run.chain)
+        return decode_request(encode_request(sent))
+
+    def term(self, name: str) -> Term:
+        """What a site would answer in the open."""
+        participant = next(p for p in self.federation.participants if p.name == name)
+        answer = participant.answer(self.request())
+        assert isinstance(answer, Term)
+        answer.mirror()
+        return answer
+
+    def gram(self, names: Collection[str]) -> Any:
+        return sum(self.term(name).arrays["gram"] for name in names)
+
+    def masked(self, name: str, slot: int, cohort: Collection[str], step: int = 0, **more: Any) -> bytes:
+        layout = more.get("layout", self.layout)
+        note = {"slot": slot, "cohort": sorted(cohort), "layout": layout.note()}
+        parts = {"request": encode_request(self.request(step)), "sealed": self.server.shares_for(name)}
+        return self.clients[name].answer(letter("ask", self.setup, note, parts))
+
+    def ask(
+        self, slot: int, cohort: Collection[str], step: int = 0, silent: Collection[str] = ()
+    ) -> MaskedSum:
+        context = context_of(self.request(step), self.layout)
+        pending = self.server.sum(slot, cohort, self.layout.wide, self.layout.narrow, context)
+        for name in sorted(set(cohort) - set(silent)):
+            pending.add(name, self.masked(name, slot, cohort, step))
+        return pending
+
+    def open(self, pending: MaskedSum) -> Any:
+        """The Gram matrix of a sum that the sites open; the error of the first site that refuses if not."""
+        survivors, dropped = pending.close()
+        note = {"slot": pending.question.slot, "survivors": list(survivors), "dropped": list(dropped)}
+        refusal: Exception | None = None
+        for name in survivors:
+            try:
+                pending.add_opening(name, self.clients[name].answer(letter("open", self.setup, note, {})))
+            except fs.FedsolveError as problem:
+                refusal = refusal or problem
+        if not pending.can_open and refusal is not None:
+            raise refusal
+        return decode(pending.total(), self.layout).arrays["gram"]
