@@ -24,6 +24,7 @@ from fedsolve.extend import (
     Term,
     Total,
     cached_rows,
+    parameter,
     ridge_solve,
     step,
 )
@@ -302,6 +303,20 @@ def test_a_broken_method_fails_that_check_and_no_other(method: Any, name: str) -
     assert failed == [(name, name)]
     with pytest.raises(LawBroken, match=f"{method.__name__} fails the check '{name}'"):
         check_method(method)
+
+
+@dataclass(frozen=True)
+class Seeded(Sound):
+    """Has parameters whose names mean something in other methods."""
+
+    seed: int = parameter(3, "Seed of nothing.", least=0)
+    band_width: int = parameter(10**9, "A width of nothing.", least=1)
+
+
+def test_names_of_parameters_are_the_authors_own() -> None:
+    assert check_method(Seeded) == list(CHECKS)
+    spec = Spec(4, np.arange(2), 2, "bytes")
+    assert Seeded().largest_side(spec) == 4, "no width is guessed from a name"
 
 
 def test_a_declared_gatherer_may_send_arrays_of_its_own() -> None:
