@@ -44,9 +44,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "testing": ("federation",),
     "estimators": ("closedform", "gradient", "federation", "data"),
     "experiments": ("closedform", "gradient", "network", "federation", "data"),
-    "cli": ("experiments", "closedform", "gradient", "network", "federation", "data"),
+    "cli": ("experiments", "closedform", "gradient", "network", "privacy", "federation", "data"),
     "__main__": ("cli",),
-    "__init__": ("estimators", "closedform", "gradient", "network", "federation", "data"),
+    "__init__": ("estimators", "closedform", "gradient", "network", "privacy", "federation", "data"),
 }
 """Which rooms a room may import from, besides itself and the small modules."""
 

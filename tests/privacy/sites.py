@@ -18,7 +18,7 @@ from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.secure_client import SecureClient, context_of, letter
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
-from .setups import sign_as, verify
+from .setups import repeatable, sign_as, verify
 
 WIDTH, CLASSES, ROWS = 4, 2, 10
 
@@ -34,9 +34,11 @@ class Sites:
         colluders: int = 0,
         threshold: int | None = None,
         ledgers: Iterable[Ledger] | None = None,
+        scale: float = 1.0,
     ) -> None:
+        """scale: of the rows; the sites' secrets do not depend on it."""
         rng = np.random.default_rng(0)
-        features = rng.standard_normal((clients * ROWS, WIDTH))
+        features = scale * rng.standard_normal((clients * ROWS, WIDTH))
         labels = np.arange(len(features)) % CLASSES
         self.federation = fs.LocalFederation.from_arrays(features, labels, np.arange(len(labels)) // ROWS)
         self.names = self.federation.clients
@@ -44,7 +46,13 @@ class Sites:
         kept = [Ledger() for _ in self.names] if ledgers is None else list(ledgers)
         self.clients = {
             p.name: SecureClient(
-                p, sign_as(p.name), verify, colluders=colluders, changing=changing, ledger=own
+                p,
+                sign_as(p.name),
+                verify,
+                colluders=colluders,
+                changing=changing,
+                ledger=own,
+                random=repeatable(p.name),
             )
             for p, own in zip(self.federation.participants, kept, strict=True)
         }

@@ -230,7 +230,7 @@ def test_masks_that_did_not_cancel_are_noticed() -> None:
 # -- exponents ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 20, 100, 512])
+@pytest.mark.parametrize("clients", [1, 2, 3, 20, 33, 64])
 @pytest.mark.parametrize("largest", [1e-9, 0.3, 1.0, 1.5, 7e5, 1e12])
 def test_an_exponent_leaves_two_bits_for_every_client(clients: int, largest: float) -> None:
     exponent = exponent_for(largest, clients)
@@ -242,7 +242,7 @@ def test_an_exponent_leaves_two_bits_for_every_client(clients: int, largest: flo
 
 
 def test_no_exponent_where_one_limb_cannot_do() -> None:
-    assert exponent_for(1.0, 513) is None
+    assert exponent_for(1.0, 65) is None
     assert exponent_for(0.0, 3) is None
     assert exponent_for(math.nan, 3) is None
     assert exponent_for(1e-300, 3) is None

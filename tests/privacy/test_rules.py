@@ -11,7 +11,9 @@ import pytest
 import fedsolve as fs
 from fedsolve.privacy import ledger
 from fedsolve.privacy.ledger import Ledger, Opening, groups_of_three
+from fedsolve.privacy.ring import RingVector, encode
 from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.secure_client import read_letter
 
 from .sites import Sites
 
@@ -115,6 +117,17 @@ def test_a_slot_serves_one_question_and_a_repeat_sends_the_stored_bytes() -> Non
     for changed in ({"step": 1}, {"cohort": sites.names[:8]}):
         with pytest.raises(fs.TermError, match="another question"):
             sites.masked("client-0", 0, **{"cohort": sites.names, **changed})  # type: ignore[arg-type]
+
+
+def test_nothing_but_the_payload_depends_on_data() -> None:
+    one, other = Sites(), Sites(scale=3.0)
+    first, second = (read_letter(s.masked("client-0", 0, s.names)) for s in (one, other))
+    assert first[1] == second[1]
+    difference = RingVector(second[0]["limbs"].copy(), first[1]["wide"])
+    difference.subtract(RingVector(first[0]["limbs"], first[1]["wide"]))
+    expected = encode(other.term("client-0"), other.layout, 9)
+    expected.subtract(encode(one.term("client-0"), one.layout, 9))
+    assert np.array_equal(difference.limbs, expected.limbs)
 
 
 @pytest.mark.parametrize(("threshold", "colluders"), [(4, 0), (5, 2)])

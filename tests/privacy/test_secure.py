@@ -234,6 +234,29 @@ def test_methods_that_gather_are_refused_by_name() -> None:
         method.fit(SecureFederation(federation(3)))
 
 
+def test_of_a_described_method_the_inner_one_decides() -> None:
+    pytest.importorskip("torch")
+    features, labels = rows()
+    schema = fs.Schema(tuple(fs.Column(f"c{n}") for n in range(WIDTH)))
+    inner = fs.LocalFederation.from_arrays(features, labels, np.arange(ROWS) % 4, schema=schema)
+    method = fs.Described(fs.AFL(ridge=1.0), schema)
+    secure = method.fit(SecureFederation(inner))
+    assert secure.history[0].kind == "table-moments"
+    plain = method.fit(inner).decision_function(features)
+    assert np.allclose(secure.decision_function(features), plain, rtol=0, atol=1e-12)
+    with pytest.raises(fs.DataError, match="method 'fedawa' gathers"):
+        fs.Described(fs.gradient.FedAWA(network="mlp:8", rounds=1), schema).fit(SecureFederation(inner))
+
+
+def test_ledgers_in_a_folder_outlive_the_federation(tmp_path: Any) -> None:
+    inner = federation(9)
+    fs.AFL().fit(SecureFederation(inner, ledgers=tmp_path))
+    inner.remove("client-8")
+    with pytest.raises(fs.CohortError, match=r"would set \['client-8'\] apart"):
+        fs.AFL(ridge=1.0).fit(SecureFederation(inner, ledgers=tmp_path))
+    fs.AFL(ridge=1.0).fit(SecureFederation(inner))  # whoever forgets what was opened opens it
+
+
 def test_two_clients_make_no_secure_sum() -> None:
     with pytest.raises(fs.CohortError, match="2 clients cannot make a secure sum"):
         fs.AFL().fit(SecureFederation(federation(2)))
