@@ -390,6 +390,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_efficientnet_agrees_with_torch(cache: Path) -> None:
     backbone = load_backbone("efficientnet-lite0", cache=cache)
     assert isinstance(backbone, Backbone)
@@ -418,6 +419,7 @@ def test_efficientnet_is_exported_once(cache: Path, monkeypatch: pytest.MonkeyPa
     assert file.stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_efficientnet_cache_folder_from_the_environment(cache: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; "
@@ -434,6 +436,7 @@ def test_efficientnet_cache_folder_from_the_environment(cache: Path) -> None:
     assert found.stdout.split() == ["1280", "True"]
 
 
+@pytest.mark.slow
 def test_efficientnet_damaged_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = (cache / "backbones").iterdir()
     damaged = tmp_path / "backbones" / whole.name
@@ -452,6 +455,7 @@ def test_efficientnet_damaged_cache(cache: Path, tmp_path: Path, monkeypatch: py
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_efficientnet_export_that_differs_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

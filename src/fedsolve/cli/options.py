@@ -32,7 +32,7 @@ def data_options(command: F) -> F:
             "--label",
             metavar="NAME|INDEX",
             group=READING,
-            help="Label column, by name or position.  [default: label, target, class, y or last]",
+            help="Label column.  [default: label, target, class, y, or the last]",
         ),
         option(
             "--drop",

@@ -152,7 +152,7 @@ train a head on the features or a whole network on the images, round by round.
     "--secure",
     is_flag=True,
     group=_GROUP,
-    help="Sum in secret: nobody sees a client's answer, only totals. Needs fedsolve[privacy].",
+    help="Sum in secret: only totals are seen (needs fedsolve[privacy]).",
 )
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
@@ -168,8 +168,8 @@ train a head on the features or a whole network on the images, round by round.
     "--schema",
     metavar="FILE",
     group=READING,
-    help="What the columns are, label and owners included, as 'fedsolve schema' proposes it. Categories, "
-    "dates, text and missing values are prepared by sums over all clients, numbers standardised.",
+    help="What the columns are, as 'fedsolve schema' proposes it: categories, dates and missing values "
+    "are prepared by sums over all clients.",
 )
 @client_options
 @row_options
