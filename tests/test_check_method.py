@@ -33,7 +33,12 @@ from fedsolve.testing import CHECKS, LawBroken, check_method
 OURS = [info.key for info in registry.methods() if not registry.is_foreign(info.key)]
 
 
-@pytest.mark.parametrize("key", OURS)
+QUICK = {"afl", "apfl", "cascade", "deepafl", "fedavg", "ditto", "scaffold"}
+
+
+@pytest.mark.parametrize(
+    "key", [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in OURS]
+)
 def test_every_registered_method_keeps_the_laws(key: str) -> None:
     method: Any = registry.method_class(key)
     passed = check_method(method)

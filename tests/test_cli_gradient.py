@@ -115,6 +115,7 @@ def test_without_torch_methods_are_listed_and_training_says_what_to_install(digi
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_listing_methods_and_help_do_not_load_torch():
     script = (
         "import sys\nfrom click.testing import CliRunner\nfrom fedsolve.cli.main import main\n"

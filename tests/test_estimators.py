@@ -175,6 +175,7 @@ def test_deepafl_is_the_textbook_on_standardised_rows(block_input: str) -> None:
 # -- rows that come in batches, rows that weigh ----------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.booleans(), st.booleans(), st.sampled_from([0.01, 1.0]))
 def test_any_sequence_of_partial_fits_is_one_fit(

@@ -114,6 +114,7 @@ def test_drawings_leave_colours_and_fonts_to_the_page(text):
     assert not re.search(r"fill: (#ffffff|white)", drawings)
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_bytes(runs, tmp_path):
     paths = [tmp_path / name for name in ("one.html", "two.html")]
     for path in paths:

@@ -417,6 +417,7 @@ def test_the_papers_agree_with_themselves() -> None:
     }
 
 
+@pytest.mark.slow
 def test_shipped_files_meet_their_papers() -> None:
     """Every number of a table that a shipped file refers to, and that we run, is found by its coordinates."""
     folder = Path(__file__).parent.parent / "experiments"
