@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedsolve import container
+from fedsolve.backends.activations import activate
 from fedsolve.checks import check_not_negative
-from fedsolve.closedform.activations import activate
 from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.projections import projection, projection_agreement
