@@ -86,7 +86,7 @@ def check_arrays(
             finite = ~np.isinf(part) if missing else np.isfinite(part)
             if not finite.all():
                 row, column = (int(i) for i in np.argwhere(~finite)[0])
-                value = features[start + row, column]
+                value = part[row, column]
                 raise DataError(
                     f"features contain NaN or infinite values ({value} in row {start + row}, column "
                     f"{column}). "

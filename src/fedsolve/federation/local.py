@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedsolve.checks import check_arrays, check_choice, check_whole
-from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
@@ -30,8 +29,9 @@ from fedsolve.federation.participant import (
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
-from fedsolve.owners import rows_by_client
+from fedsolve.owners import check_owners, rows_by_client
 from fedsolve.schema import Schema
+from fedsolve.streamed import as_features
 from fedsolve.threads import blas_threads, usable_cores
 
 if TYPE_CHECKING:
@@ -107,29 +107,20 @@ class LocalFederation:
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
-        features: (rows, width); not copied. labels: (rows,). owners: (rows,) integers from 0.
+        features: (rows, width); not copied, and read as they are used where they are mapped or `ParquetRows`.
+        labels: (rows,). owners: (rows,) integers from 0.
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
         schema: what the features are, where `encoder.encode` made them of a table; its classes are those of
             the federation unless others are declared.
         """
-        features, labels, owners = _as_array(features), plain_labels(labels), np.asarray(owners)
+        features, labels, owners = as_features(features), plain_labels(labels), np.asarray(owners)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         check_arrays(features, labels, weights, missing=schema is not None)
         if len(features) == 0:
             raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
-        if owners.shape != (len(features),) or owners.dtype.kind not in "iu":
-            raise DataError(
-                f"owners must be {len(features)} integers, one client per row; "
-                f"got shape {owners.shape}, dtype {owners.dtype}."
-            )
-        count = int(owners.max()) + 1 if clients is None else clients
-        if owners.min() < 0 or owners.max() >= count:
-            raise DataError(
-                f"owners must lie between 0 and {count - 1}; got {owners.min()} to {owners.max()}. "
-                "Raise clients= or fix the partition."
-            )
+        count = check_owners(owners, len(features), clients)
         folder = None if scratch is None else Path(scratch)
         deal = Deal(features, labels, weights, schema, *rows_by_client(owners, count), memory_budget, folder)
         if classes is None and schema is not None and schema.classes:
@@ -403,7 +394,3 @@ class _Ledger:
         self._report.lose(name, problem)
         if self.failure is None and (self._stop_on_failure or isinstance(problem, Contradiction)):
             self.failure = name, problem
-
-
-def _as_array(features: Any) -> Array:
-    return features if isinstance(features, np.ndarray) else np.asarray(features)
