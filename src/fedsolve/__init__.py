@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedsolve import gradient, privacy
@@ -35,6 +36,9 @@ from fedsolve.schema import Column, Schema
 from fedsolve.version import __version__
 
 if TYPE_CHECKING:
+    from fedsolve.cluster.ray_federation import RayFederation
+    from fedsolve.cluster.row_file import RowFile
+    from fedsolve.data.parquet_rows import ParquetRows
     from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
     from fedsolve.network.flower import FlowerFederation
 
@@ -60,8 +64,11 @@ __all__ = [
     "Model",
     "ModelFileError",
     "OnPart",
+    "ParquetRows",
     "Part",
     "Participant",
+    "RayFederation",
+    "RowFile",
     "Schema",
     "TermError",
     "__version__",
@@ -72,6 +79,14 @@ __all__ = [
     "privacy",
 ]
 
+_LATER = {
+    "FlowerFederation": "fedsolve.network.flower",
+    "ParquetRows": "fedsolve.data.parquet_rows",
+    "RayFederation": "fedsolve.cluster.ray_federation",
+    "RowFile": "fedsolve.cluster.row_file",
+}
+"""Names that are imported when they are asked for, and where from."""
+
 _ESTIMATORS = {"AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor"}
 
 
@@ -81,8 +96,6 @@ def __getattr__(name: str) -> Any:
         from fedsolve import estimators
 
         return getattr(estimators, name)
-    if name == "FlowerFederation":
-        from fedsolve.network.flower import FlowerFederation
-
-        return FlowerFederation
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'fedsolve' has no attribute {name!r}")

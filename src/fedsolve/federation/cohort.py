@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedsolve.errors import CohortError, DataError, FedsolveError
+from fedsolve.federation.blocks import BlockSum
 from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 
@@ -69,6 +70,13 @@ class CohortReport:
         self.bytes_up += answer.term.nbytes
         if answer.empty:
             self.empty.append(answer.client)
+
+    def enter_block(self, block: BlockSum) -> None:
+        """Note that the sum of these answers was added."""
+        self.answered += block.answered
+        self.empty += block.empty
+        self.bytes_up += block.bytes_up
+        self.catch_up_bytes += block.catch_up_bytes
 
     def lose(self, name: str, cause: Exception) -> None:
         """Note that a member is not in the sum, and why."""

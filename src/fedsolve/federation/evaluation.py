@@ -38,7 +38,7 @@ def evaluate(federation: Federation, model: Model, part: Part | None = None) -> 
     return float(np.mean(1.0 - square / spread))
 
 
-@step("evaluate")
+@step("evaluate", over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """Correct predictions and rows; for regression the sums that R² needs."""
     from fedsolve.model import model_from_contents
