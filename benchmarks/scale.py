@@ -25,12 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.machine import OtherWork
+from benchmarks.machine import MAPPED, Memory, OtherWork
 
 CLASSES = 10
-_SPAN = 65536
 _GROUP = 16384
-_MEGA = 1e6
 
 
 @click.group()
@@ -169,7 +167,6 @@ def measure_clients(what: str, clients: int, rows: int, width: int) -> dict[str,
     labels = rng.integers(0, CLASSES, len(features))
     owners = rng.permutation(np.repeat(np.arange(clients), rows))
     import fedsolve as fs
-    from benchmarks.network import Memory
 
     if what == "ridge":
         from sklearn.linear_model import Ridge
@@ -217,7 +214,6 @@ def measure_rows(
 ) -> dict[str, Any]:
     """Peak anonymous and mapped memory of one training."""
     import fedsolve as fs
-    from benchmarks.network import Memory
 
     if source == "npy":
         features: Any = np.load(path, mmap_mode="r")
@@ -227,7 +223,7 @@ def measure_rows(
         labels = features.labels
     owners = np.arange(rows) * clients // rows
     deep = fs.DeepAFL(layers=layers, width=width)
-    with Memory() as memory, _Mapped() as mapped, _Timed() as timed:
+    with Memory() as memory, Memory(MAPPED) as mapped, _Timed() as timed:
         federation = fs.LocalFederation.from_arrays(
             features, labels, owners, clients, memory_budget=budget << 20, scratch=Path(path).parent
         )
@@ -248,33 +244,6 @@ class _Timed:
             "processor": time.process_time() - self._processor,
             "others": self._others.share(),
         }
-
-
-def _mapped_now(pid: int) -> float:
-    text = Path(f"/proc/{pid}/status").read_text()
-    found = [line for line in text.splitlines() if line.startswith(("RssFile:", "RssShmem:"))]
-    return sum(int(line.split()[1]) for line in found) * 1024 / _MEGA
-
-
-class _Mapped:
-    """Resident pages of mapped files, which the system takes back when it needs them: the peak, MB."""
-
-    def __enter__(self) -> _Mapped:
-        import threading
-
-        self.peak = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.05):
-            self.peak = max(self.peak, _mapped_now(os.getpid()))
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {

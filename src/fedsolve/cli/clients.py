@@ -14,7 +14,8 @@ from fedsolve.container import Array
 from fedsolve.data import partitions
 from fedsolve.data.tables import Table
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
-from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.members import Deal
+from fedsolve.owners import rows_by_client
 from fedsolve.schema import Schema
 
 CLIENTS = 20
@@ -150,14 +151,12 @@ def federate(
             data.features, data.labels, owners, clients=split.clients, workers=workers, schema=schema
         )
     assert data.owners is not None
-    participants = []
-    for name in np.unique(data.owners):
-        rows = np.flatnonzero(data.owners == name)
-        share = LOCAL_MEMORY * len(rows) // len(data)
-        held = ClientData(data.features, data.labels, rows, checked=True, schema=schema)
-        participants.append(Participant(str(name), held, memory_budget=share))
+    texts = data.owners.astype(str)
+    names, owners = np.unique(texts, return_inverse=True)
+    dealt = rows_by_client(owners, len(names))
+    deal = Deal(data.features, data.labels, None, schema, *dealt, LOCAL_MEMORY, None, tuple(names.tolist()))
     classes = None if schema is None or not schema.classes else schema.classes
-    return LocalFederation(participants, workers=workers, classes=classes)
+    return LocalFederation(deal, workers=workers, classes=classes)
 
 
 def _flag(name: str) -> str:

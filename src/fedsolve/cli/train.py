@@ -16,7 +16,7 @@ from rich.console import Console
 from fedsolve.backends.devices import find_device
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
-from fedsolve.cli.command import option
+from fedsolve.cli.command import Choice, option
 from fedsolve.cli.doubts import check_finite, gap_doubt, identifier_doubt, majority_doubt
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.method_options import (
@@ -53,9 +53,10 @@ from fedsolve.model import Model
 from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
+    from fedsolve.cluster.ray_federation import RayFederation
     from fedsolve.privacy.secure import SecureFederation
 
-    Engine = LocalFederation | SecureFederation
+    Engine = LocalFederation | SecureFederation | RayFederation
 
 _GROUP = "Training"
 
@@ -149,6 +150,15 @@ train a head on the features or a whole network on the images, round by round.
     help="Clients computed at the same time.  [default: all cores]",
 )
 @option(
+    "--engine",
+    type=Choice(["local", "ray"]),
+    default="local",
+    group=_GROUP,
+    more=True,
+    help="local: threads here; ray: workers in Ray, on the cluster of RAY_ADDRESS or started here "
+    "(needs fedsolve[ray]).  [default: local]",
+)
+@option(
     "--secure",
     is_flag=True,
     group=_GROUP,
@@ -194,6 +204,9 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     elif given["watch"] is not None:
         raise click.UsageError(f"--watch follows rounds of gradient methods; {method.key} has none", ctx)
     personal = personal_folder(ctx, given["personal"], method)
+    if given["engine"] == "ray" and (given["secure"] or method.key in personal_keys()):
+        what = "--secure" if given["secure"] else f"method '{method.key}', whose clients keep models,"
+        raise click.UsageError(f"{what} needs --engine local", ctx)
 
     reader = Reader(given, output)
     owned = split.kind is None
@@ -210,32 +223,33 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
-    engine = _secured(federation) if given["secure"] else federation
-    started = time.perf_counter()
-    try:
-        with _progress(output, method) as progress:
-            model = (method if described is None else Described(method, described)).fit(
-                engine,
-                checkpoint,
-                resume=given["resume"],
-                progress=progress,
-                watch=_watch(ctx, given, test),
-            )
-    except KeyboardInterrupt as stop:
-        raise Interrupted(_stopped(checkpoint)) from stop
-    seconds = time.perf_counter() - started
-    model.schema = schema
-    if isinstance(model, GradientModel) and given["backbone"] is not None:
-        model.parameters[pixel_rows.NOTED] = given["backbone"]
-    check_finite(model, "the model, which was not saved,")
-    if given["out"] is not None:
-        model.save(given["out"])
-    accuracy = _accuracy(method, model, engine, data, test)
+    with _engine(federation, given) as engine:
+        started = time.perf_counter()
+        try:
+            with _progress(output, method) as progress:
+                model = (method if described is None else Described(method, described)).fit(
+                    engine,
+                    checkpoint,
+                    resume=given["resume"],
+                    progress=progress,
+                    watch=_watch(ctx, given, test),
+                )
+        except KeyboardInterrupt as stop:
+            raise Interrupted(_stopped(checkpoint)) from stop
+        seconds = time.perf_counter() - started
+        model.schema = schema
+        if isinstance(model, GradientModel) and given["backbone"] is not None:
+            model.parameters[pixel_rows.NOTED] = given["backbone"]
+        check_finite(model, "the model, which was not saved,")
+        if given["out"] is not None:
+            model.save(given["out"])
+        accuracy = _accuracy(method, model, engine, data, test)
     document = {
         "method": method.key,
         "parameters": method.parameters(),
         **_counts(data, federation, split, spec),
         **_traffic(model),
+        "engine": given["engine"],
         "secure": given["secure"],
         **(_rounds(method, model) if isinstance(method, GradientMethod) else {}),
         "seconds": seconds,
@@ -287,10 +301,20 @@ def _progress(output: Output, method: Method[Any]) -> Iterator[Callable[[Record,
         yield tell
 
 
-def _secured(federation: LocalFederation) -> SecureFederation:
-    from fedsolve.privacy.secure import SecureFederation
+@contextmanager
+def _engine(federation: LocalFederation, given: dict[str, Any]) -> Iterator[Engine]:
+    """What carries the requests: this process, secure sums within it, or workers in Ray."""
+    if given["secure"]:
+        from fedsolve.privacy.secure import SecureFederation
 
-    return SecureFederation(federation)
+        yield SecureFederation(federation)
+    elif given["engine"] == "ray":
+        from fedsolve.cluster.ray_federation import RayFederation
+
+        with RayFederation.of(federation, workers=given["workers"]) as workers:
+            yield workers
+    else:
+        yield federation
 
 
 def _watch(ctx: click.Context, given: dict[str, Any], test: Table | None) -> Watch | None:

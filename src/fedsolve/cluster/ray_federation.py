@@ -26,7 +26,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.blocks import BLOCK, blocks_of_clients
 from fedsolve.federation.cohort import CohortReport, Missing, plain
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.local import LOCAL_MEMORY
+from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.members import Deal
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import adds_up, group_size
@@ -152,6 +152,11 @@ class RayFederation:
         if classes is None and schema is not None and schema.classes:
             classes = schema.classes
         return cls(deal, classes=classes, memory_budget=memory_budget, scratch=scratch, **keywords)
+
+    @classmethod
+    def of(cls, federation: LocalFederation, **keywords: Any) -> RayFederation:
+        """The clients of a federation of this process whose rows lie in common arrays, in Ray."""
+        return cls(federation.deal, classes=federation.classes, task=federation.task, **keywords)
 
     # -- what a method sees ------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Errand:
     worker: int
     generation: int
     leaves: Sequence[Seated]
@@ -166,9 +166,9 @@ class Crew:
     ) -> Iterator[Delivery]:
         """Ask for all packets and give what comes of them, in the order in which they are done."""
         sent: dict[int | None, Any] = {None: self._ray.put(request)}
-        asked: dict[Any, _Asked] = {}
+        asked: dict[Any, _Errand] = {}
 
-        def ask(packet: _Asked) -> None:
+        def ask(packet: _Errand) -> None:
             if packet.first not in sent:
                 assert packet.first is not None
                 sent[packet.first] = self._ray.put(request.starting_at(packet.first, chain))
@@ -178,7 +178,7 @@ class Crew:
 
         for worker, packets in work.items():
             for leaves in packets:
-                ask(_Asked(worker, self._generations[worker], leaves))
+                ask(_Errand(worker, self._generations[worker], leaves))
         while asked:
             (reference,), _ = self._ray.wait(list(asked), num_returns=1)
             packet = asked.pop(reference)
@@ -207,7 +207,7 @@ class Crew:
                 continue
             yield Delivery(result, packet.leaves, packet.catch_up, packet.again)
 
-    def _replace(self, packet: _Asked, problem: Exception) -> None:
+    def _replace(self, packet: _Errand, problem: Exception) -> None:
         """Let another worker take the place of one that is lost, unless that has happened too often."""
         worker = packet.worker
         if packet.generation != self._generations[worker]:

@@ -35,8 +35,8 @@ AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "stage
 """What rows and columns of a table can stand for, besides the methods' parameters."""
 
 
-ENGINES = ("local", "flower-simulation")
-"""What carries requests to clients: one process, or virtual clients in Ray."""
+ENGINES = ("local", "ray")
+"""What carries requests to clients: threads of one process, or workers in Ray."""
 
 
 @dataclass(frozen=True)

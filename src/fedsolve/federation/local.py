@@ -155,6 +155,16 @@ class LocalFederation:
     def participants(self) -> tuple[Participant, ...]:
         return tuple(self._members[name] for name in self.clients)
 
+    @property
+    def deal(self) -> Deal:
+        """The rows of all clients, where they lie in common arrays."""
+        return self._members.deal
+
+    @property
+    def classes(self) -> Sequence[Any] | None:
+        """The classes that were declared."""
+        return self._declared
+
     def client_rows(self) -> dict[str, int]:
         """How many rows each client has."""
         return {name: self._members.rows(name) for name in self.clients}

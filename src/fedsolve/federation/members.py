@@ -26,6 +26,7 @@ class Deal:
 
     order, bounds: client k has the rows order[bounds[k]:bounds[k + 1]].
     memory: bytes that all clients together may keep.
+    names: of the clients, sorted; client-0 and so on when None.
     """
 
     features: Array
@@ -36,10 +37,13 @@ class Deal:
     bounds: Array
     memory: int
     scratch: Path | None
+    names: tuple[str, ...] | None = None
 
     @cached_property
     def places(self) -> dict[str, int]:
         """The clients' names, in their order, each with its number."""
+        if self.names is not None:
+            return {name: client for client, name in enumerate(self.names)}
         clients = len(self.bounds) - 1
         digits = len(str(clients - 1))
         return {f"client-{client:0{digits}d}": client for client in range(clients)}
@@ -73,7 +77,7 @@ class Members:
         self._device = device
         self._made: dict[str, Participant] = {}
         self._unmade: dict[str, int] = {} if deal is None else dict(deal.places)
-        self._sorted: tuple[str, ...] | None = tuple(self._unmade)  # numbers have leading zeros
+        self._sorted: tuple[str, ...] | None = None
         self._states: Path | None = None
         self._width = None if deal is None else int(deal.features.shape[1])
 
@@ -156,12 +160,23 @@ class Members:
             held.append((next(iter(self._unmade)), labels))
         return held
 
+    @property
+    def deal(self) -> Deal:
+        """The deal, where all clients have what it gave them and nobody joined or left."""
+        deal = self._deal
+        if deal is None or len(self) != len(deal.places) or not all(map(self._as_dealt, deal.places)):
+            raise DataError("these clients have arrays of their own; their rows lie in no common ones.")
+        return deal
+
+    def _as_dealt(self, name: str) -> bool:
+        return name in self._unmade or (name in self._made and self._dealt(name))
+
     def pooled(self, names: Sequence[str]) -> Participant | None:
         """One participant that has the rows of all these; None where they lie in arrays of their own.
 
         Whether one of them was made does not matter: what a participant keeps besides its rows is not asked.
         """
-        if self._deal is None or any(name not in self._unmade and not self._dealt(name) for name in names):
+        if self._deal is None or not all(map(self._as_dealt, names)):
             return None
         pool = self._deal.pooled(names)
         return None if pool is None else self._placed(pool)

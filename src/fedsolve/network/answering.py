@@ -72,7 +72,7 @@ class Answerer:
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
     networks:      functions "package.module:function" that a request may have imported and called to make a
-                   network; None where the request is one's own, as in a simulation.
+                   network; None where the request is one's own.
     methods:       likewise, classes "package.module:Class" that a request may have run.
     chain:         the model so far, where sites of one process share it.
     rows:          file that remembers, by run, a digest of the rows answered with: a site whose rows change
