@@ -26,6 +26,8 @@ SMALL = (
     "parameters",
     "labels",
     "held_out",
+    "histograms",
+    "calibration",
     "schema",
     "encoder",
     "preparation",
