@@ -42,7 +42,6 @@ VERSION = 1
 TRAINING, SEARCHING, MEASURING, REFITTING = "training", "searching", "measuring", "refitting"
 
 _ROWS = 16384
-_SETS = ("shared", "own")
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,11 @@ class CalibratedRun(Run[M]):
         if self.phase == TRAINING:
             try:
                 asked = self.inner.request(clients)
-            except DataError as problem:
-                self._leave_off(problem)
-            else:
                 if asked is not None:
                     return asked
                 self._search()
+            except DataError as problem:
+                self._leave_off(problem)
         if self.phase == SEARCHING:
             return self._about_the_first(LOSSES, clients)
         if self.phase == MEASURING:
@@ -168,8 +166,10 @@ class CalibratedRun(Run[M]):
     def _search(self) -> None:
         self.phase = SEARCHING
         biases = self.method.with_biases(self.spec)
-        names = [n for n, wanted in zip(_SETS, (self.first.predicts, self.first.personalises), strict=True) if wanted]
-        self.searches = {name: Search(biases, self.spec.outputs) for name in names}
+        wanted = {"shared": self.first.predicts, "own": self.first.personalises}
+        self.searches = {name: Search(biases, self.spec.outputs) for name, there in wanted.items() if there}
+        if not self.searches:
+            self._leave_off("the model is not one to predict with")
 
     def _about_the_first(self, kind: str, clients: tuple[str, ...]) -> Request:
         self._asked = (kind, 0, 0)

@@ -341,6 +341,13 @@ def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
     }
 
 
+def unwrapped(method: Method[Any]) -> Method[Any]:
+    """The method that others are around, such as `Described` and `Calibrated`."""
+    while isinstance(inner := getattr(method, "method", None), Method):
+        method = inner
+    return method
+
+
 def opening_classes(chain: Chain) -> Array | None:
     """The class list a participant was told in the opening."""
     return labels_from_note(chain.blocks[0].note["opening"]["classes"])

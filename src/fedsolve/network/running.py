@@ -22,9 +22,8 @@ from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
 from fedsolve.federation.cohort import CohortReport
-from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.method import Method, Record, record_from
+from fedsolve.federation.method import Method, Record, record_from, unwrapped
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
 from fedsolve.network.flower import FlowerFederation
@@ -225,7 +224,7 @@ def finished(
 
 
 def _key(method: Method[Any]) -> str:
-    return method.method.key if isinstance(method, Described) else method.key
+    return unwrapped(method).key
 
 
 def _clock(seconds: float) -> str:
