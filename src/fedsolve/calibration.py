@@ -2,11 +2,11 @@
 
     minimise  sum_i lse(z_i) - (1 - e) z_i[y_i] - e mean(z_i)       z_i = slope s_i + b,  e = 1 / (1 + rows)
 
-the log loss with one row's weight spread evenly over the classes, so that rows without a mistake do not ask for
-an infinite slope. It is convex, and a sum over rows: clients answer with their terms at a list of candidates,
-`Search` chooses the next ones. Without biases (a temperature, 1 / slope) one list is enough, and the order of
-the classes stays; with them (Platt's two numbers, for two classes) Newton's steps follow, each with its line
-search in one list.
+the log loss with one row's weight spread evenly over the classes, so that rows without a mistake do not ask
+for an infinite slope. It is convex, and a sum over rows: clients answer with their terms at a list of
+candidates, `Search` chooses the next ones. Without biases (a temperature, 1 / slope) one list is enough, and
+the order of the classes stays; with them (Platt's two numbers, for two classes) Newton's steps follow, each
+with its line search in one list.
 """
 
 from __future__ import annotations

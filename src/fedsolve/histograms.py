@@ -1,4 +1,4 @@
-"""Histograms of probabilities, in bins of equal width in the logit: terms of a sum that AUC and thresholds need.
+"""Histograms of probabilities, in bins of equal width in the logit: sums that AUC and thresholds need.
 
 A histogram is (2, bins): rows without and rows with the class, by the logit of the probability that they were
 given for it. Probabilities of exactly 0 and exactly 1 have a bin each, the first and the last.
@@ -16,13 +16,13 @@ REACH = 16.0
 DRAWS = 400
 """How often sums are resampled for an interval."""
 
-_FINE, _COARSE = 640, 160
-_FEW_CLASSES = 16
+_BINS = ((2, 640), (16, 320))
+_LEAST_BINS = 160
 
 
 def bins_for(classes: int) -> int:
     """How many bins a histogram has: fewer where there are many classes, each with a histogram."""
-    return 2 + (_FINE if classes <= _FEW_CLASSES else _COARSE)
+    return 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)
 
 
 def logit_histogram(probabilities: Array, members: Array, bins: int) -> Array:
@@ -71,7 +71,7 @@ def threshold(histogram: Array, sensitivity: float) -> float:
     found = np.cumsum(histogram[1][::-1])[::-1]
     if found[0] == 0:
         raise DataError("no row of the class was held out, so no threshold can be chosen.")
-    # Half a row of slack: 0.95 of 20 rows are 19 of them, whatever 0.95 * 20 rounds to.
+    # With slack: 0.95 of 20 rows are 19 of them, whatever 0.95 * 20 rounds to.
     place = int(np.flatnonzero(found >= sensitivity * found[0] - 1e-9)[-1])
     return float(lower_edges(histogram.shape[-1])[place])
 

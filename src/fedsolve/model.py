@@ -115,13 +115,13 @@ class Model(ABC):
     def predict_proba(self, features: Any) -> Array:
         """Probabilities of the classes, (rows, classes).
 
-        Calibrated on rows that were not trained on where the model was made by `Calibrated`. Otherwise what is
-        nearest to the model's estimates: zeros and ones are common then and mean "clipped", not "certain".
+        Calibrated on rows that were not trained on where the model was made by `Calibrated`. Otherwise what
+        is nearest to the model's estimates: zeros and ones are common then and mean "clipped".
         """
         return self.told(features)[1]
 
     def told(self, features: Any) -> tuple[Array, Array]:
-        """What the model says of rows: positions of the answers (rows,), and probabilities (rows, classes)."""
+        """What the model says of rows: positions of the answers, and probabilities (rows, classes)."""
         if self.classes is None:
             raise DataError("this is a regression model; it has no classes, and so no probabilities.")
         scores = self.decision_function(features)

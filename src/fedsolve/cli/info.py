@@ -97,7 +97,9 @@ def _show(page: Console, told: dict[str, Any]) -> None:
 
 def _model(told: dict[str, Any]) -> list[tuple[str, str]]:
     classes = told["classes"]
-    predicts = f"{told['targets']} targets" if classes is None else _listed(classes, f"{len(classes)} classes")
+    predicts = (
+        f"{told['targets']} targets" if classes is None else _listed(classes, f"{len(classes)} classes")
+    )
     lines = [
         ("file", told["file"]),
         ("kind", f"{told['family']}{', of one client alone' if told['private'] else ''}"),
@@ -164,11 +166,14 @@ def _calibration(known: dict[str, Any] | None, classes: list[Any] | None) -> lis
         return []
     if known is None:
         return [("calibration", "none: probabilities are estimates put between 0 and 1")]
-    biases = "" if known["biases"] is None else f", biases {', '.join(f'{b:.3g}' for b in known['biases'][:10])}"
+    biases = (
+        "" if known["biases"] is None else f", biases {', '.join(f'{b:.3g}' for b in known['biases'][:10])}"
+    )
     share = f"{100 * known['held_out_share']:g} %"
+    reached = ", on which the model of the others reached" if known["metrics"] else ""
     lines = [
         ("calibration", f"slope {known['slope']:.4g}{biases}"),
-        ("held out", f"{known['held_out_rows']:,} rows (about {share}), on which without them it reached"),
+        ("held out", f"{known['held_out_rows']:,} rows (about {share}){reached}"),
     ]
     names = {"auc": "AUC", "ece": "ECE", "log_loss": "log loss", "brier": "Brier score"}
     for name, value in known["metrics"].items():

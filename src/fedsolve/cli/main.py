@@ -143,7 +143,20 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-LOCAL = (demo, methods, schema, train, personalise, evaluate, predict, info, datasets, features, experiment, report)
+LOCAL = (
+    demo,
+    methods,
+    schema,
+    train,
+    personalise,
+    evaluate,
+    predict,
+    info,
+    datasets,
+    features,
+    experiment,
+    report,
+)
 NETWORK = (server, client, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):

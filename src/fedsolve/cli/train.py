@@ -509,7 +509,7 @@ def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _calibrating(told: dict[str, Any]) -> str:
-    """How many of the exchanges were for the probabilities: all that a run without them would not have."""
+    """Why there are more exchanges than the method takes."""
     if told["calibration"] is None:
         return ""
     return " (training twice, once without the rows held out, and the calibration between them)"

@@ -48,9 +48,9 @@ _ROWS = 16384
 class Calibrated(Method[M]):
     """A method whose models give calibrated probabilities.
 
-    share, key: how many rows are held out for it, and which.
-    biases:     fit a bias for every class besides the temperature. None: for two classes, and where classes are
-                weighted; otherwise the order of the classes stays that of the scores.
+    share, seed: how many rows are held out for it, and which.
+    biases:      fit a bias for every class besides the temperature. None: for two classes, and where classes
+                 are weighted; otherwise the order of the classes stays that of the scores.
     """
 
     key: ClassVar[str] = "calibrated"

@@ -1,7 +1,7 @@
 """The card of a model: how it came about, what it reached, and how to read it.
 
-`training_card` gives what a file cannot know by itself: it is stored in `model.card`. `Card` joins it with what
-the model holds, for `fedsolve info`.
+`training_card` gives what a model does not know by itself, to be kept as `model.card`; `card` joins it with
+what the model holds, for `fedsolve info`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MOST_NAMES = 50
 """Clients that a card names; of more it tells the number."""
 
 LICENCE = (
-    "fedsolve is under the Apache License 2.0, which says nothing about the model: whoever owns the rows decides "
-    "what may be done with it."
+    "fedsolve is under the Apache License 2.0, which says nothing about the model: whoever owns the rows "
+    "decides what may be done with it."
 )
 
 

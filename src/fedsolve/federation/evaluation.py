@@ -59,7 +59,12 @@ REGRESSION = (
 
 
 def about(
-    kind: str, model: Model, clients: tuple[str, ...], part: Part | None = None, exchange: int = 0, **more: Any
+    kind: str,
+    model: Model,
+    clients: tuple[str, ...],
+    part: Part | None = None,
+    exchange: int = 0,
+    **more: Any,
 ) -> Request:
     """A question about a model, which goes with it; clients need not know a run. more: added to its note."""
     if model.private:

@@ -1,11 +1,12 @@
 """How much a classifier relies on each column: its loss when the column is replaced by draws.
 
-A value is drawn from the histogram of the column over all clients, a sum, by a hash of the row itself: neither
-depends on how rows are divided among clients, as permuting within each of them would. Three exchanges: sums for
-the scale of every column; its histogram, in steps of a power of two near an eighth of its spread; the losses.
+A value is drawn from the histogram of the column over all clients, a sum, by a hash of the row itself:
+neither depends on how rows are divided among clients, as permuting within each of them would. Three
+exchanges: sums for the scale of every column; its histogram, in steps of a power of two near an eighth of its
+spread; the losses.
 
-A column is all features that a schema makes of it, replaced together: a category by another, a missing value by
-a number. Of a text, every hashed word is drawn by itself.
+A column is all features that a schema makes of it, replaced together: a category by another, a missing value
+by a number. Of a text, every hashed word is drawn by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _LEAST = np.finfo(np.float64).eps
 
 @dataclass(frozen=True)
 class Importance:
-    """What replacing a column does: rise of the log loss, its standard error, and the accuracy that is lost."""
+    """What replacing a column does: rise of the log loss, its standard error, and accuracy that is lost."""
 
     column: str
     loss: float
@@ -62,7 +63,9 @@ def importances(
     names = list(groups) if columns is None else list(columns)
     unknown = [name for name in names if name not in groups]
     if unknown:
-        raise DataError(f"the model has no column called {unknown[0]!r}; it has {', '.join(list(groups)[:10])}.")
+        raise DataError(
+            f"the model has no column called {unknown[0]!r}; it has {', '.join(list(groups)[:10])}."
+        )
     if len(names) > MOST:
         raise DataError(
             f"the model has {len(names)} columns, each of which takes a prediction of all rows. Name up to "
@@ -75,18 +78,14 @@ def importances(
         asked = Request(kind, 0, 0, federation.clients, note=request.note, arrays=named)
         return federation.exchange(asked, Chain())
 
-    origin, unit = _steps(*ask("column-scales", {})["moments"], *_reference(model))
+    origin, unit = _steps(ask("column-scales", {})["moments"], *_reference(model))
     counts = np.rint(ask("column-histograms", {"origin": origin, "unit": unit})["counts"])
-    told = ask(
-        "column-losses", {"origin": origin, "unit": unit, "counts": counts}, columns=names, seed=seed
-    )
+    told = ask("column-losses", {"origin": origin, "unit": unit, "counts": counts}, columns=names, seed=seed)
     rows = max(1, told.count("rows"))
     found = []
     for name, (rise, square, lost) in zip(names, told["losses"], strict=True):
         spread = max(0.0, square / rows - (rise / rows) ** 2)
-        found.append(
-            Importance(name, float(rise / rows), float(np.sqrt(spread / rows)), float(lost / rows))
-        )
+        found.append(Importance(name, float(rise / rows), float(np.sqrt(spread / rows)), float(lost / rows)))
     return sorted(found, key=lambda one: -one.loss)
 
 
@@ -109,8 +108,9 @@ def _reference(model: Model) -> tuple[Array, Array]:
     return model.preparing.mean, model.preparing.scale
 
 
-def _steps(count: Array, first: Array, second: Array, reference: Array, scale: Array) -> tuple[Array, Array]:
+def _steps(moments: Array, reference: Array, scale: Array) -> tuple[Array, Array]:
     """Middle and width of every histogram's steps: powers of two, so that rounding does not move them."""
+    count, first, second = moments
     mean, deviation = mean_and_deviation(np.maximum(count, 1), first, second, 1e-12)
     unit = 2.0 ** (np.floor(np.log2(deviation * scale) + 1e-6) - 3)
     return np.rint((reference + mean * scale) / unit) * unit, unit
@@ -199,7 +199,8 @@ def _drawn(counts: Array, marks: Array) -> Array:
     """A place of the histogram for every row, by its mark, as often as the histogram has rows there."""
     ends = np.cumsum(counts)
     shares = (marks >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return np.minimum(np.searchsorted(ends, shares * ends[-1], side="right"), len(counts) - 1)
+    places: Array = np.searchsorted(ends, shares * ends[-1], side="right")
+    return np.minimum(places, len(counts) - 1)
 
 
 def _losses(model: Model, values: Array, codes: Array, dtype: Any) -> tuple[Array, Array]:

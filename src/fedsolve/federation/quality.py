@@ -33,6 +33,7 @@ class Threshold:
     probability: float
     sensitivity: float
     specificity: float
+    intervals: Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Evaluation:
     """Accuracy, AUC, losses and calibration of a classifier, with intervals; see `tallies` for the sums.
 
     Intervals are those of other rows of the same kind: the summed histograms are resampled (`resampled`); of
-    log loss and Brier score they follow from the sums of squares. AUC of more than two classes is the mean over
-    classes, each against the others, and its interval resamples each class by itself.
+    log loss and Brier score they follow from the sums of squares. AUC of more than two classes is the mean
+    over classes, each against the others, and its interval resamples each class by itself.
     """
 
     classes: Array
@@ -144,7 +145,10 @@ class Evaluation:
 
     def threshold(self, probability: float, wanted: float) -> Threshold:
         """What a threshold that was chosen on other rows reaches here; of two classes, for the second."""
-        return Threshold(self.classes[1].item(), wanted, probability, *self.at(probability))
+        again = at_threshold(resampled(self._histogram(None)), probability)
+        names = ("sensitivity", "specificity")
+        intervals = {name: _between(values) for name, values in zip(names, again, strict=True)}
+        return Threshold(self.classes[1].item(), wanted, probability, *self.at(probability), intervals)
 
     def roc(self, positive: Any = None) -> tuple[Array, Array]:
         """False and true positive rates at every edge of a bin, from (0, 0) to (1, 1)."""
@@ -218,5 +222,5 @@ def _calibration_error(reliability: Array) -> Array:
 
 def _between(values: Array) -> tuple[float, float]:
     outside = (1 - LEVEL) / 2
-    low, high = np.quantile(values, (outside, 1 - outside))
+    low, high = np.quantile(values, (outside, 1 - outside))  # NaN where a class has no rows
     return float(low), float(high)

@@ -33,7 +33,7 @@ def empty_tally(classes: int) -> dict[str, Array]:
 
 
 def tally(probabilities: Array, answers: Array, codes: Array) -> dict[str, Array]:
-    """The tally of these rows: probabilities (rows, classes), answers and true classes (rows,) by position."""
+    """The tally of these rows: probabilities (rows, classes); answers and true classes by position."""
     classes = probabilities.shape[1]
     sums = empty_tally(classes)
     np.add.at(sums["confusion"], (codes, answers), 1)
@@ -56,8 +56,10 @@ def tally(probabilities: Array, answers: Array, codes: Array) -> dict[str, Array
 
 
 def tally_term(sums: dict[str, Array], rows: int) -> Term:
-    """A tally as a client sends it."""
-    return Term({name: array.astype(np.float64) for name, array in sums.items()}, {"rows": rows})
+    """A tally as a client sends it: numbers of rows in half the bytes where that loses none."""
+    narrow = np.float32 if rows < 2**24 else np.float64
+    counts = {name: sums[name].astype(narrow) for name in ("confusion", "histogram")}
+    return Term({**sums, **counts}, {"rows": rows})
 
 
 def tally_from(arrays: dict[str, Array]) -> dict[str, Array]:
