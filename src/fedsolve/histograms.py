@@ -6,6 +6,8 @@ given for it. Probabilities of exactly 0 and exactly 1 have a bin each, the firs
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fedsolve.container import Array
@@ -13,6 +15,8 @@ from fedsolve.errors import DataError
 
 REACH = 16.0
 """Logits further out than this are in the outermost bin but one."""
+NORMAL = 1.959963984540054
+"""Standard errors to either side in a 95 % interval."""
 DRAWS = 400
 """How often sums are resampled for an interval."""
 
@@ -87,6 +91,15 @@ def at_threshold(histogram: Array, probability: float) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore", divide="ignore"):
         called = histogram[..., place:].sum(axis=-1) / histogram.sum(axis=-1)
     return called[..., 1], 1 - called[..., 0]
+
+
+def wilson(part: Any, whole: Any) -> tuple[Any, Any]:
+    """The 95 % interval of a share of rows, which has a width also where the share is nothing or all."""
+    rows = np.maximum(whole, 1)
+    share, noise = part / rows, NORMAL**2 / rows
+    middle = (share + noise / 2) / (1 + noise)
+    reach = np.sqrt(noise * (share * (1 - share) + noise / 4)) / (1 + noise)
+    return np.maximum(middle - reach, 0.0), np.minimum(middle + reach, 1.0)
 
 
 def resampled(counts: Array, draws: int = DRAWS) -> Array:

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from fedsolve.experiments.figures.style import INK, SERIES, SOFT, blank, series_style, styled
 from fedsolve.federation.importance import Importance
 from fedsolve.federation.quality import Evaluation
-from fedsolve.histograms import REACH
+from fedsolve.histograms import REACH, wilson
 
 SHOWN_CURVES = 5
 SHOWN_COLUMNS = 20
 _SIDE = 3.9
+_SHOWN_LOGITS = 9.0
 
 
 def roc(found: Evaluation) -> Figure:
@@ -47,14 +48,14 @@ def calibration(found: Evaluation) -> Figure:
     told = [row["told"] for row in table]
     true = np.array([row["true"] for row in table])
     rows = np.array([row["rows"] for row in table])
-    error = 1.96 * np.sqrt(np.maximum(true * (1 - true), 0.25 / rows) / rows)
+    low, high = wilson(np.array([row["true"] * row["rows"] for row in table]), rows)
 
     def draw() -> Figure:
         figure = blank(_SIDE, _SIDE)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
         above.plot([0, 1], [0, 1], color=SOFT, linewidth=0.9, linestyle=(0, (3, 3)))
-        low, high = true - np.maximum(true - error, 0), np.minimum(true + error, 1) - true
-        above.errorbar(told, true, [low, high], color=SERIES[0], marker="o", linewidth=1.4, elinewidth=0.9)
+        bars = np.maximum([true - low, high - true], 0)
+        above.errorbar(told, true, bars, color=SERIES[0], marker="o", linestyle="", elinewidth=1.1)
         above.set_ylabel("came true")
         above.set_ylim(-0.04, 1.04)
         middles = [(row["from"] + row["to"]) / 2 for row in table]
@@ -70,17 +71,17 @@ def calibration(found: Evaluation) -> Figure:
 def spread(found: Evaluation) -> Figure:
     """Rows of both classes by the logit of the second's probability; of two classes only."""
     histogram = found.sums["histogram"][0]
-    inner = histogram[:, 1:-1].reshape(2, -1, 8).sum(axis=2).astype(np.float64)
-    inner[:, 0] += histogram[:, 0]
-    inner[:, -1] += histogram[:, -1]
-    width = 2 * REACH / inner.shape[1]
-    middles = -REACH + width * (np.arange(inner.shape[1]) + 0.5)
+    fine = 2 * REACH / (histogram.shape[1] - 2)
+    logits = -REACH + fine * (np.arange(histogram.shape[1]) - 0.5)
+    # All that is further out is shown at the ends.
+    edges = np.linspace(-_SHOWN_LOGITS, _SHOWN_LOGITS, 37)
+    inside = np.clip(logits, edges[0], edges[-1])
+    inner = np.stack([np.histogram(inside, edges, weights=rows)[0] for rows in histogram])
+    middles = (edges[:-1] + edges[1:]) / 2
     shares = inner / np.maximum(1, inner.sum(axis=1, keepdims=True))
-    there = np.flatnonzero(inner.sum(axis=0))
-    first, last = (there[0], there[-1]) if len(there) else (0, len(middles) - 1)
 
     def draw() -> Figure:
-        figure = blank(6.4, 2.6)
+        figure = blank(_SIDE, 3.2)
         axes = figure.subplots()
         for place, name in enumerate(found.classes.tolist()):
             axes.step(
@@ -91,12 +92,12 @@ def spread(found: Evaluation) -> Figure:
                 color=SERIES[place],
                 linestyle=("-", (0, (5, 2)))[place],
             )
-        ticks = np.array([0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999])
+        ticks = np.array([0.001, 0.03, 0.5, 0.97, 0.999])
         axes.set_xticks(np.log(ticks / (1 - ticks)), [f"{tick:g}" for tick in ticks])
-        axes.set_xlim(middles[first] - width, middles[last] + width)
+        axes.set_xlim(-_SHOWN_LOGITS, _SHOWN_LOGITS)
         axes.set_xlabel(f"probability of {_short(found.classes[1].item())}")
         axes.set_ylabel("% of the class")
-        axes.legend(title="true class", title_fontsize=9, fontsize=9, loc="upper center", ncols=2)
+        figure.legend(title="true class", title_fontsize=9, fontsize=9, loc="outside upper left", ncols=2)
         return figure
 
     return styled(draw)
@@ -107,7 +108,7 @@ def importance(found: Sequence[Importance]) -> Figure:
     shown = list(found[:SHOWN_COLUMNS])[::-1]
 
     def draw() -> Figure:
-        figure = blank(6.4, 0.9 + 0.25 * len(shown))
+        figure = blank(_SIDE, 0.9 + 0.2 * len(shown))
         axes = figure.subplots()
         axes.barh(
             [_short(one.column) for one in shown],
@@ -120,7 +121,8 @@ def importance(found: Sequence[Importance]) -> Figure:
         axes.axvline(0.0, color=SOFT, linewidth=0.9)
         axes.grid(True, axis="x")
         axes.grid(False, axis="y")
-        axes.set_xlabel("rise of the log loss when the column says nothing")
+        axes.tick_params(axis="y", labelsize=8)
+        axes.set_xlabel("rise of the log loss")
         return figure
 
     return styled(draw)

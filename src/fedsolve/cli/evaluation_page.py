@@ -11,7 +11,7 @@ from rich.console import Console
 from fedsolve.cli import evaluation_figures as figures
 from fedsolve.cli.confusion import SHOWN_CLASSES, Report
 from fedsolve.cli.output import percent, table
-from fedsolve.experiments.report.markup import Markup, tag, trusted
+from fedsolve.experiments.report.markup import Markup, tag, trusted, unbroken
 from fedsolve.experiments.report.svg import inline_svg
 from fedsolve.federation.importance import Importance
 from fedsolve.federation.quality import Evaluation, Threshold
@@ -25,8 +25,12 @@ NAMES = {
     "ece": "calibration error (ECE)",
 }
 TOLD = ("probability", "rows", "told", "came true")
+IMPORTANCE = ("column", "log loss", "accuracy")
 _STYLE = """
-.layout { max-width: 62rem; }
+.layout { display: block; max-width: 62rem; }
+.measures td { white-space: normal; }
+.measures td:nth-child(2) { white-space: nowrap; }
+@media (max-width: 40rem) { .measures td { padding-right: 0.6rem; } }
 .sheet { display: grid; gap: 0 1.6rem; }
 .sheet { grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
 @media screen { .sheet figure, figure { display: block; } }
@@ -45,8 +49,8 @@ def measure_lines(found: Evaluation, limit: Threshold | None) -> list[tuple[str,
         shown = percent if name.endswith("accuracy") else "{:.4f}".format
         said = f"{shown(low)} to {shown(high)}"
         if name == "auc":
-            kind = "" if len(found.classes) == 2 else ", mean over classes"
-            said += f" (± {found.auc_bound:.1g} for the bins of its histogram{kind})"
+            said += f" (from a histogram, known to ± {found.auc_bound:.1g})"
+            words += "" if len(found.classes) == 2 else ", mean over classes"
         lines.append((words, shown(value), said))
     if limit is not None:
         lines.append(
@@ -71,21 +75,12 @@ def show(
     if not found.calibrated:
         page.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
     page.print(f"Calibration: {_told(found)}, and how often it came true.")
-    rows = [
-        (
-            f"{row['from']:.2f} to {row['to']:.2f}",
-            f"{row['rows']:,}",
-            f"{row['told']:.3f}",
-            f"{row['true']:.3f}",
-        )
-        for row in found.calibration_table
-    ]
-    page.print(table(("probability", "rows", "told", "came true"), rows))
+    page.print(table(TOLD, _calibration_rows(found)))
     if important is not None:
         page.print(
             "Columns by importance: what is lost when a column is replaced by draws from all its values."
         )
-        page.print(table(("column", "log loss", "accuracy"), _importance_rows(important)))
+        page.print(table(IMPORTANCE, _importance_rows(important)))
 
 
 def html_page(
@@ -117,26 +112,27 @@ def html_page(
         class_="opening",
     )
     words = (
-        f"Calibration. {_told(found).capitalize()}, against how often it came true; on the broken line they "
-        "agree. Bars are 95 % intervals."
+        f"{_told(found).capitalize()}, against how often it came true; on the broken line they agree. Bars "
+        "are 95 % intervals."
     )
     sheet = [
-        _figure(figures.calibration(found), "calibration", words),
-        _figure(figures.roc(found), "roc", _roc_caption(found)),
+        _figure(figures.calibration(found), "Calibration", words),
+        _figure(figures.roc(found), "ROC", _roc_caption(found)),
     ]
-    parts = [_measures(found, limit), tag("div", *sheet, class_="sheet")]
+    details = [("The numbers of the calibration figure", _table(TOLD, _calibration_rows(found)))]
     if len(found.classes) == 2:
-        caption = "Probabilities. How the rows of each true class are spread over what they were told."
-        parts.append(_figure(figures.spread(found), "spread", caption))
+        caption = "How the rows of each true class are spread over what they were told."
+        sheet.append(_figure(figures.spread(found), "Probabilities", caption))
     if important:
-        caption = "Importance. Rise of the log loss when a column is replaced by draws from all its values."
-        parts.append(_figure(figures.importance(important), "importance", caption))
+        caption = "Rise of the log loss when a column is replaced by draws from all its values."
+        sheet.append(_figure(figures.importance(important), "Importance", caption))
         rows = _importance_rows(important)
-        parts.append(_table("", ("column", "log loss", "accuracy"), rows))
-    numbers = tag("div", _table("", TOLD, _calibration_rows(found)), class_="inside")
-    parts += [
+        details.append(("The numbers of the importance figure", _table(IMPORTANCE, rows)))
+    parts = [
+        _measures(found, limit),
+        tag("div", *sheet, class_="sheet"),
         _confusion(found),
-        tag("details", tag("summary", "The numbers of the calibration figure"), numbers),
+        *(tag("details", tag("summary", name), tag("div", each, class_="inside")) for name, each in details),
     ]
     body = tag("body", tag("div", opening, tag("main", *parts), class_="layout"))
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
@@ -153,10 +149,10 @@ def _lede(found: Evaluation) -> str:
 
 def _roc_caption(found: Evaluation) -> str:
     if len(found.classes) == 2:
-        return f"ROC of {found.classes[1]}, from a histogram: its area is known to ± {found.auc_bound:.1g}."
+        return f"Of {found.classes[1]}, from a histogram: its area is known to ± {found.auc_bound:.1g}."
     many = len(found.classes) > figures.SHOWN_CURVES
     which = f"the {figures.SHOWN_CURVES} classes with the smallest area" if many else "each class"
-    return f"ROC of {which}, against the others."
+    return f"Of {which}, against the others."
 
 
 def _told(found: Evaluation) -> str:
@@ -168,11 +164,11 @@ def _told(found: Evaluation) -> str:
 def _measures(found: Evaluation, limit: Threshold | None) -> Markup:
     lines = measure_lines(found, limit)
     note = (
-        "Intervals: what other rows of the same kind would give, by resampling the summed histograms (log "
-        "loss and Brier score: by their sums of squares)."
+        "Intervals: what other rows of the same kind would give, by resampling the summed histograms (shares "
+        "of rows: Wilson's interval; log loss and Brier score: by their sums of squares)."
     )
-    drawn = _table("", ("measure", "value", "95 % interval"), lines, left=(0, 2))
-    return tag("section", drawn, tag("p", note, class_="notes"))
+    drawn = _table(("measure", "value", "95 % interval"), lines, left=(0, 2))
+    return tag("section", drawn, tag("p", unbroken(note), class_="notes"), class_="measures")
 
 
 def _confusion(found: Evaluation) -> Markup:
@@ -184,7 +180,7 @@ def _confusion(found: Evaluation) -> Markup:
             for true, told, count in report.confused(SHOWN_CLASSES)
         ]
         heads = ("true", "predicted", "rows", "of that class")
-        return _table("The most frequent mistakes", heads, rows, left=(0, 1))
+        return tag("section", tag("h3", "The most frequent mistakes"), _table(heads, rows, left=(0, 1)))
     support = report.support
     body = []
     for place, name in enumerate(names):
@@ -205,8 +201,8 @@ def _confusion(found: Evaluation) -> Markup:
     return tag("div", drawn, class_="scroll", tabindex="0")
 
 
-def _calibration_rows(found: Evaluation) -> Markup:
-    rows = [
+def _calibration_rows(found: Evaluation) -> list[tuple[str, str, str, str]]:
+    return [
         (
             f"{row['from']:.2f} to {row['to']:.2f}",
             f"{row['rows']:,}",
@@ -215,8 +211,6 @@ def _calibration_rows(found: Evaluation) -> Markup:
         )
         for row in found.calibration_table
     ]
-    inside = tag("div", _table("", ("probability", "rows", "told", "came true"), rows), class_="inside")
-    return tag("details", tag("summary", "The numbers of the calibration figure"), inside)
 
 
 def _importance_rows(important: Sequence[Importance]) -> list[tuple[str, str, str]]:
@@ -227,14 +221,11 @@ def _importance_rows(important: Sequence[Importance]) -> list[tuple[str, str, st
 
 
 def _figure(drawn: Any, name: str, caption: str) -> Markup:
-    title, _, rest = caption.partition(". ")
-    words = tag("figcaption", tag("b", f"{title}."), f" {rest}")
-    return tag("figure", tag("div", inline_svg(drawn, name, caption), class_="plot"), words)
+    svg = inline_svg(drawn, name.lower(), f"{name}. {caption}")
+    return tag("figure", tag("div", svg, class_="plot"), tag("figcaption", tag("b", name), unbroken(caption)))
 
 
-def _table(
-    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)
-) -> Markup:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> Markup:
     def cell(kind: str, place: int, text: str) -> Markup:
         return tag(kind, text, class_=None if place in left else "number")
 
@@ -242,5 +233,4 @@ def _table(
     body = tag(
         "tbody", *(tag("tr", *(cell("td", place, text) for place, text in enumerate(row))) for row in rows)
     )
-    caption = tag("caption", tag("span", tag("b", title))) if title else ""
-    return tag("div", tag("table", caption, head, body), class_="scroll", tabindex="0")
+    return tag("div", tag("table", head, body), class_="scroll", tabindex="0")

@@ -12,12 +12,10 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.tallies import RELIABILITY_BINS, empty_tally
-from fedsolve.histograms import area, at_threshold, resampled
+from fedsolve.histograms import NORMAL, area, at_threshold, resampled, wilson
 
 LEVEL = 0.95
 """What share of the intervals is to hold the truth."""
-
-_NORMAL = 1.959963984540054
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,10 @@ class Threshold:
 class Evaluation:
     """Accuracy, AUC, losses and calibration of a classifier, with intervals; see `tallies` for the sums.
 
-    Intervals are those of other rows of the same kind: the summed histograms are resampled (`resampled`); of
-    log loss and Brier score they follow from the sums of squares. AUC of more than two classes is the mean
-    over classes, each against the others, and its interval resamples each class by itself.
+    Intervals are those of other rows of the same kind: the summed histograms are resampled (`resampled`). Of
+    shares of rows they are Wilson's; of log loss and Brier score they follow from the sums of squares. AUC of
+    more than two classes is the mean over classes, each against the others, and its interval resamples each
+    class by itself.
     """
 
     classes: Array
@@ -119,7 +118,7 @@ class Evaluation:
         confusion = resampled(self.confusion)
         areas = [area(resampled(histogram))[0] for histogram in self.sums["histogram"]]
         found = {
-            "accuracy": _between(_accuracy(confusion)),
+            "accuracy": _pair(wilson(np.trace(self.confusion), self.rows)),
             "balanced_accuracy": _between(_balanced(confusion)),
             "auc": _between(_macro(np.stack(areas, axis=-1))),
             "ece": _between(self._calibration_errors()),
@@ -127,7 +126,7 @@ class Evaluation:
         for place, name in enumerate(("log_loss", "brier")):
             total, square = self.sums["losses"][place]
             count = max(1, self.rows)
-            error = _NORMAL * np.sqrt(max(0.0, square / count - (total / count) ** 2) / count)
+            error = NORMAL * np.sqrt(max(0.0, square / count - (total / count) ** 2) / count)
             found[name] = (float(total / count - error), float(total / count + error))
         return found
 
@@ -145,10 +144,14 @@ class Evaluation:
 
     def threshold(self, probability: float, wanted: float) -> Threshold:
         """What a threshold that was chosen on other rows reaches here; of two classes, for the second."""
-        again = at_threshold(resampled(self._histogram(None)), probability)
+        reached = self.at(probability)
+        of_class = self._histogram(None).sum(axis=1)[::-1]
         names = ("sensitivity", "specificity")
-        intervals = {name: _between(values) for name, values in zip(names, again, strict=True)}
-        return Threshold(self.classes[1].item(), wanted, probability, *self.at(probability), intervals)
+        intervals = {
+            name: _pair(wilson(share * rows, rows)) if rows else (np.nan, np.nan)
+            for name, share, rows in zip(names, reached, of_class, strict=True)
+        }
+        return Threshold(self.classes[1].item(), wanted, probability, *reached, intervals)
 
     def roc(self, positive: Any = None) -> tuple[Array, Array]:
         """False and true positive rates at every edge of a bin, from (0, 0) to (1, 1)."""
@@ -218,6 +221,10 @@ def _macro(areas: Array) -> Array:
 def _calibration_error(reliability: Array) -> Array:
     rows, told, true = (reliability[..., place, :] for place in range(3))
     return np.asarray(np.abs(told - true).sum(axis=-1) / np.maximum(1, rows.sum(axis=-1)))
+
+
+def _pair(interval: tuple[Any, Any]) -> tuple[float, float]:
+    return float(interval[0]), float(interval[1])
 
 
 def _between(values: Array) -> tuple[float, float]:
