@@ -27,7 +27,7 @@ SHIFTS = np.linspace(-6.0, 6.0, 9)
 """The biases of the second class against the first that are tried first."""
 FRACTIONS = np.array([1.0, 0.5, 0.25, 1 / 16, 2.0])
 """Of a Newton step, that are tried in one exchange."""
-LEAST_ROWS = 20
+LEAST_ROWS = 10
 """With fewer rows held out, nothing is calibrated."""
 
 _ROWS = 8192

@@ -295,7 +295,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     _, scores, codes, weights = kept
     term = Term(counts={"rows": len(codes)})
     for name, found in scores.items():
-        sums = calibration_sums(found, codes, request.arrays[f"candidates.{name}"], weights)
+        with np.errstate(over="ignore", invalid="ignore"):  # refused by name where the term is checked
+            sums = calibration_sums(found, codes, request.arrays[f"candidates.{name}"], weights)
         term.arrays |= {f"{name}.{part}": array for part, array in sums.items()}
     return term
 

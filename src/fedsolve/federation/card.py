@@ -28,7 +28,8 @@ LICENCE = (
 
 
 def training_card(model: Model, method: Method[Any], **more: Any) -> dict[str, Any]:
-    """How a model came about, as JSON values without times, so that equal runs give equal files.
+    """How a model came about, as JSON values; no times, nor what clients had to catch up with, so that a run
+    that was interrupted gives the same file.
 
     more: what else is known, such as rows and accuracies.
     """
@@ -46,7 +47,7 @@ def training_card(model: Model, method: Method[Any], **more: Any) -> dict[str, A
         "parameters": plain.parameters(),
         "clients": len(cohort),
         "cohort": cohort[:MOST_NAMES],
-        **totals(model.history),
+        **{name: count for name, count in totals(model.history).items() if name != "catch_up_bytes"},
         "history": [{"kind": kind, **sums} for kind, sums in kinds.items()],
         "risk": risks[-1] if risks else None,
         "versions": {
