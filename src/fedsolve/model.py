@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedsolve.federation.participant import ClientData
     from fedsolve.federation.states import StateStore
 
-MODEL_VERSION = 1
+MODEL_VERSION = 2
 
 _PREPARING = "preparing."
 _CALIBRATIONS = ("calibration", "own_calibration")
@@ -265,7 +265,8 @@ class Model(ABC):
     def to_bytes(self) -> bytes:
         """The contents of the model file."""
         arrays, note = self.contents()
-        return container.to_bytes(arrays, note if self.card is None else {**note, "card": self.card})
+        note = note if self.card is None else {**note, "card": self.card}
+        return container.to_bytes(arrays, note, sealed=True)
 
     def __repr__(self) -> str:
         what = f"{self.outputs} targets" if self.classes is None else f"{len(self.classes)} classes"

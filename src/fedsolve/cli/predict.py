@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from scipy.special import softmax
 
+from fedsolve.backends.devices import find_device
 from fedsolve.calibration import project_to_simplex
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Choice, Command, option
@@ -31,7 +32,6 @@ from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.federation.quality import Evaluation
 from fedsolve.federation.tallies import tally
-from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.labels import encode_labels
 from fedsolve.model import Model, load_model
