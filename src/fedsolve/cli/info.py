@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -75,10 +76,10 @@ def sections(told: dict[str, Any]) -> list[Section]:
 
 def markdown(told: dict[str, Any]) -> str:
     """The card as a Markdown document."""
-    lines = [f"# {_plain(told['file'])}", "", f"`{told['model']}`"]
+    lines = [f"# {_plain(Path(told['file']).name)}", "", f"`{told['model']}`"]
     for title, told_of in sections(told):
         lines += ["", f"## {title}", ""]
-        lines += [f"- {f'**{name}**: ' if name else ''}{_plain(value)}" for name, value in told_of]
+        lines += [f"- {f'**{_plain(name)}**: ' if name else ''}{_plain(value)}" for name, value in told_of]
     return "\n".join(lines) + "\n"
 
 
