@@ -28,6 +28,7 @@ from fedsolve.errors import (
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
 from fedsolve.federation.evaluation import evaluate, evaluation
+from fedsolve.federation.importance import Importance, importances
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
 from fedsolve.federation.on_part import OnPart
@@ -62,6 +63,7 @@ __all__ = [
     "Evaluation",
     "FedsolveError",
     "FlowerFederation",
+    "Importance",
     "LocalFederation",
     "LocalScores",
     "Model",
@@ -75,6 +77,7 @@ __all__ = [
     "evaluate",
     "evaluation",
     "gradient",
+    "importances",
     "load_model",
     "local_scores",
     "partition",

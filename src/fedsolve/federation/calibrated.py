@@ -27,7 +27,7 @@ from fedsolve.errors import CalibrationWarning, DataError, ModelFileError
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.evaluation import about, evaluation_from
 from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import Method, Run, record_from
+from fedsolve.federation.method import Method, Run, checkpoint_contents, record_from
 from fedsolve.federation.on_part import OnPart
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.federation.parts import Part
@@ -248,14 +248,14 @@ class CalibratedRun(Run[M]):
             "steps": {name: search.steps for name, search in self.searches.items()},
             "history": [record.as_dict() for record in self.history],
         }
-        return container.to_bytes(arrays, note)
+        return container.to_bytes(arrays, note, sealed=True)
 
     def restore(self, data: bytes, path: str) -> None:
-        arrays, note = container.from_bytes(data, what=f"checkpoint {path}", error=ModelFileError)
+        arrays, note = checkpoint_contents(data, path)
         if note.get("calibrated") != VERSION:
             raise ModelFileError(
-                f"{path} is not a checkpoint of a run that calibrates. Resume as it was started (without "
-                "calibration), or choose another checkpoint path."
+                f"{path} is not a checkpoint of a run that calibrates. Resume as it was started "
+                "(--no-calibrate, or the method by itself), or choose another checkpoint path."
             )
         if note["phase"] == REFITTING:
             self._begin(self.method.method.start(self.spec))
