@@ -114,7 +114,8 @@ def test_info_is_the_card_of_a_model(folder, tmp_path):
     model.save(tmp_path / "plain.safetensors")
     told = document("info", tmp_path / "plain.safetensors")
     assert (told["training"], told["calibration"], told["features"]) == (None, None, 4)
-    refused(fedsolve("info", folder / "m.safetensors", "--json", "--markdown"), 2, "choose one")
+    both = fedsolve("info", folder / "m.safetensors", "--json", "--markdown")
+    assert (both.exit_code, "choose one" in both.stderr) == (2, True)
     refused(fedsolve("info", folder / "m.safetensors", "--out", card), 2, "--out is for --markdown")
     refused(
         fedsolve("info", folder / "m.safetensors", "--markdown", "--out", folder / "m.safetensors"), 4, "lost"
