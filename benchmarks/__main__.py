@@ -268,6 +268,19 @@ def _masks(json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(measured, indent=1) + "\n")
 
 
+@main.command("calibration")
+@click.argument("path", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_json
+def _calibration(path: Path | None, json_path: Path | None) -> None:
+    """Calibration error and log loss before and after, on digits, breast cancer and a feature file PATH."""
+    from benchmarks import calibration
+
+    found = calibration.measure(path)
+    calibration.show(Console(width=140, highlight=False, markup=False), found)
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 @main.command("fashion-mnist", add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def _fashion_mnist(words: tuple[str, ...]) -> None:

@@ -27,6 +27,8 @@ SMALL = (
     "labels",
     "streamed",
     "held_out",
+    "histograms",
+    "calibration",
     "schema",
     "encoder",
     "preparation",

@@ -18,6 +18,7 @@ from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.data import partitions as partition
 from fedsolve.errors import (
+    CalibrationWarning,
     CohortError,
     ConditionWarning,
     DataError,
@@ -25,12 +26,16 @@ from fedsolve.errors import (
     ModelFileError,
     TermError,
 )
+from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
+from fedsolve.federation.evaluation import evaluate, evaluation
+from fedsolve.federation.importance import Importance, importances
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
 from fedsolve.federation.on_part import OnPart
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.federation.parts import Part
+from fedsolve.federation.quality import Evaluation
 from fedsolve.model import Model, load_model
 from fedsolve.schema import Column, Schema
 from fedsolve.version import __version__
@@ -47,6 +52,8 @@ __all__ = [
     "APFL",
     "AFLClassifier",
     "AFLRegressor",
+    "Calibrated",
+    "CalibrationWarning",
     "Cascade",
     "ClientData",
     "CohortError",
@@ -57,8 +64,10 @@ __all__ = [
     "DeepAFLClassifier",
     "DeepAFLRegressor",
     "Described",
+    "Evaluation",
     "FedsolveError",
     "FlowerFederation",
+    "Importance",
     "LocalFederation",
     "LocalScores",
     "Model",
@@ -72,7 +81,10 @@ __all__ = [
     "Schema",
     "TermError",
     "__version__",
+    "evaluate",
+    "evaluation",
     "gradient",
+    "importances",
     "load_model",
     "local_scores",
     "partition",

@@ -7,47 +7,37 @@ rows, the method gives the same model.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from fedsolve.calibration import LEAST_ROWS, Calibration, fitted, project_to_simplex
 from fedsolve.checks import check_arrays
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.container import Array
-from fedsolve.errors import DataError
+from fedsolve.errors import CalibrationWarning, DataError
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Total
-from fedsolve.labels import plain_labels
+from fedsolve.held_out import held_out
+from fedsolve.labels import encode_labels, plain_labels
 from fedsolve.model import Model
 
 __all__ = ["AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor", "project_to_simplex"]
 
 _REAL = (np.float64, np.float32)
-
-
-def project_to_simplex(scores: Array) -> Array:
-    """Rows p (rows, classes) minimising |p - s|² over p >= 0, sum p = 1.
-
-    p = max(s - tau, 0) with the one tau per row that makes the sum 1, found by sorting. Order is
-    kept: no class overtakes another.
-    """
-    # tau lies at most 1 below the largest score, so anything further down is 0 all the same.
-    shifted = np.maximum(scores - np.max(scores, axis=1, keepdims=True), -1.0)
-    descending = -np.sort(-shifted, axis=1)
-    excess = np.cumsum(descending, axis=1) - 1.0
-    support = np.sum(descending * np.arange(1, scores.shape[1] + 1) > excess, axis=1)
-    tau = excess[np.arange(len(scores)), support - 1] / support
-    return np.asarray(np.maximum(shifted - tau[:, None], 0.0))
+_SHARE, _KEY = 0.2, "calibration"
+"""Which rows are held out for the probabilities."""
 
 
 # -- what is predicted: classes or numbers ---------------------------------------------------------
@@ -94,6 +84,8 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Labels of any type that sorts."""
 
     _task = "classification"
+    calibrate: bool
+    _too_few = False
 
     @property
     def classes_(self) -> Array:
@@ -108,14 +100,22 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability vectors nearest to the scores, (rows, classes).
+        """Probabilities of the classes, (rows, classes), in the order of the scores.
 
-        Least squares estimates class probabilities but may leave [0, 1]; this is the Euclidean
-        projection of the scores onto the probability simplex. It keeps the order of the classes
-        and is not calibrated: zeros and ones are common and mean "clipped", not "certain". Wrap
-        the estimator in `sklearn.calibration.CalibratedClassifierCV` where probabilities matter.
+        With `calibrate`, softmax of the scores times a slope that was fitted to rows which the model of the
+        others had not seen. Without, after `partial_fit`, and where rows are too few, the probability vectors
+        nearest to the scores: zeros and ones are common then and mean "clipped", not "certain".
         """
-        return project_to_simplex(self._scores(X))
+        scores = self._scores(X)
+        known = self.model_.calibration
+        if known is None and self._too_few:
+            warnings.warn(
+                "these probabilities are not calibrated: the rows, or those of a class, were too few to hold "
+                "some out. Pass calibrate=False if that is as it should be.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
+        return project_to_simplex(scores) if known is None else known.probabilities(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy, rows counted by their weight."""
@@ -123,6 +123,35 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _decide(self, scores: Array) -> Array:
         return np.asarray(self.classes_[np.argmax(scores, axis=1)])
+
+    @abstractmethod
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        """Learn from these rows, of which some classes may have none."""
+
+    def _learn_calibrated(self, features: Array, labels: Array, weights: Array | None) -> Self:
+        """Learn from all rows; the calibration is that of the model without those held out, on those."""
+        classes = np.unique(labels)
+        self._train(features, labels, weights, classes)
+        if not self.calibrate:
+            return self
+        apart = held_out(features, labels, _SHARE, _KEY)
+        counted = apart if weights is None else apart & (weights > 0)
+        found = None
+        if np.count_nonzero(counted) >= LEAST_ROWS:
+            kept = None if weights is None else weights[~apart]
+            try:
+                other = clone(self)._train(features[~apart], labels[~apart], kept, classes)
+            except DataError:  # a class of which all rows are held out
+                pass
+            else:
+                scores = other.model_.decision_function(features[counted])
+                codes = encode_labels(labels[counted], classes)
+                found = fitted(scores, codes, None if weights is None else weights[counted])
+        self._too_few = found is None
+        if found is None:
+            return self
+        self.model_.calibration = Calibration(*found, _SHARE, _KEY, int(np.count_nonzero(counted)))
+        return self
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
         """Features, labels and weights of a whole training set."""
@@ -268,6 +297,7 @@ class _Deep(_Estimator):
 
     def _method(self) -> DeepAFL:
         parameters = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        parameters.pop("calibrate", None)
         return DeepAFL(
             intercept=bool(parameters.pop("fit_intercept")),
             seed=_seed(parameters.pop("random_state")),
@@ -285,14 +315,22 @@ class AFLClassifier(_Classifier, _Linear):
                    `RidgeClassifier`, keeps small and collinear tables solvable; the paper's is 0.
     fit_intercept: centre features and labels by their sums, since tables seldom pass through the
                    origin. The paper has no intercept: it starts from a backbone's features.
+    calibrate:     hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`, `coef_`,
     `intercept_`, `n_features_in_`, `feature_names_in_`.
     """
 
+    def __init__(self, *, ridge: float = 1.0, fit_intercept: bool = True, calibrate: bool = True) -> None:
+        super().__init__(ridge=ridge, fit_intercept=fit_intercept)
+        self.calibrate = calibrate
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows alone; `partial_fit` may add to them later."""
-        return self._learn(*self._read(X, y, sample_weight), first=True)
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        return self._learn(features, labels, weights, first=True, classes=classes)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Add rows: any sequence of batches gives the model of one `fit` on all their rows.
@@ -372,6 +410,7 @@ class DeepAFLClassifier(_Classifier, _Deep):
     precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
+    calibrate:      hold a fifth of the rows out to calibrate `predict_proba`, then learn from all.
 
     The defaults are for unscaled tables of some hundred to some thousand rows. Columns are
     standardised because the first activation saturates on large values; width 256 takes a fraction
@@ -382,10 +421,47 @@ class DeepAFLClassifier(_Classifier, _Deep):
     `n_features_in_`, `feature_names_in_`.
     """
 
+    def __init__(
+        self,
+        layers: int = 5,
+        *,
+        width: int = 256,
+        hidden_width: int | None = None,
+        ridge: float = 10.0,
+        residual_ridge: float = 1.0,
+        activation: str = "gelu",
+        zero_activation: str = "tanh",
+        gain: float = 1.0,
+        block_input: Literal["previous", "initial"] = "previous",
+        scale: Literal["standard"] | None = "standard",
+        fit_intercept: bool = True,
+        precision: Literal["float64", "float32"] = "float64",
+        random_state: Any = 0,
+        calibrate: bool = True,
+    ) -> None:
+        super().__init__(
+            layers,
+            width=width,
+            hidden_width=hidden_width,
+            ridge=ridge,
+            residual_ridge=residual_ridge,
+            activation=activation,
+            zero_activation=zero_activation,
+            gain=gain,
+            block_input=block_input,
+            scale=scale,
+            fit_intercept=fit_intercept,
+            precision=precision,
+            random_state=random_state,
+        )
+        self.calibrate = calibrate
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
-        method = self._method()
-        self.model_ = method.fit(self._silo(*self._read(X, y, sample_weight)))
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        self.model_ = self._method().fit(self._silo(features, labels, weights, classes))
         return self
 
 

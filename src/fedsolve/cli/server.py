@@ -20,9 +20,10 @@ from fedsolve.cli.output import Interrupted, Output, check_target, facts, megaby
 from fedsolve.cli.site_table import schema_option, table_schema
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
+from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
 from fedsolve.federation.history import totals
-from fedsolve.federation.method import Method, Record
+from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
 from fedsolve.network.keyfolder import private_folder
 
@@ -136,6 +137,13 @@ PORT = 9092
     group=_RUN,
     help="One exchange more: accuracy on the sites' own rows.",
 )
+@option(
+    "--calibrate",
+    is_flag=True,
+    more=True,
+    group=_RUN,
+    help="Calibrated probabilities: the training's exchanges twice, and two to four more.",
+)
 @config_option
 @output_options
 @click.pass_context
@@ -151,6 +159,8 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
         method = described_method(method, given)
+    if given["calibrate"]:
+        method = Calibrated(method)
     keys = _keys(ctx, given)
     check_target(given["out"])
     state = Path(given["state"])
@@ -206,7 +216,7 @@ def run_document(
 ) -> dict[str, Any]:
     """What is told of a run that is complete."""
     return {
-        "method": method.method.key if isinstance(method, Described) else method.key,
+        "method": unwrapped(method).key,
         "parameters": method.parameters(),
         "sites": list(model.history[-1].cohort) if model.history else [],
         **totals(model.history),

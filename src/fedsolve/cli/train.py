@@ -40,6 +40,8 @@ from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
+from fedsolve.federation.calibrated import Calibrated
+from fedsolve.federation.card import card, training_card
 from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.history import totals
@@ -164,6 +166,13 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Sum in secret: only totals are seen (needs fedsolve[privacy]).",
 )
+@option(
+    "--calibrate/--no-calibrate",
+    default=None,
+    group=_GROUP,
+    more=True,
+    help="Probabilities calibrated on rows held out: trains twice.  [default: closed-form methods do]",
+)
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
 @focused_option(
@@ -223,11 +232,14 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
+    whole = method if described is None else Described(method, described)
+    if given["calibrate"] or (given["calibrate"] is None and not isinstance(method, GradientMethod)):
+        whole = Calibrated(whole)
     with _engine(federation, given) as engine:
         started = time.perf_counter()
         try:
             with _progress(output, method) as progress:
-                model = (method if described is None else Described(method, described)).fit(
+                model = whole.fit(
                     engine,
                     checkpoint,
                     resume=given["resume"],
@@ -241,9 +253,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         if isinstance(model, GradientModel) and given["backbone"] is not None:
             model.parameters[pixel_rows.NOTED] = given["backbone"]
         check_finite(model, "the model, which was not saved,")
+        accuracy = _accuracy(method, model, engine, data, test)
+        model.card = training_card(model, whole, rows=len(data), accuracy=accuracy, secure=given["secure"])
         if given["out"] is not None:
             model.save(given["out"])
-        accuracy = _accuracy(method, model, engine, data, test)
     document = {
         "method": method.key,
         "parameters": method.parameters(),
@@ -255,6 +268,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "seconds": seconds,
         "accuracy": accuracy,
         "test_rows": None if test is None else len(test),
+        "calibration": card(model)["calibration"],
         "predicts": model.predicts,
         "personal": personalise(model, federation, test, personal, own_files, output),
         "model": given["out"],
@@ -470,7 +484,7 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         ("clients", f"{told['clients']}{empty} ({dealt}; heterogeneity {split['heterogeneity']:.2f} of 1)"),
         ("rows", f"{told['rows']:,} of {told['features']:,} features, {len(told['classes'])} classes"),
         *_network_lines(told),
-        ("exchanges", f"{told['exchanges']}"),
+        ("exchanges", f"{told['exchanges']}{_calibrating(told)}"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
         *(
             [("sums", "secret: clients' answers were masked, only totals were opened")]
@@ -482,6 +496,15 @@ def _show(page: Console, told: dict[str, Any]) -> None:
     ]
     if accuracy["test"] is not None:
         lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
+    if told["calibration"] is not None:
+        seen = told["calibration"]["metrics"]
+        lines.append(
+            (
+                "probabilities",
+                f"calibrated on {told['calibration']['held_out_rows']:,} rows held out "
+                f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})",
+            )
+        )
     if not told["predicts"]:
         lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
     if told.get("final_accuracy") is not None:
@@ -507,6 +530,13 @@ def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
         last = f", last in {', '.join(told['feedback_layers'])}" if told["feedback_layers"] else ""
         lines.append(("feedback", f"{parameters['feedback']}{last}"))
     return lines
+
+
+def _calibrating(told: dict[str, Any]) -> str:
+    """Why there are more exchanges than the method takes."""
+    if told["calibration"] is None:
+        return ""
+    return " (training twice, once without the rows held out, and the calibration between them)"
 
 
 def _changed(told: dict[str, Any]) -> str:
