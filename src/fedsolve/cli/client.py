@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -20,12 +21,15 @@ from fedsolve.cli.options import allow_options, data_options, layout_from, outpu
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, facts, megabytes
 from fedsolve.cli.server import class_names
-from fedsolve.cli.site_table import read_site, schema_option, table_schema
+from fedsolve.cli.site_table import read_site, schema_option
+from fedsolve.data.image_rows import portable
 from fedsolve.data.lock import locked
+from fedsolve.data.schema_file import read_schema
 from fedsolve.data.table_files import DescribedRows
 from fedsolve.data.tables import Part, Table
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
+from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
     from fedsolve.network.answering import Event
@@ -48,7 +52,7 @@ _SITE = "This site"
             "fedsolve client --config site.toml --data patients.csv --label diagnosis",
         ),
         (
-            "with categories, dates or missing values, by the schema that all sites were given",
+            "by the schema that all sites were given: categories, dates, missing values; or images",
             "fedsolve client --config site.toml --data patients.csv --schema schema.toml",
         ),
     ),
@@ -124,18 +128,21 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
 
     require_flower()
     connection = _connection(given, name)
-    schema = None if given["schema"] is None else table_schema(given["schema"])
+    schema = None if given["schema"] is None else read_schema(given["schema"])
     table: Table | DescribedRows
     parts: tuple[Part, ...] = ()
-    if schema is not None:
+    reader = Reader(given, output)
+    if schema is not None and schema.extractor is None:
         if given["backbone"] is not None:
-            raise click.UsageError("--schema is for tables; leave out one of --schema and --backbone")
+            raise click.UsageError("this --schema is of tables; leave out one of --schema and --backbone")
         table, columns = read_site(given["data"], schema, layout_from(given)), None
+    elif schema is not None:
+        table, columns = reader.described(given["data"], schema, owned=False), None
+        parts = reader.parts(given["data"])
     else:
-        reader = Reader(given, output)
         parts = reader.parts(given["data"])
         table = reader.rows(given["data"], "train" if parts else None)
-        columns = table.schema
+        columns = _shown(table.schema)
     _introduce(output, name, table, "test" in parts)
 
     from fedsolve.federation.participant import ClientData
@@ -162,6 +169,14 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         signal.signal(number, lambda *_: node.stop())
     node.serve()
     return {"name": name, "rows": len(table), **diary.summary()}
+
+
+def _shown(columns: Schema | None) -> Schema | None:
+    """What is sent about rows: not where this site keeps the files of a backbone."""
+    if columns is None or columns.extractor is None:
+        return columns
+    named = dataclasses.replace(columns.extractor, address=portable(columns.extractor.address))
+    return dataclasses.replace(columns, extractor=named)
 
 
 def _connection(given: dict[str, Any], name: str) -> Any:

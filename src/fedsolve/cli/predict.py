@@ -15,6 +15,7 @@ from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.confusion import Report
 from fedsolve.cli.doubts import check_finite, majority_doubt
 from fedsolve.cli.inputs import Reader, row_options
+from fedsolve.cli.new_rows import beside_predictions, image_path, new_rows
 from fedsolve.cli.options import READING, allow_options, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.closedform.predictors import StagedModel
@@ -41,6 +42,7 @@ device_option = option(
     help="Gradient models: cpu, cuda, or auto for a GPU where there is one.  [default: cpu]",
 )
 _allow = allow_options("Model")
+_ROWS = 65536
 
 
 @click.command(
@@ -54,12 +56,26 @@ _allow = allow_options("Model")
             "the scores of every class too, on stdout",
             "fedsolve predict model.safetensors patients.csv --scores",
         ),
+        (
+            "new images, by the backbone that the model knows; what a query gives; several files",
+            "fedsolve predict model.safetensors ./new-images\n"
+            "query | fedsolve predict model.safetensors -\n"
+            "fedsolve predict model.safetensors monday.csv.gz tuesday.parquet",
+        ),
     ),
 )
 @click.argument("model")
-@click.argument("data")
+@click.argument("data", nargs=-1, required=True, metavar="DATA...")
 @option("--out", metavar="FILE", group="Predictions", help="Where to write the csv.  [default: stdout]")
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
+@option(
+    "--keep",
+    metavar="NAME",
+    multiple=True,
+    show_default=False,
+    group="Predictions",
+    help="Column to write beside the label. May be repeated.  [default: the schema's identifiers]",
+)
 @_layers
 @device_option
 @_allow
@@ -70,38 +86,42 @@ _allow = allow_options("Model")
 def predict(ctx: click.Context, /, **given: Any) -> None:
     """Predict the class of every row of DATA with the model file MODEL.
 
-    DATA is an npz, csv or parquet file, with or without labels, or a dataset as for train. Scores are
-    least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
+    DATA is a csv (also .gz, .tsv), parquet or npz file, with or without labels, - for standard input, an
+    image, a folder of images, or a dataset as for train; several are predicted one after the other. Scores
+    are least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
     but they are not probabilities.
     """
     output = Output(given["as_json"], given["quiet"])
-    check_target(given["out"], given["model"], given["data"], root=given["root"])
+    sources: tuple[str, ...] = given["data"]
+    check_target(given["out"], given["model"], *sources, root=given["root"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
+    given["data"] = next((source for source in sources if image_path(source, given)), sources[0])
     prepare(ctx, model, given)
-    data = Reader(given, output).rows(
-        given["data"],
-        given["part"],
-        labelled=False,
-        width=model.features,
-        schema=model.schema,
-        extra="ignore",
-        whole=True,
-    )
-    scores = _scores(model, data.features, depth)
-    labels = classes[np.argmax(scores, axis=1)]
-    document: dict[str, Any] = {"model": given["model"], "data": given["data"], "rows": len(data)}
-    if given["out"] is not None:
-        write_text(given["out"], _csv(labels, scores if given["scores"] else None, classes))
-        document["out"] = given["out"]
+    found = list(new_rows(sources, model, given, output))
+    scores = [_in_parts(model, rows.features, depth) for rows in found]
+    codes = [np.argmax(part, axis=1) for part in scores]
+    document: dict[str, Any] = {
+        "model": given["model"],
+        "data": sources[0] if len(sources) == 1 else list(sources),
+        "rows": sum(map(len, found)),
+    }
+    if output.as_json and given["out"] is None:
+        beside = beside_predictions(found)
+        document |= {"labels": classes[np.concatenate(codes)], "classes": classes}
+        document |= {"beside": beside} if len(beside) > 1 else {}
+        document |= {"scores": np.concatenate(scores)} if given["scores"] else {}
         output.result(document, lambda page: None)
-        output.note(f"{len(data):,} predictions written to {given['out']}")
-    elif output.as_json:
-        document |= {"labels": labels, "classes": classes} | ({"scores": scores} if given["scores"] else {})
-        output.result(document, lambda page: None)
-    else:
-        click.echo(_csv(labels, scores if given["scores"] else None, classes), nl=False)
+        return
+    text = _csv(beside_predictions(found), codes, scores if given["scores"] else None, classes)
+    if given["out"] is None:
+        click.echo(text, nl=False)
+        return
+    write_text(given["out"], text)
+    document["out"] = given["out"]
+    output.result(document, lambda page: None)
+    output.note(f"{document['rows']:,} predictions written to {given['out']}")
 
 
 @click.command(
@@ -196,13 +216,26 @@ def _scores(model: Model, features: Array, depth: dict[str, Any]) -> Array:
     return model.decision_function(features, **depth)
 
 
-def _csv(labels: Array, scores: Array | None, classes: Array) -> str:
+def _in_parts(model: Model, features: Array, depth: dict[str, Any]) -> Array:
+    """Scores of many rows, some thousand at a time, so that what layers give is never held whole."""
+    parts = [
+        _scores(model, features[start : start + _ROWS], depth) for start in range(0, len(features), _ROWS)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _csv(beside: dict[str, list[Any]], codes: list[Array], scores: list[Array] | None, classes: Array) -> str:
+    """A line for each row: what tells it apart, its label and, where they are wanted, its scores."""
+    named = classes.tolist()
+    columns = [*beside.values(), [named[code] for code in np.concatenate(codes).tolist()]]
+    heads = [*beside, "label"]
+    if scores is not None:
+        heads += [f"score_{label}" for label in named]
+        columns += np.concatenate(scores).T.tolist()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [] if scores is None else [f"score_{label}" for label in classes.tolist()]
-    writer.writerow(["row", "label", *names])
-    for row, label in enumerate(labels.tolist()):
-        writer.writerow([row, label, *([] if scores is None else scores[row].tolist())])
+    writer.writerow(heads)
+    writer.writerows(zip(*columns, strict=True))
     return text.getvalue()
 
 

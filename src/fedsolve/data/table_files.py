@@ -165,7 +165,7 @@ class _Reader:
         features = encode(self.schema, table, extra="ignore")
         labels = None if self.label is None else self._labels(_texts_of(table, self.label))
         owners = None if self.client is None else _filled(_texts_of(table, self.client), self.client)
-        kept = {name: _texts_of(table, name) for name in self.keep}
+        kept = {name: _as_it_is(table, name) for name in self.keep}
         return DescribedRows(features, labels, owners, str(self.path), kept)
 
     def _labels(self, texts: Array) -> Array:
@@ -247,6 +247,19 @@ def _texts_of(table: Any, name: str) -> Array:
     values = np.asarray(column, dtype=object)
     spelled = {value: "" if value is None else category_text(value) for value in dict.fromkeys(values)}
     return np.array([spelled[value] for value in values], dtype=str)
+
+
+def _as_it_is(table: Any, name: str) -> Array:
+    """A column as text, as the file spells it; null as nothing."""
+    column = table.column(name).to_numpy() if hasattr(table, "column_names") else table[name]
+    values = np.asarray(column, dtype=object)
+    if len(values) and isinstance(values[0], str) and None not in values:
+        return values
+    return np.array(["" if value is None else _spelt(value) for value in values.tolist()], dtype=object)
+
+
+def _spelt(value: Any) -> str:
+    return value if isinstance(value, str) else category_text(value)
 
 
 def _filled(texts: Array, name: str) -> Array:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -64,10 +65,24 @@ class Dialect:
         return self.decimal != "." or self.thousands != ""
 
     def plain(self, cell: str) -> str:
-        """The cell of a number as everybody spells it."""
-        if self.thousands:
-            cell = cell.replace(self.thousands, "")
-        return cell if self.decimal == "." else cell.replace(self.decimal, ".")
+        """The cell of a number as everybody spells it; one that cannot be read stays no number.
+
+        A point in a file whose fractions follow a comma, or groups that are not of three digits, would give
+        another number than was meant.
+        """
+        text = cell.strip()
+        if self.thousands and self.thousands in text:
+            if not self._grouped.fullmatch(text):
+                return f"{cell} ?"
+            text = text.replace(self.thousands, "")
+        if self.decimal == ".":
+            return text
+        return f"{cell} ?" if "." in text else text.replace(self.decimal, ".")
+
+    @cached_property
+    def _grouped(self) -> re.Pattern[str]:
+        sign, point = re.escape(self.thousands), re.escape(self.decimal)
+        return re.compile(rf"[+-]?\d{{1,3}}({sign}\d{{3}})+({point}\d*)?")
 
 
 class TextSource:
@@ -96,7 +111,7 @@ class TextSource:
             with self.open() as raw:
                 mark = raw.read(4)
                 if mark[:2] in (b"\xff\xfe", b"\xfe\xff") and not encoding.startswith("utf-16"):
-                    raise DataError("the file is in UTF-16. Pass encoding utf-16, or save it as UTF-8.")
+                    raise DataError("the file is in UTF-16. Pass --encoding utf-16, or save it as UTF-8.")
                 raw.seek(0)
                 named = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
                 with io.TextIOWrapper(raw, encoding=named, newline="") as text:
@@ -106,7 +121,7 @@ class TextSource:
         except UnicodeDecodeError as problem:
             raise DataError(
                 f"the file is not in {encoding}: byte 0x{problem.object[problem.start]:02x} does not belong "
-                "there. Files of spreadsheets are often in cp1252: name it (encoding), or save as UTF-8."
+                "there. Files of spreadsheets are often in cp1252: pass --encoding cp1252, or save as UTF-8."
             ) from problem
         except (csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as problem:
             raise damaged(self.name, "a csv file", problem) from problem
@@ -246,8 +261,16 @@ def _fault(column: Column, missing: bool, cell: str, faults: _BadCells) -> str:
     if column.kind == "date":
         how = "in ISO 8601 (2024-01-31)" if column.format is None else f"of the format {column.format}"
         return f"{cell!r} is not a date {how}"
-    if _COMMA.fullmatch(cell.strip()):
-        faults.hints.add("If the comma is before the fraction, pass decimal ','.")
-    if _THOUSANDS.fullmatch(cell.strip()):
-        faults.hints.add("If there is a sign between groups of three digits, pass it as thousands.")
+    if hint := spelling_hint(cell):
+        faults.hints.add(hint)
     return f"{cell!r} is not a number"
+
+
+def spelling_hint(cell: str) -> str:
+    """What to do about a cell that looks like a number spelled in another way; nothing where it does not."""
+    hints = []
+    if _COMMA.fullmatch(cell.strip()):
+        hints.append("If the comma is before the fraction, pass --decimal ','.")
+    if _THOUSANDS.fullmatch(cell.strip()):
+        hints.append("If there is a sign between groups of three digits, name it with --thousands.")
+    return " ".join(hints)

@@ -67,7 +67,8 @@ class Declined(DataError):
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
-    columns:       those of the table that the rows come from, plain numbers; their names are sent.
+    columns:       those of the table that the rows come from, plain numbers, whose names are sent; or the
+                   backbone that made them of images.
     classes:       the only class list this site agrees to; None where it accepts any that has its labels.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
@@ -129,6 +130,8 @@ class Answerer:
             if ask == "describe":
                 reply, answer = self._describe(note), b""
                 sent = "" if self._columns is None else "; sent are the names of its columns"
+                if self._columns is not None and self._columns.get("extractor"):
+                    sent = "; sent is which backbone made its features"
                 self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
             elif ask == "answer":
                 with allowing(networks=self._networks, methods=self._methods):

@@ -19,17 +19,17 @@ from fedsolve.labels import labels_like, plain_labels
 from fedsolve.schema import Schema
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
-_OPTIONS = {
-    "npz": ("features_key", "labels_key"),
-    "csv": ("label", "drop", "delimiter", "header"),
-    "parquet": ("label", "drop"),
+OPTIONS = {
+    "npz": ("features_key", "labels_key", "client"),
+    "csv": ("label", "drop", "delimiter", "header", "decimal", "thousands", "encoding", "client"),
+    "parquet": ("label", "drop", "client"),
 }
 
 
 def load(address: Address, root: Path | None) -> Dataset:
     """The rows of a file; its test part is x_test of an npz, the file ?test=PATH, or a share held out."""
     kind = address.scheme
-    address.allow(*_OPTIONS[kind], "test", "seed")
+    address.allow(*OPTIONS[kind], "test", "seed")
     path = _existing(address, root)
     layout = layout_of(address)
     other = address.options.get("test", "")
