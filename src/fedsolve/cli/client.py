@@ -27,6 +27,7 @@ from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.data.table_files import DescribedRows
 from fedsolve.data.tables import Part, Table
+from fedsolve.errors import DataError
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 from fedsolve.schema import Schema
@@ -111,7 +112,8 @@ def client(**given: Any) -> None:
 
     Features are extracted once and stay in the local store; rows never leave. What is sent are sums over
     rows, listed as they go and kept in sent.jsonl. Nothing is run but the fedsolve installed here, and no
-    port is opened. Stop with Ctrl-C; start again at any time: a site that was away is brought up to date.
+    port is opened. Stop with Ctrl-C; start again at any time: a site that was away is brought up to date. A
+    site whose columns, schema or backbone are not those of the run ends at once, with exit code 2.
     """
     output = Output(given["as_json"], given["quiet"])
     name = given["name"]
@@ -165,9 +167,12 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)
     diary.on_over = node.stop if given["once"] else None
+    diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stop())
     node.serve()
+    if diary.barred is not None:
+        raise DataError(f"'{name}' cannot take part: {diary.barred}")
     return {"name": name, "rows": len(table), **diary.summary()}
 
 
@@ -212,6 +217,8 @@ class _Diary:
 
     def __init__(self, output: Output, path: Path) -> None:
         self.on_over: Any = None
+        self.on_barred: Any = None
+        self.barred: str | None = None
         self._output = output
         self._path = path
         self._answers = self._sent = self._received = 0
@@ -234,6 +241,10 @@ class _Diary:
             stream.write(json.dumps(line) + "\n")
         if event.over and self.on_over is not None:
             self.on_over()
+        if event.barred:
+            self.barred = event.text.removeprefix("DataError: ").removeprefix("refused: ")
+            if self.on_barred is not None:
+                self.on_barred()
 
     def summary(self) -> dict[str, Any]:
         return {

@@ -25,7 +25,7 @@ from fedsolve.data.tables import ColumnLayout, Part, Table, by_name, classlike, 
 from fedsolve.data.text_tables import Dialect
 from fedsolve.errors import DataError
 from fedsolve.labels import labels_like
-from fedsolve.schema import Column, Extractor, Schema
+from fedsolve.schema import Column, Schema
 
 _TABLES = ("csv", "parquet")
 """Schemes of addresses that name a table."""
@@ -110,8 +110,7 @@ class Reader:
             if schema is not None and schema.extractor is None and Address.parse(data).scheme in _TABLES:
                 return self._named_by(data, schema, labelled, classes, extra, keep)
             data = self._unparted(data)
-        wanted = None if schema is None else schema.extractor
-        features = self._features(data, wanted)
+        features = self._features(data, schema)
         if part is None:
             part = "train" if features.x_test is None else "test"
         rows = features.x_train if part == "train" else features.x_test
@@ -283,12 +282,15 @@ class Reader:
                 "an address; write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
             )
 
-    def _features(self, data: str, wanted: Extractor | None = None) -> Features:
-        """Features of a dataset; `wanted`: by the backbone that a model knows, and no other."""
+    def _features(self, data: str, schema: Schema | None = None) -> Features:
+        """Features of a dataset; `schema`: by the backbone that a model knows, and no other."""
         self._check_no_layout(data)
         if data not in self._found:
             dataset = self._datasets[data] = load_dataset(data, self._given["root"])
             backbone = self._given["backbone"]
+            wanted = None if schema is None else schema.extractor
+            if schema is not None and wanted is None and dataset.is_images:
+                raise DataError(f"{data}: these are images, and the model takes columns of a table.")
             if not dataset.is_images and backbone is not None:
                 raise DataError(f"{data} holds features already; leave out --backbone.")
             own = dataset.train.features is not None and (wanted is None or not wanted.address)
@@ -308,7 +310,7 @@ def _fitting(rows: Array, own: Schema, wanted: Schema, extra: Literal["refuse", 
     """The rows of a dataset as a model takes them: columns by name, or features of the same backbone."""
     if wanted.extractor is None:
         if own.extractor is not None:
-            raise DataError("these are images, and the model takes columns of a table.")
+            raise DataError("these are features of images, and the model takes columns of a table.")
         return by_name(rows, own, wanted, extra)
     if own.extractor is not None:
         check_same(own.extractor, wanted.extractor, own.extractor.name)
