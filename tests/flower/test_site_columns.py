@@ -208,8 +208,10 @@ def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
 
     with running(line, log) as server, running(client("north"), tmp_path / "north.log") as north:
         wait_until(lambda: "'north' is there" in log.read_text(), server, log)
-        with running(client("south"), tmp_path / "south.log"):
-            assert server.wait(PATIENCE) != 0
+        with running(client("south"), tmp_path / "south.log") as south:
+            assert south.wait(PATIENCE) == 2  # at once, with the reason, whatever the server's patience
+            assert server.poll() is None
+            assert server.wait(PATIENCE) == 3
             assert north.poll() is None
     assert "columns of 'south' are those of 'north' in another order" in log.read_text()
     assert "in another order" in (tmp_path / "south.log").read_text()
