@@ -153,7 +153,7 @@ def _by_arrow(
                     skip_rows=int(dialect.header),
                     encoding=dialect.encoding,
                 ),
-                arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=source.quoted),
                 arrow_csv.ConvertOptions(
                     column_types=kinds,
                     include_columns=list(kinds),

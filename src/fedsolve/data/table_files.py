@@ -210,7 +210,7 @@ class _Reader:
                         skip_rows=int(self.dialect.header),
                         encoding=self.dialect.encoding,
                     ),
-                    parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=source.quoted),
                     convert_options=csv.ConvertOptions(
                         column_types=kinds,
                         include_columns=list(wanted),

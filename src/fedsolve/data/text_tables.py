@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import mmap
 import re
 import sys
 import zlib
@@ -103,6 +104,19 @@ class TextSource:
         """Its bytes, unpacked."""
         raw: IO[bytes] = io.BytesIO(self.content) if self.path is None else self.path.open("rb")
         return gzip.GzipFile(fileobj=raw) if self.packed else raw  # type: ignore[return-value]
+
+    @property
+    def quoted(self) -> bool:
+        """Whether a cell may go over several lines: only where there are quotes, which a glance tells."""
+        if self.packed:
+            return True
+        if self.path is None:
+            return b'"' in self.content
+        with self.path.open("rb") as raw:
+            if not raw.seek(0, io.SEEK_END):
+                return False
+            with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                return whole.find(b'"') >= 0
 
     @contextmanager
     def lines(self, encoding: str) -> Iterator[IO[str]]:
