@@ -68,6 +68,8 @@ class Reader:
         """Which of a training and a test part there is; nothing where a file holds one set of rows."""
         if not is_address(data):
             return parts(data)
+        if self._layout.client is not None:
+            data = self._owned(data)
         return ("train",) if self._features(data).x_test is None else ("train", "test")
 
     def rows(
@@ -104,8 +106,8 @@ class Reader:
             return read_table(
                 data, self._layout, part=part, labelled=labelled, owned=owned, classes=classes, width=width
             )
-        if owned:
-            raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
+        if owned or self._layout.client is not None:
+            data = self._owned(data)
         if whole and part is None:
             if schema is not None and schema.extractor is None and Address.parse(data).scheme in _TABLES:
                 return self._named_by(data, schema, labelled, classes, extra, keep)
@@ -130,10 +132,12 @@ class Reader:
                 f"{data} gives {rows.shape[1]} features per row, the model takes {width}. "
                 "Use the backbone that the model was trained with."
             )
+        split = self._datasets[data].train if part == "train" else None
         labels = features.classes[codes]
         if labelled and classes is not None:
             labels = labels_like(labels, classes)
-        return Table(rows, labels if labelled else None, None, data, own)
+        owners = split.owners if owned and split is not None else None
+        return Table(rows, labels if labelled else None, owners, data, own)
 
     def described(self, data: str, schema: Schema, owned: bool) -> Table:
         """The rows of a file that a schema describes, to train with; missing values as NaN."""
@@ -241,6 +245,14 @@ class Reader:
             extra=extra,
             keep=keep,
         )
+
+    def _owned(self, data: str) -> str:
+        """The address with the column that names owners in it."""
+        address = Address.parse(data)
+        if address.scheme not in OPTIONS:
+            raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
+        named = address.options | ({} if self._layout.client is None else {"client": self._layout.client})
+        return f"{address.scheme}:{address.rest}?{'&'.join(f'{name}={text}' for name, text in named.items())}"
 
     def _unparted(self, data: str) -> str:
         """The address of all rows, where the test part is a share of them that was held out."""

@@ -99,7 +99,8 @@ class LocalFederation:
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
-        features: (rows, width); not copied. labels: (rows,). owners: (rows,) integers from 0.
+        features: (rows, width); not copied. labels: (rows,). owners: (rows,) integers from 0, or the names of
+            clients as text.
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
@@ -111,9 +112,12 @@ class LocalFederation:
         check_arrays(features, labels, weights, missing=schema is not None)
         if len(features) == 0:
             raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
+        names: list[str] | None = None
+        if owners.shape == (len(features),) and owners.dtype.kind in "USO":
+            names, owners = _named_owners(owners, clients)
         if owners.shape != (len(features),) or owners.dtype.kind not in "iu":
             raise DataError(
-                f"owners must be {len(features)} integers, one client per row; "
+                f"owners must be {len(features)} integers or names, one client per row; "
                 f"got shape {owners.shape}, dtype {owners.dtype}."
             )
         count = int(owners.max()) + 1 if clients is None else clients
@@ -128,7 +132,7 @@ class LocalFederation:
         for client, rows in enumerate(owned_rows(owners, count)):
             data = ClientData(features, labels, rows, weights, checked=True, schema=schema)
             share = memory_budget * len(rows) // len(features)
-            name = f"client-{client:0{digits}d}"
+            name = f"client-{client:0{digits}d}" if names is None else names[client]
             participants.append(Participant(name, data, memory_budget=share, scratch=folder))
         if classes is None and schema is not None and schema.classes:
             classes = schema.classes
@@ -397,6 +401,16 @@ class _Ledger:
         self._report.lose(name, outcome)
         if self.failure is None and (self._stop_on_failure or isinstance(outcome, Contradiction)):
             self.failure = name, outcome
+
+
+def _named_owners(owners: Array, clients: int | None) -> tuple[list[str], Array]:
+    """The names of clients, sorted, and which of them owns each row."""
+    if any(not isinstance(owner, str | bytes) or not owner for owner in owners.tolist()):
+        raise DataError("owners that are names must all be text; one is empty or of another type.")
+    names, places = np.unique(np.asarray(owners, dtype=str), return_inverse=True)
+    if clients is not None and clients != len(names):
+        raise DataError(f"owners name {len(names)} clients, and clients is {clients}. Leave clients out.")
+    return names.tolist(), places
 
 
 def _as_array(features: Any) -> Array:
