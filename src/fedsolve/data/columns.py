@@ -283,7 +283,7 @@ def _check_cell(cell: str, line: int, name: str, dialect: Dialect) -> None:
         raise DataError(f"{where}: the cell is empty. Fill it in or leave the row out.")
     value = number(dialect.plain(cell) if dialect.differs else cell)
     if value is None:
-        hint = spelling_hint(cell) or (
+        hint = spelling_hint(cell, dialect) or (
             "Encode text as numbers, or leave the column out (--drop, or ?drop= in an address)."
         )
         raise DataError(f"{where}: {cell!r} is not a number. {hint}")

@@ -78,13 +78,18 @@ def file_columns(path: str | Path, dialect: Dialect | None = None) -> list[str]:
     try:
         if table_kind(path) == "csv":
             return read_names(TextSource(path), dialect or Dialect())[0]
-        arrow, parquet = _pyarrow()
-        with open(path, "rb") as stream:
-            return [str(name) for name in parquet.ParquetFile(stream).schema_arrow.names]
+        return _parquet_names(path)
     except DataError as problem:
         raise DataError(f"{path}: {problem}") from problem
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+
+
+def _parquet_names(path: str | Path) -> list[str]:
+    arrow, parquet = _pyarrow()
+    try:
+        with open(path, "rb") as stream:
+            return [str(name) for name in parquet.ParquetFile(stream).schema_arrow.names]
     except arrow.ArrowException as problem:
         raise damaged(path, "a parquet file", problem) from problem
 

@@ -34,6 +34,7 @@ _CHUNK = 4096
 _EXAMPLES = 3
 _DELIMITERS = (",", ";", "\t", "|")
 _COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")
+_POINTS = re.compile(r"[+-]?\d{1,3}([. '’\u00a0\u202f]\d{3})+(,\d*)?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?|[+-]?\d{1,3}([ '’\u00a0\u202f]\d{3})+([.,]\d*)?")
 
 
@@ -83,7 +84,7 @@ class Dialect:
     @cached_property
     def _grouped(self) -> re.Pattern[str]:
         sign, point = re.escape(self.thousands), re.escape(self.decimal)
-        return re.compile(rf"[+-]?\d{{1,3}}({sign}\d{{3}})+({point}\d*)?")
+        return re.compile(rf"[+-]?[1-9]\d{{0,2}}({sign}\d{{3}})+({point}\d*)?")
 
 
 class TextSource:
@@ -228,7 +229,7 @@ def _looked_at(
     read = reads_as(column)
     values = np.array([read(cell) for cell in spelled])
     for row in np.flatnonzero(~np.isfinite(values)):
-        what = _fault(column, bool(np.isnan(values[row])), cells[row], faults)
+        what = _fault(column, bool(np.isnan(values[row])), cells[row], faults, dialect)
         if what:
             faults.add(name, f"line {lines[row]}: {what}")
     return values if number else np.array(cells, dtype=object)
@@ -268,23 +269,24 @@ def _numbers(cells: Sequence[str]) -> Array | None:
     return values if np.isfinite(values).all() and "_" not in "".join(cells) else None
 
 
-def _fault(column: Column, missing: bool, cell: str, faults: _BadCells) -> str:
+def _fault(column: Column, missing: bool, cell: str, faults: _BadCells, dialect: Dialect) -> str:
     """What is wrong with a cell that is missing or cannot be read; nothing where the schema allows it."""
     if missing:
         return "it is empty, which the schema refuses" * (column.missing == "refuse")
     if column.kind == "date":
         how = "in ISO 8601 (2024-01-31)" if column.format is None else f"of the format {column.format}"
         return f"{cell!r} is not a date {how}"
-    if hint := spelling_hint(cell):
+    if hint := spelling_hint(cell, dialect):
         faults.hints.add(hint)
     return f"{cell!r} is not a number"
 
 
-def spelling_hint(cell: str) -> str:
+def spelling_hint(cell: str, dialect: Dialect) -> str:
     """What to do about a cell that looks like a number spelled in another way; nothing where it does not."""
     hints = []
-    if _COMMA.fullmatch(cell.strip()):
+    if dialect.decimal != "," and _COMMA.fullmatch(cell.strip()):
         hints.append("If the comma is before the fraction, pass --decimal ','.")
-    if _THOUSANDS.fullmatch(cell.strip()):
+    groups = _POINTS if dialect.decimal == "," else _THOUSANDS
+    if groups.fullmatch(cell.strip()):
         hints.append("If there is a sign between groups of three digits, name it with --thousands.")
     return " ".join(hints)
