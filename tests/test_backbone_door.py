@@ -178,3 +178,26 @@ def test_what_differs_between_backbones_is_named():
         "digest aaaaaaaaaaaa..., there bbbb"
         in mine.differences(Extractor.of("x", identity | {"weights": "b" * 64}, 4))[0]
     )
+
+
+@pytest.mark.slow
+def test_a_network_on_images_knows_how_they_reach_it(folder, tmp_path):
+    pytest.importorskip("torch")
+    words = (
+        "--method",
+        "fedavg",
+        "--network",
+        "cnn",
+        "--rounds",
+        1,
+        "--clients",
+        3,
+        "--backbone",
+        "pixels:12",
+    )
+    document("train", f"folder:{folder / 'images'}", *words, "--out", tmp_path / "m")
+    found = lines(tmp_path / "m", folder / "new")
+    assert len(found) == 13
+    assert load_model(tmp_path / "m").schema.extractor.preprocessing["mean"] == [0.5]
+    wrong = fedsolve("predict", tmp_path / "m", folder / "new", "--backbone", "pixels:12?normalise=none")
+    refused(wrong, 2, "the preprocessing's mean is [0.0], there [0.5]")

@@ -95,10 +95,11 @@ def _images(paths: Sequence[str], model: Model, given: dict[str, Any], output: O
         backbone = known_backbone(schema.extractor, named)[1]
     else:
         backbone = load_backbone(named or BACKBONE)
-        output.warn(
-            f"the model does not know its backbone; {named or BACKBONE} is used. Name the one that it was "
-            "trained with (--backbone), or train it again, and it will know."
-        )
+        if named is None:
+            output.warn(
+                f"the model does not know its backbone; {BACKBONE} is used. Name the one that it was trained "
+                "with (--backbone), or train it again, and it will know."
+            )
     images = image_files(paths)
     with output.bar(backbone.name, "image") as bar:
         features = image_features(images, backbone, lambda done, total: bar(done, total, ""))
