@@ -37,7 +37,7 @@ def row_options(command: F) -> F:
         "--backbone",
         metavar="B",
         group=READING,
-        help=f"What turns images into features.  [default: the model's, else {BACKBONE}]",
+        help=f"Makes features of images.  [default: the model's, or {BACKBONE}]",
     )
     return options(data_options, backbone, data_root_option, store_option)(command)
 
