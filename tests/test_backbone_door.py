@@ -180,6 +180,15 @@ def test_what_differs_between_backbones_is_named():
     )
 
 
+def test_a_site_makes_its_own_model_without_naming_the_backbone(folder, tmp_path):
+    address = f"folder:{folder / 'images'}"
+    words = ("--method", "apfl", "--width", 16, "--clients", 3, "--backbone", "pixels:8")
+    document("train", address, *words, "--out", tmp_path / "shared")
+    document("personalise", tmp_path / "shared", address, "--out", tmp_path / "own")
+    assert load_model(tmp_path / "own").schema == load_model(tmp_path / "shared").schema
+    assert len(lines(tmp_path / "own", folder / "new")) == 13
+
+
 @pytest.mark.slow
 def test_a_network_on_images_knows_how_they_reach_it(folder, tmp_path):
     pytest.importorskip("torch")

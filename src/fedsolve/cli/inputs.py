@@ -70,7 +70,7 @@ class Reader:
             return parts(data)
         if self._layout.client is not None:
             data = self._owned(data)
-        return ("train",) if self._features(data).x_test is None else ("train", "test")
+        return ("train",) if self._dataset(data).test is None else ("train", "test")
 
     def rows(
         self,
@@ -294,11 +294,16 @@ class Reader:
                 "an address; write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
             )
 
+    def _dataset(self, data: str) -> Dataset:
+        if data not in self._datasets:
+            self._datasets[data] = load_dataset(data, self._given["root"])
+        return self._datasets[data]
+
     def _features(self, data: str, schema: Schema | None = None) -> Features:
         """Features of a dataset; `schema`: by the backbone that a model knows, and no other."""
         self._check_no_layout(data)
         if data not in self._found:
-            dataset = self._datasets[data] = load_dataset(data, self._given["root"])
+            dataset = self._dataset(data)
             backbone = self._given["backbone"]
             wanted = None if schema is None else schema.extractor
             if schema is not None and wanted is None and dataset.is_images:
