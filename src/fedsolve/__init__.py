@@ -17,6 +17,10 @@ from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.data import partitions as partition
+from fedsolve.data.proposal import propose as propose_schema
+from fedsolve.data.schema_file import read_schema, write_schema
+from fedsolve.data.table_files import read_described
+from fedsolve.data.text_tables import Dialect
 from fedsolve.errors import (
     CalibrationWarning,
     CohortError,
@@ -64,6 +68,7 @@ __all__ = [
     "DeepAFLClassifier",
     "DeepAFLRegressor",
     "Described",
+    "Dialect",
     "Evaluation",
     "FedsolveError",
     "FlowerFederation",
@@ -89,6 +94,10 @@ __all__ = [
     "local_scores",
     "partition",
     "privacy",
+    "propose_schema",
+    "read_described",
+    "read_schema",
+    "write_schema",
 ]
 
 _LATER = {

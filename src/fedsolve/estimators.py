@@ -3,6 +3,9 @@
 Each estimator checks its input the scikit-learn way, hands the rows to the method that a
 federation would run, and keeps the resulting `Model` as `model_`. Over any partition of the same
 rows, the method gives the same model.
+
+Fitted on a DataFrame, an estimator refuses other columns or another order by name, as scikit-learn wants it;
+`model_` finds columns by name in any order, and so does the command on a file.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
@@ -32,12 +35,15 @@ from fedsolve.federation.messages import Total
 from fedsolve.held_out import held_out
 from fedsolve.labels import encode_labels, plain_labels
 from fedsolve.model import Model
+from fedsolve.schema import Column, Schema
 
 __all__ = ["AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor", "project_to_simplex"]
 
 _REAL = (np.float64, np.float32)
 _SHARE, _KEY = 0.2, "calibration"
 """Which rows are held out for the probabilities."""
+
+M = TypeVar("M", bound=Model)
 
 
 # -- what is predicted: classes or numbers ---------------------------------------------------------
@@ -59,8 +65,25 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _features(self, X: Any) -> Array:
         check_is_fitted(self, "model_")
-        features: Array = validate_data(self, X, dtype=_REAL, reset=False)
+        try:
+            features: Array = validate_data(self, X, dtype=_REAL, reset=False)
+        except ValueError as problem:
+            if "feature names should match" not in str(problem):
+                raise
+            raise DataError(
+                f"{problem}Give the columns of the training rows in their order, "
+                "X[estimator.feature_names_in_], or ask estimator.model_, which finds them by name."
+            ) from problem
         return features
+
+    def _knowing_columns(self, model: M) -> M:
+        """The model, which knows the columns of a DataFrame it was fitted on and finds them by name."""
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        if names and len(set(names)) == len(names):
+            classes = () if model.classes is None else tuple(model.classes.tolist())
+            columns = tuple(Column(name, missing="refuse") for name in names)
+            model.schema = Schema(columns, classes=classes)
+        return model
 
     @abstractmethod
     def _decide(self, scores: Array) -> Array:
@@ -244,7 +267,7 @@ class _Linear(_Estimator):
         model.classes = spec.classes
         if origin is not None:
             model.intercept = model.intercept - origin @ model.weight
-        self._total, self._origin, self.model_ = total, origin, model
+        self._total, self._origin, self.model_ = total, origin, self._knowing_columns(model)
         return self
 
 
@@ -461,7 +484,8 @@ class DeepAFLClassifier(_Classifier, _Deep):
         return self._learn_calibrated(*self._read(X, y, sample_weight))
 
     def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
-        self.model_ = self._method().fit(self._silo(features, labels, weights, classes))
+        method = self._method()
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
 
@@ -480,7 +504,7 @@ class DeepAFLRegressor(_Regressor, _Deep):
         features, targets, weights = self._read(X, y, sample_weight)
         spread = _spread(targets, weights, centred=method.intercept)
         model = method.fit(self._silo(features, targets / spread, weights))
-        self.model_ = _rescaled(model, spread)
+        self.model_ = self._knowing_columns(_rescaled(model, spread))
         return self
 
 

@@ -18,7 +18,7 @@ from fedsolve import attributes, container, registry
 from fedsolve.calibration import Calibration, project_to_simplex
 from fedsolve.container import Array
 from fedsolve.encoder import encode, is_table
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, DivergenceError, ModelFileError
 from fedsolve.histograms import threshold
 from fedsolve.labels import labels_from_note, labels_note, regression_targets
 from fedsolve.permissions import allowing, restricted
@@ -233,6 +233,15 @@ class Model(ABC):
         if features.dtype.kind == "f" and not np.all(np.isfinite(features)):
             raise DataError("features contain NaN or infinite values. Remove or impute them.")
         return features
+
+    def check_finite(self, what: str = "the model") -> None:
+        """Refuse a model that holds NaN or infinity."""
+        for name, array in self.arrays().items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise DivergenceError(
+                    f"{what} holds values that are not finite numbers ({name}): the training diverged. Lower "
+                    "the rate or set clip, or use a larger ridge, and train again."
+                )
 
     # -- files -----------------------------------------------------------------------------------
 

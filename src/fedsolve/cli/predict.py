@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedsolve.cli.confusion import Report
 from fedsolve.cli.doubts import check_finite, majority_doubt
 from fedsolve.cli.evaluation_page import html_page, show
 from fedsolve.cli.inputs import Reader, row_options
+from fedsolve.cli.new_rows import beside_predictions, image_path, new_rows
 from fedsolve.cli.options import READING, allow_options, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.closedform.predictors import StagedModel
@@ -54,6 +56,7 @@ device_option = option(
 )
 _allow = allow_options("Model")
 _ASKED = "Also"
+_ROWS = 65536
 
 
 @click.command(
@@ -67,13 +70,27 @@ _ASKED = "Also"
             "the probability of every class too, on stdout",
             "fedsolve predict model.safetensors patients.csv --probabilities",
         ),
+        (
+            "new images, by the backbone that the model knows; what a query gives; several files",
+            "fedsolve predict model.safetensors ./new-images\n"
+            "query | fedsolve predict model.safetensors -\n"
+            "fedsolve predict model.safetensors monday.csv.gz tuesday.parquet",
+        ),
     ),
 )
 @click.argument("model")
-@click.argument("data")
+@click.argument("data", nargs=-1, required=True, metavar="DATA...")
 @option("--out", metavar="FILE", group="Predictions", help="Where to write the csv.  [default: stdout]")
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
 @option("--probabilities", is_flag=True, group="Predictions", help="Add one probability column per class.")
+@option(
+    "--keep",
+    metavar="NAME",
+    multiple=True,
+    show_default=False,
+    group="Predictions",
+    help="Column to write beside the label. May be repeated.  [default: the schema's identifiers]",
+)
 @_layers
 @device_option
 @_allow
@@ -84,41 +101,44 @@ _ASKED = "Also"
 def predict(ctx: click.Context, /, **given: Any) -> None:
     """Predict the class of every row of DATA with the model file MODEL.
 
-    DATA is an npz, csv or parquet file, with or without labels, or a dataset as for train. Scores are
-    least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
+    DATA is a csv (also .gz, .tsv), parquet or npz file, with or without labels, - for standard input, an
+    image, a folder of images, or a dataset as for train; several are predicted one after the other. Scores
+    are least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
     but they are not probabilities. --probabilities gives those, calibrated where the model was trained so.
     """
     output = Output(given["as_json"], given["quiet"])
-    check_target(given["out"], given["model"], given["data"], root=given["root"])
+    sources: tuple[str, ...] = given["data"]
+    check_target(given["out"], given["model"], *sources, root=given["root"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
+    given["data"] = next((source for source in sources if image_path(source, given)), sources[0])
     prepare(ctx, model, given)
-    data = Reader(given, output).rows(
-        given["data"],
-        given["part"],
-        labelled=False,
-        width=model.features,
-        schema=model.schema,
-        extra="ignore",
-        whole=True,
-    )
-    answers, scores, probabilities = _told(model, data.features, depth)
-    labels = classes[answers]
+    rows = list(new_rows(sources, model, given, output))
+    answers, scores, probabilities = _in_parts(model, [part.features for part in rows], depth)
     added = {"score": scores} if given["scores"] else {}
     added |= {"probability": probabilities} if given["probabilities"] else {}
-    document: dict[str, Any] = {"model": given["model"], "data": given["data"], "rows": len(data)}
-    if given["out"] is not None:
-        write_text(given["out"], _csv(labels, added, classes))
-        document["out"] = given["out"]
-        output.result(document, lambda page: None)
-        output.note(f"{len(data):,} predictions written to {given['out']}")
-    elif output.as_json:
+    document: dict[str, Any] = {
+        "model": given["model"],
+        "data": sources[0] if len(sources) == 1 else list(sources),
+        "rows": sum(map(len, rows)),
+    }
+    beside = beside_predictions(rows)
+    if output.as_json and given["out"] is None:
         named = {"score": "scores", "probability": "probabilities"}
-        document |= {"labels": labels, "classes": classes} | {named[n]: told for n, told in added.items()}
+        document |= {"labels": classes[answers], "classes": classes}
+        document |= {"beside": beside} if len(beside) > 1 else {}
+        document |= {named[name]: columns for name, columns in added.items()}
         output.result(document, lambda page: None)
-    else:
-        click.echo(_csv(labels, added, classes), nl=False)
+        return
+    text = _csv(beside, answers, added, classes)
+    if given["out"] is None:
+        click.echo(text, nl=False)
+        return
+    write_text(given["out"], text)
+    document["out"] = given["out"]
+    output.result(document, lambda page: None)
+    output.note(f"{document['rows']:,} predictions written to {given['out']}")
 
 
 @click.command(
@@ -283,13 +303,29 @@ def _told(model: Model, features: Array, depth: dict[str, Any]) -> tuple[Array, 
     return np.argmax(scores, axis=1), scores, found
 
 
-def _csv(labels: Array, added: dict[str, Array], classes: Array) -> str:
-    """The predictions as a table; added: by the beginning of their names, columns of every class."""
+def _in_parts(model: Model, features: Sequence[Array], depth: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """The same of many rows, some thousand at a time, so that what layers give is never held whole."""
+    parts = [
+        _told(model, part[start : start + _ROWS], depth)
+        for part in features
+        for start in range(0, max(1, len(part)), _ROWS)
+    ]
+    answers, scores, probabilities = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return answers, scores, probabilities
+
+
+def _csv(beside: dict[str, list[Any]], answers: Array, added: dict[str, Array], classes: Array) -> str:
+    """A line for each row: what tells it apart, its label and, by the beginning of their names, columns of
+    every class.
+    """
+    named = classes.tolist()
+    columns = [*beside.values(), [named[code] for code in answers.tolist()]]
+    columns += [column for values in added.values() for column in values.T.tolist()]
+    heads = [*beside, "label", *(f"{name}_{label}" for name in added for label in named)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "label", *(f"{name}_{label}" for name in added for label in classes.tolist())])
-    for row, label in enumerate(labels.tolist()):
-        writer.writerow([row, label, *(value for told in added.values() for value in told[row].tolist())])
+    writer.writerow(heads)
+    writer.writerows(zip(*columns, strict=True))
     return text.getvalue()
 
 

@@ -17,8 +17,9 @@ from fedsolve.cli.method_options import MethodCommand, chosen_method, method_opt
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
-from fedsolve.cli.site_table import schema_option, table_schema
+from fedsolve.cli.site_table import schema_option
 from fedsolve.data.lock import locked
+from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
@@ -87,7 +88,7 @@ PORT = 9092
     help="The class list.  [default: the union of what sites agree to send]",
 )
 @schema_option(
-    _SITES, "What a row of the sites' tables is; all of them must have the same.  [default: plain numbers]"
+    _SITES, "What a row of the sites is; all of them must have the same.  [default: plain numbers]"
 )
 @option(
     "--missing",
@@ -278,7 +279,7 @@ def class_names(text: str | None) -> list[Any] | None:
 
 def described_method(method: Method[Any], given: dict[str, Any]) -> Method[Any]:
     """The method on rows that --schema describes; the schema and its classes become those of the run."""
-    schema = given["schema"] = table_schema(given["schema"])
+    schema = given["schema"] = read_schema(given["schema"])
     if given["task"] == "classification" and schema.classes:
         if given["classes"] is not None and set(given["classes"]) != set(schema.classes):
             raise DataError("--classes are not the classes of --schema; leave --classes out.")

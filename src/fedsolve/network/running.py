@@ -176,6 +176,7 @@ def run_method(
         spec = federation.describe()
         state.agree(spec, federation)
         model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
+        model.check_finite("the model, which was not saved,")
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))
         with suppress(FedsolveError):
