@@ -39,6 +39,7 @@ class FedAvgM(GradientMethod):
     """Parameters of FedAvgM."""
 
     key: ClassVar[str] = "fedavgm"
+    steady: ClassVar[bool] = True
 
     server_momentum: float = parameter(
         0.9,

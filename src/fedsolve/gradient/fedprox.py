@@ -33,6 +33,7 @@ class FedProx(GradientMethod):
     """Parameters of FedProx."""
 
     key: ClassVar[str] = "fedprox"
+    steady: ClassVar[bool] = True
 
     proximal: float = parameter(
         0.001, "Strength of the pull (mu of the paper, whose term has the factor 1/2).", least=0

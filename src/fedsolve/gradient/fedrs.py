@@ -39,6 +39,7 @@ class FedRS(GradientMethod):
     """Parameters of FedRS."""
 
     key: ClassVar[str] = "fedrs"
+    steady: ClassVar[bool] = True
 
     restraint: float = parameter(
         0.5, "Scale of a missing class's logit (alpha of the paper); at 0 it learns nothing.", least=0, most=1

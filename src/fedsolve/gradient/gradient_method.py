@@ -19,6 +19,7 @@ from fedsolve.federation.method import Laws, Method
 from fedsolve.federation.states import State
 from fedsolve.gradient import augmentation, networks
 from fedsolve.gradient.feedback import Feedback
+from fedsolve.gradient.graphs import replays
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel
@@ -50,6 +51,11 @@ class GradientMethod(Method[GradientModel]):
 
     keeps_state: ClassVar[bool] = False
     """Whether clients keep something from exchange to exchange."""
+
+    steady: ClassVar[bool] = False
+    """Whether all that a step reads and that changes between clients or rounds is tensors in the group's
+    start, received and scratch, so that a GPU may record it once for all. Counts only for the class
+    that says so: who inherits from it and changes a hook says it anew."""
 
     network: str = parameter(
         "linear",
@@ -142,6 +148,11 @@ class GradientMethod(Method[GradientModel]):
         return self.optimiser == "sgd"
 
     @property
+    def is_steady(self) -> bool:
+        """Whether this class itself says that its steps are steady."""
+        return bool(vars(type(self)).get("steady", False))
+
+    @property
     def stateful(self) -> bool:
         """Whether clients of a run with these parameters keep something."""
         return self.keeps_state or self.buffers == "local"
@@ -204,7 +215,7 @@ class GradientMethod(Method[GradientModel]):
             route=self.feedback_route,
             seed=self.seed,
             received=group.start,
-            in_place=group.device.type == "cuda",
+            in_place=replays(group.device),
         )
 
     # -- the server's side ------------------------------------------------------------------------

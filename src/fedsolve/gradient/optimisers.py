@@ -24,9 +24,10 @@ class Optimiser:
     """Moves weights along gradients.
 
     name: "sgd" or "adam". weight_decay is added to the gradient (L2), as in torch.optim.
+    rate: a tensor without axes where recorded steps of SGD read it, so that another one can be put there.
     """
 
-    def __init__(self, name: str, rate: float, momentum: float, weight_decay: float) -> None:
+    def __init__(self, name: str, rate: float | Tensor, momentum: float, weight_decay: float) -> None:
         self.name = name
         self.rate = rate
         self.momentum = momentum
@@ -56,7 +57,19 @@ class Optimiser:
                 torch._foreach_mul_(buffers, self.momentum)
                 torch._foreach_add_(buffers, gradients)
             gradients = _leading(self._first, active)
-        torch._foreach_add_(weights, gradients, alpha=-self.rate)
+        if isinstance(self.rate, float | int):
+            torch._foreach_add_(weights, gradients, alpha=-self.rate)
+        else:
+            torch._foreach_sub_(weights, torch._foreach_mul(gradients, self.rate))
+
+    def begin(self, rate: float) -> None:
+        """Begin afresh with this rate, every tensor staying where it is; for SGD on one network."""
+        import torch
+
+        assert isinstance(self.rate, torch.Tensor)
+        self.rate.fill_(rate)
+        if self._first:
+            torch._foreach_zero_(self._first)
 
     def state(self) -> dict[str, Array]:
         """Steps and moments, for an optimiser that lives longer than a round."""

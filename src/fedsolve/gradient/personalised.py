@@ -26,10 +26,10 @@ from fedsolve.gradient.answers import KIND
 from fedsolve.gradient.devices import find_device, surroundings
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.learners import borrowed
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.server_state import Weights
+from fedsolve.gradient.slots import borrowed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,8 +104,8 @@ def alone(
     arrays |= {f"b.{name}": array for name, array in model.buffers.items()}
     request = Request(KIND, 1, number, (client,), note, arrays)
     device = find_device(method.device)
-    with borrowed(method, model.features, model.outputs, device) as lend, surroundings(device):
-        yield ClientGroup(method, [data], request, [memory], device, lend)
+    with borrowed(method, model.features, model.outputs, device) as slot, surroundings(device):
+        yield ClientGroup(method, [data], request, [memory], device, slot)
 
 
 def train_alone(
