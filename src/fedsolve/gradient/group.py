@@ -17,7 +17,7 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.augmentation import images_of, plan_moves
-from fedsolve.gradient.batches import plan_batches, rows_per_epoch, steps_per_epoch
+from fedsolve.gradient.batches import plan_batches, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder, Recordings, by_hand, replays
 from fedsolve.gradient.learners import Forward, Learners, SingleNetwork, Stack, laid_out, load
 from fedsolve.gradient.networks.heads import weight_names
@@ -266,6 +266,11 @@ class ClientGroup:
         share = None if bool((numbers >= 0).all()) else self._share[:active, number]
         return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
 
+    def _last(self) -> Array:
+        """The step with which each client's last pass begins."""
+        first: Array = np.maximum(self.steps - steps_per_epoch(self.method, self.sizes, self.least), 0)
+        return first
+
     def _inputs(self, number: int) -> Tensor:
         """A single network's inputs in a step. A GPU reads those of many steps at once, row by row alike."""
         if number not in self._read:
@@ -291,7 +296,7 @@ class ClientGroup:
         import torch
 
         method = self.method
-        last = np.maximum(self.steps - steps_per_epoch(method, self.sizes, self.least), 0)
+        last = self._last()
         method.prepare(self)
         with ExitStack() as stack:
             draws = self._draws()
@@ -356,7 +361,7 @@ class ClientGroup:
         if method.optimiser == "sgd" and not self.learners.stacked and replays(self.device):
             # A number would be recorded with the step; the arithmetic is the same for steps that are not.
             rate = torch.tensor(rate, dtype=self.dtype, device=self.device)
-        optimiser = Optimiser(method.optimiser, rate, method.momentum, method.weight_decay)
+        optimiser = Optimiser(method.optimiser, rate, method.momentum, method.weight_decay, method.nesterov)
         if kept is not None:
             kept.optimiser = optimiser
         return optimiser
@@ -475,7 +480,8 @@ class ClientGroup:
         method = self.method
         losses = self.losses.double().cpu().numpy()
         correct = self.correct.cpu().numpy()
-        epoch = rows_per_epoch(method, self.sizes, self.least)
+        spans = zip(self._numbers, self._last(), self.steps, strict=True)
+        seen = [int(np.sum(numbers[first:end] >= 0)) for numbers, first, end in spans]
         by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
@@ -490,7 +496,7 @@ class ClientGroup:
                         term.factors[f"b.{name}"] = weight
                 term.arrays["weight"] = np.array([weight])
                 term.arrays["loss"] = np.array([losses[place, : self.steps[place]].mean()])
-                term.counts |= {"correct": int(correct[place]), "seen": int(epoch[place])}
+                term.counts |= {"correct": int(correct[place]), "seen": seen[place]}
                 method.contribute(self, place, term)
             by_client[client] = term
             self._file_state(place)
@@ -505,6 +511,15 @@ class ClientGroup:
             state |= {f"buffer.{name}": v.cpu().numpy().copy() for name, v in self.buffers_now().items()}
         client = self.clients[place]
         self.memories[place].states.write(self.run, self.exchange, state, self._since.get(client))
+
+
+def head_names(group: ClientGroup) -> list[str]:
+    """Names of the last layer's weight and bias among the trained weights."""
+    if not isinstance(group.learners, SingleNetwork):
+        return group.names[-2:]
+    layer = networks.head_of(group.learners.network)[0]
+    prefix = f"{layer}." if layer else ""
+    return [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
 
 
 @contextmanager

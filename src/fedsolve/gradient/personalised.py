@@ -97,7 +97,7 @@ def alone(
     if state is not None:
         memory.states.write(run, 0, state, None)
     note = {
-        "rate": method.rate * method.rate_decay**number if rate is None else rate,
+        "rate": method.rate_of(number) if rate is None else rate,
         "since": {} if state is None else {ticket(run, client): 0},
     }
     arrays = {f"w.{name}": array for name, array in model.weights.items()}
@@ -127,7 +127,7 @@ def train_alone(
     if epochs == 0 or len(data) == 0:
         return model.weights, model.buffers | own_buffers(state)
     if epochs is not None:
-        method = dataclasses.replace(method, epochs=epochs)
+        method = dataclasses.replace(method, epochs=epochs, local_steps=None)
     with alone(method, model, data, state, rate=rate, client=client, round_=round_) as group:
         group.train()
         return weights_of(group), buffers_of(group)
