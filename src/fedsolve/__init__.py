@@ -15,6 +15,7 @@ from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.softmax import Softmax
 from fedsolve.data import partitions as partition
 from fedsolve.errors import (
     CohortError,
@@ -63,6 +64,7 @@ __all__ = [
     "Part",
     "Participant",
     "Schema",
+    "Softmax",
     "TermError",
     "__version__",
     "gradient",

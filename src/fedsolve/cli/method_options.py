@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import fedsolve.closedform.cascade
+import fedsolve.closedform.softmax
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
 from fedsolve.cli.command import LAST, Command, F, Option, option

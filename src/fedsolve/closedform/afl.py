@@ -154,13 +154,13 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     check_opening(data, memory.chain)
     rows = cached_rows(data, memory, np.float64)
     sums = Accumulator(memory.workspace, np.float64)
-    sums.declare("gram", (data.width, data.width), symmetric=True)
-    sums.declare("cross", (data.width, rows.outputs))
+    sums.declare("gram", (rows.width, rows.width), symmetric=True)
+    sums.declare("cross", (rows.width, rows.outputs))
     sums.declare("label_square", (rows.outputs,))
     if request.note["intercept"]:
-        for name, width in (("weight", 1), ("feature", data.width), ("target", rows.outputs)):
+        for name, width in (("weight", 1), ("feature", rows.width), ("target", rows.outputs)):
             sums.declare(name, (width,))
-    for span in chunks(len(rows), data.width):
+    for span in chunks(len(rows), rows.width):
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
         sums.add_gram("gram", features)

@@ -65,10 +65,10 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     check_opening(data, memory.chain)
     rows = Rows(data, memory.chain, np.float64)
     sums = Accumulator(memory.workspace, np.float64)
-    for name, width in (("weight", 1), ("feature", data.width), ("feature_square", data.width)):
+    for name, width in (("weight", 1), ("feature", rows.width), ("feature_square", rows.width)):
         sums.declare(name, (width,))
     sums.declare("target", (rows.outputs,))
-    for span in chunks(len(rows), data.width):
+    for span in chunks(len(rows), rows.width):
         features, targets = rows.features(span), rows.targets(span)
         root = rows.weighted(span, np.ones((len(features), 1)))
         features, targets = features * root, targets * root

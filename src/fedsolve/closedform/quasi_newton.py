@@ -35,7 +35,7 @@ def direction(gradient: Array, steps: Sequence[Array], changes: Sequence[Array],
 
 def curves_upwards(step: Array, change: Array) -> bool:
     """Whether a pair says something of a convex function, and not of rounding."""
-    return inner(step, change) > 1e-14 * np.linalg.norm(step) * np.linalg.norm(change)
+    return inner(step, change) > 1e-14 * float(np.linalg.norm(step) * np.linalg.norm(change))
 
 
 def inner(left: Array, right: Array) -> float:
