@@ -15,6 +15,7 @@ from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.kernel_afl import KernelAFL
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.data import partitions as partition
 from fedsolve.errors import (
@@ -56,6 +57,7 @@ __all__ = [
     "Described",
     "FedsolveError",
     "FlowerFederation",
+    "KernelAFL",
     "LocalFederation",
     "LocalScores",
     "Model",

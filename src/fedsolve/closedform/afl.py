@@ -150,7 +150,10 @@ class AFLRun(Run[LinearModel]):
 
 @step(KIND)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
-    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
+    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted.
+
+    Where asked for, also the rows of each class that count at all.
+    """
     check_opening(data, memory.chain)
     rows = cached_rows(data, memory, np.float64)
     sums = Accumulator(memory.workspace, np.float64)
@@ -173,4 +176,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             sums.add("target", (root.T @ targets)[0])
     term = sums.finish()
     term.counts["rows"] = len(rows)
+    if request.note.get("class_rows") and rows.codes is not None:
+        weights = data.own_weights()
+        counted = rows.codes if weights is None else rows.codes[weights > 0]
+        term.arrays["class_rows"] = np.bincount(counted, minlength=rows.outputs).astype(np.float64)
     return term
