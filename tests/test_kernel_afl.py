@@ -43,7 +43,8 @@ def dense_scores(data: Dataset, count: int, ridge: float, seed: int = 0) -> np.n
     bandwidth = 2 * np.sum(x**2) / len(x)
 
     def kernel(a, b):
-        return np.exp(-((a[:, None, :] - b[None]) ** 2).sum(axis=2) / bandwidth)
+        squares = sum((a[:, None, k] - b[None, :, k]) ** 2 for k in range(a.shape[1]))
+        return np.exp(-squares / bandwidth)
 
     root = np.linalg.cholesky(kernel(points, points) + 1e-8 * count * np.eye(count)).T
     features = solve_triangular(root, kernel(x, points).T, trans="T").T

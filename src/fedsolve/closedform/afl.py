@@ -16,6 +16,7 @@ import numpy as np
 
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
+from fedsolve.closedform.heads import HEADS, solve_head
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
@@ -52,6 +53,19 @@ class AFL(Method[LinearModel]):
     ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
     intercept: bool = parameter(False, "Fit an intercept from sums.")
     scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    head: str = parameter("ridge", "What is solved from the same sums.", choices=HEADS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head != "ridge" and self.intercept:
+            raise DataError(f"the head '{self.head}' has its own intercept; leave intercept=True out.")
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name; the head that AFL always had goes without saying, as in older files."""
+        values = super().parameters()
+        if self.head == "ridge":
+            del values["head"]
+        return values
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)
@@ -77,7 +91,11 @@ class AFL(Method[LinearModel]):
             check_classes(int(np.sum(total["label_square"] > 0)))
         gram, cross = total["gram"], total["cross"]
         intercept = np.zeros(spec.outputs)
-        if self.intercept:
+        if self.head != "ridge":
+            if spec.classes is None:
+                raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
+            solution, intercept = solve_head(self.head, gram, cross, total["label_square"], self.ridge)
+        elif self.intercept:
             weight = float(total["weight"][0])
             if weight <= 0:
                 raise DataError("all sample weights are zero; at least one row must count.")
@@ -120,7 +138,7 @@ class AFLRun(Run[LinearModel]):
             return
         self._model = self.method._solve(total, self.spec, self.preparation)
         risk = None
-        if not self.method.intercept:
+        if not self.method.intercept and self.method.head == "ridge":
             sums = total["gram"], total["cross"], total["label_square"]
             risk = regularised_risk(self._model.weight, *sums, self.method.ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",))

@@ -26,15 +26,16 @@ from scipy.linalg import block_diag, eigh
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import afl, moments
 from fedsolve.closedform.curvature import Curvature, anchored, at_zero, bordered, penalised
+from fedsolve.closedform.heads import NEVER
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.quasi_newton import curves_upwards, direction, inner
 from fedsolve.closedform.softmax_client import KIND
-from fedsolve.closedform.softmax_model import NEVER, SoftmaxModel
+from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.closedform.solvers import EPS
 from fedsolve.closedform.sums import base_block, base_of
 from fedsolve.container import Array
 from fedsolve.errors import DataError, DivergenceError
-from fedsolve.federation.engine import Spec
+from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.model import Model
@@ -101,6 +102,61 @@ class Softmax(Method[SoftmaxModel]):
         """The same on what a model makes of its rows, such as the last layer of a DeepAFL."""
         return SoftmaxOver(self, base)
 
+    def collect(self, federation: Federation) -> Total:
+        """AFL's sums, which a later run can begin with; `later_classes.united` adds those of newcomers."""
+        if not self.intercept:
+            raise DataError("collect() is for runs with an intercept.")
+        return afl.AFL(intercept=True, scale=self.scale).collect(federation)
+
+    def after(self, total: Total, model: SoftmaxModel) -> SoftmaxAfter:
+        """The same, begun with the sums of everybody's rows and the weights of a model of some classes."""
+        return SoftmaxAfter(self, total, model)
+
+
+@dataclass(frozen=True)
+class SoftmaxAfter(Method[SoftmaxModel]):
+    """Softmax that goes on from an earlier model: nobody is asked for a Gram matrix again.
+
+    total: AFL's sums over all rows, old and new. Gradients are everybody's, so the optimum is the joint one.
+    """
+
+    key: ClassVar[str] = "softmax-after"
+
+    method: Softmax
+    total: Total
+    model: SoftmaxModel
+
+    def __post_init__(self) -> None:
+        if self.method.scale is not None or not self.method.intercept or self.model.base is not None:
+            raise DataError("going on from a model is for runs on the rows themselves, with an intercept.")
+
+    def parameters(self) -> dict[str, Any]:
+        return self.method.parameters()
+
+    def start(self, spec: Spec) -> SoftmaxRun:
+        if spec.classes is None or self.total["cross"].shape[1] != spec.outputs:
+            raise DataError(
+                f"the sums are of {self.total['cross'].shape[1]} classes, the federation has {spec.outputs}."
+            )
+        aims = self._aims(spec)
+        run = SoftmaxRun(self.method, spec)
+        run.agree({"after": Block({}, aims).digest("")})
+        run.known = self.total, aims["weight"], aims["intercept"]
+        return run
+
+    def _aims(self, spec: Spec) -> dict[str, Array]:
+        """Weight (d, C) and intercept (C,) of the model, for the classes that it knows."""
+        assert spec.classes is not None
+        assert self.model.classes is not None
+        unknown = np.setdiff1d(self.model.classes, spec.classes)
+        if len(unknown):
+            raise DataError(f"the model knows the class {unknown[0]!r}; the federation does not. Declare it.")
+        weight, intercept = self.model.plain()
+        places = np.searchsorted(spec.classes, self.model.classes)
+        wide, shift = np.zeros((len(weight), spec.outputs)), np.zeros(spec.outputs)
+        wide[:, places], shift[places] = weight, intercept
+        return {"weight": wide, "intercept": shift}
+
 
 @dataclass(frozen=True)
 class SoftmaxOver(Method[SoftmaxModel]):
@@ -133,11 +189,12 @@ class SoftmaxRun(Run[SoftmaxModel]):
     """
 
     method: Softmax
-    transient: ClassVar[frozenset[str]] = frozenset({"base", "_metric"})
+    transient: ClassVar[frozenset[str]] = frozenset({"base", "known", "_metric"})
 
     def __init__(self, method: Softmax, spec: Spec, base: Block | None = None) -> None:
         super().__init__(method, spec)
         self.base = base
+        self.known: tuple[Total, Array, Array] | None = None
         if base is not None:
             self.agree({"over": base.digest("")})
         if spec.classes is None:
@@ -171,6 +228,8 @@ class SoftmaxRun(Run[SoftmaxModel]):
             return None
         if self.base is not None and base_of(self.chain) is None:
             self.chain.append(self.base)
+        if self.known is not None and self.whole is None:
+            self._begin(*self.known)
         if self.method.scale is not None and not self._prepared():
             return self.ask(moments.KIND, 0, clients)
         if self.whole is None:
@@ -178,6 +237,16 @@ class SoftmaxRun(Run[SoftmaxModel]):
         weight, intercept = self._columns_of(self._trial())
         arrays = {"weight": weight, "intercept": intercept}
         return self.ask(KIND, self.gradients + 1, clients, {"exact": self.exact}, arrays)
+
+    def _begin(self, total: Total, weight: Array, intercept: Array) -> None:
+        """Take sums that are known, and try these weights of raw rows first."""
+        self._take_sums(total)
+        prepared = self._prepared()
+        assert prepared is not None
+        aim = np.vstack([weight, intercept + prepared.mean @ weight])
+        aim = aim[:, 1:] - aim[:, :1] if self.single else aim[:, self.present]
+        # Down the line from zero, where loss and gradient are known, to these weights.
+        self.towards, self.reach = self.weight - aim, 1.0
 
     def _prepared(self) -> Preparation | None:
         blocks = [block for block in self.chain.blocks if "preparation" in block.note]

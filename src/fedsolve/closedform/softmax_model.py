@@ -15,9 +15,6 @@ from fedsolve.errors import DataError
 from fedsolve.labels import labels_from_note
 from fedsolve.model import Model, model_from_contents
 
-NEVER = -1e9
-"""The intercept of a class of which there is no row."""
-
 
 @dataclass(frozen=True)
 class Coefficients:
