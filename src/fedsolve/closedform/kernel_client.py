@@ -46,7 +46,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     return term
 
 
-class Kernels:
+class KernelBlocks:
     """K of a client's rows, span by span."""
 
     def __init__(self, rows: Rows, landmarks: Array, bandwidth: float, precision: str, budget: int) -> None:
@@ -74,7 +74,7 @@ class Kernels:
         return made
 
 
-def _kernels(rows: Rows, memory: Memory) -> Kernels:
+def _kernels(rows: Rows, memory: Memory) -> KernelBlocks:
     """This client's kernels for the landmarks of the model so far."""
     chain = memory.chain
     place = landmark_block(chain)
@@ -84,7 +84,7 @@ def _kernels(rows: Rows, memory: Memory) -> Kernels:
         check_landmarks(opening)
         note = chain.blocks[place].note["landmarks"]
         side = shared_side(chain)
-        made = Kernels(rows, side, note["bandwidth"], opening["parameters"]["precision"], memory.budget)
+        made = KernelBlocks(rows, side, note["bandwidth"], opening["parameters"]["precision"], memory.budget)
         cached = memory.cache[KIND] = (chain.digests[place + 1], made)
-    kernels: Kernels = cached[1]
+    kernels: KernelBlocks = cached[1]
     return kernels

@@ -26,7 +26,7 @@ from scipy.linalg import block_diag, eigh
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import afl, moments
 from fedsolve.closedform.curvature import Curvature, anchored, at_zero, bordered, penalised
-from fedsolve.closedform.heads import NEVER
+from fedsolve.closedform.linear_heads import NEVER
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.quasi_newton import curves_upwards, direction, inner
 from fedsolve.closedform.softmax_client import KIND
