@@ -13,8 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from scipy.linalg.blas import dtrsm
-from scipy.linalg.lapack import dlauum, dpotrf
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -42,45 +41,59 @@ def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
 
 
 class LandmarkFactors:
-    """T and A in one square of float64: A in the upper triangle, T in the lower, its diagonal apart.
+    """T and A in one square of float64: Tᵀ below its diagonal, A above, blocks of the diagonal apart.
 
-    T = D T1 with T1 of unit diagonal, so that both triangles fit; nothing else of their size is ever made.
+    Nothing else of their size is ever made. Factorised block by block with products and small Cholesky
+    factors: LAPACK's own routine for several threads has been seen to crash at 16,384 columns.
     """
 
     def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
         count = len(points)
-        square = np.empty((count, count), order="F")
-        self._square = square
+        self._square = np.empty((count, count))
+        self._spans = [slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]
+        self._lower = self._cholesky_of_kernels(points, bandwidth)
+        self._upper = self._cholesky_of_squares(rows / count, ridge)
+
+    def _cholesky_of_kernels(self, points: Array, bandwidth: float) -> list[Array]:
+        """L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column."""
+        square, blocks = self._square, []
         columns, across = landmark_side(points, bandwidth), row_side(points, bandwidth)
-        for start in range(0, count, _BLOCK):
-            stop = min(start + _BLOCK, count)
-            # Written as the transpose of a C-ordered product: the square is Fortran's.
-            square[:stop, start:stop] = kernel(across[start:stop], columns[:stop]).T
-        del columns, across
-        square.flat[:: count + 1] += _JITTER * count
-        self._cholesky("the landmarks are not distinct to working precision")
-        self._scale = square.diagonal().copy()
-        for start in range(0, count, _BLOCK):
-            stop = min(start + _BLOCK, count)
-            corner = np.triu(square[start:stop, start:stop], 1) / self._scale[start:stop, None]
-            square[start:stop, start:stop] += corner.T - np.tril(square[start:stop, start:stop], -1)
-            square[stop:, start:stop] = (square[start:stop, stop:] / self._scale[start:stop, None]).T
-        _, info = dlauum(square, lower=0, overwrite_c=1)
-        assert info == 0
-        for start in range(0, count, _BLOCK):
-            stop = min(start + _BLOCK, count)
-            square[:start, start:stop] *= rows / count
-            inside = square[start:stop, start:stop]
-            inside[np.triu_indices(stop - start)] *= rows / count
-        square.flat[:: count + 1] += ridge
-        self._cholesky(f"the ridge of {ridge:g} is lost in rounding; raise it")
+        for span in self._spans:
+            panel = kernel(across[span.start :], columns[span])
+            np.fill_diagonal(panel, panel.diagonal() + _JITTER * len(points))
+            panel -= square[span.start :, : span.start] @ square[span, : span.start].T
+            width = span.stop - span.start
+            blocks.append(self._cholesky(panel[:width], "landmarks are not distinct to working precision"))
+            below = solve_triangular(blocks[-1], panel[width:].T, lower=True, check_finite=False)
+            square[span.stop :, span] = below.T
+        return blocks
 
-    def _cholesky(self, trouble: str) -> None:
-        _, info = dpotrf(self._square, lower=0, clean=0, overwrite_a=1)
-        if info:
-            raise DataError(f"the system of {len(self._square)} landmarks cannot be factorised: {trouble}.")
+    def _cholesky_of_squares(self, share: float, ridge: float) -> list[Array]:
+        """A with AᵀA = share LᵀL + ridge I, row of blocks by row."""
+        square, blocks = self._square, []
+        for place, span in enumerate(self._spans):
+            own = self._lower[place]
+            for other, beside in zip(self._spans[place + 1 :], self._lower[place + 1 :], strict=True):
+                product = square[other, span].T @ beside
+                product += square[other.stop :, span].T @ square[other.stop :, other]
+                square[span, other] = share * product
+            below = square[span.stop :, span]
+            block = share * (own.T @ own + below.T @ below)
+            block.flat[:: len(block) + 1] += ridge
+            above = square[: span.start, span]
+            block -= above.T @ above
+            blocks.append(self._cholesky(block, f"the ridge of {ridge:g} is lost in rounding; raise it").T)
+            panel = square[span, span.stop :] - above.T @ square[: span.start, span.stop :]
+            square[span, span.stop :] = solve_triangular(blocks[-1], panel, trans="T", check_finite=False)
+        return blocks
 
-    # Results are C-ordered whatever LAPACK likes, so that a resumed run adds numbers in the same order.
+    def _cholesky(self, block: Array, trouble: str) -> Array:
+        try:
+            return np.asarray(cholesky(block, lower=True, check_finite=False))
+        except LinAlgError:
+            raise DataError(
+                f"the system of {len(self._square)} landmarks cannot be factorised: {trouble}."
+            ) from None
 
     def weights(self, coordinates: Array) -> Array:
         """T^-1 A^-1 v: what multiplies kernels."""
@@ -88,20 +101,35 @@ class LandmarkFactors:
 
     def inner(self, coordinates: Array) -> Array:
         """A^-1 v"""
-        return np.ascontiguousarray(dtrsm(1.0, self._square, coordinates, lower=0))
+        found = coordinates.copy()
+        for span, block in zip(reversed(self._spans), reversed(self._upper), strict=True):
+            found[span] -= self._square[span, span.stop :] @ found[span.stop :]
+            found[span] = solve_triangular(block, found[span], check_finite=False)
+        return found
 
     def outer(self, values: Array) -> Array:
         """A^-T values"""
-        return np.ascontiguousarray(dtrsm(1.0, self._square, values, lower=0, trans_a=1))
+        found = values.copy()
+        for span, block in zip(self._spans, self._upper, strict=True):
+            found[span] -= self._square[: span.start, span].T @ found[: span.start]
+            found[span] = solve_triangular(block, found[span], trans="T", check_finite=False)
+        return found
 
     def from_features(self, values: Array) -> Array:
         """T^-1 values"""
-        scaled = values / self._scale[:, None]
-        return np.ascontiguousarray(dtrsm(1.0, self._square, scaled, lower=1, trans_a=1, diag=1))
+        found = values.copy()
+        for span, block in zip(reversed(self._spans), reversed(self._lower), strict=True):
+            found[span] -= self._square[span.stop :, span].T @ found[span.stop :]
+            found[span] = solve_triangular(block, found[span], lower=True, trans="T", check_finite=False)
+        return found
 
     def to_features(self, sums: Array) -> Array:
         """T^-T sums"""
-        return np.ascontiguousarray(dtrsm(1.0, self._square, sums, lower=1, diag=1) / self._scale[:, None])
+        found = sums.copy()
+        for span, block in zip(self._spans, self._lower, strict=True):
+            found[span] -= self._square[span, : span.start] @ found[: span.start]
+            found[span] = solve_triangular(block, found[span], lower=True, check_finite=False)
+        return found
 
 
 def factor_bytes(landmarks: int, width: int, outputs: int) -> int:
