@@ -70,12 +70,12 @@ def test_it_is_the_dense_solution_of_the_pooled_rows(few, solver):
 
 
 @pytest.mark.slow
-def test_two_thousand_landmarks_against_the_dense_solution(digits):
-    small = Dataset(np.round(digits.features[:, 10:34], 3), digits.labels)
-    expected = dense_scores(small, 2048, 0.05)
+def test_two_thousand_landmarks_against_the_dense_solution(synthetic):
+    data = Dataset(synthetic.features[:, :16], synthetic.labels)
+    expected = dense_scores(data, 2048, 0.05)
     for solver, steps, tolerance in (("direct", 1, 1e-8), ("steps", 100, 1e-7)):
-        model = fs.KernelAFL(landmarks=2048, ridge=0.05, solver=solver, steps=steps).fit(federate(small))
-        assert relative_difference(model.decision_function(small.features), expected) <= tolerance
+        model = fs.KernelAFL(landmarks=2048, ridge=0.05, solver=solver, steps=steps).fit(federate(data))
+        assert relative_difference(model.decision_function(data.features), expected) <= tolerance
 
 
 def test_the_partition_and_the_memory_do_not_matter(few):
@@ -174,3 +174,22 @@ def test_both_factors_live_in_one_square():
     assert relative_difference(outer @ (root @ factors.weights(some)), some) <= 1e-8
     assert relative_difference(root.T @ factors.to_features(some), some) <= 1e-8
     assert relative_difference(outer.T @ factors.outer(some), some) <= 1e-8
+
+
+@pytest.mark.parametrize("solver", ["direct", "steps"])
+def test_secure_sums_give_the_same_scores(few, solver):
+    pytest.importorskip("cryptography")
+    method = fs.KernelAFL(landmarks=48, solver=solver, steps=5)
+    plain = method.fit(federate(few, 4))
+    secure = method.fit(fs.privacy.SecureFederation(federate(few, 4)))
+    scores = [model.decision_function(few.features) for model in (secure, plain)]
+    assert relative_difference(*scores) <= 1e-6
+
+
+def test_the_estimator_beats_a_line_where_classes_lie_around_each_other():
+    rng = np.random.default_rng(5)
+    features = rng.standard_normal((600, 2)) * [1.0, 100.0]
+    labels = np.where((features**2 / [1.0, 1e4]).sum(axis=1) < 1.2, "inside", "outside")
+    assert (
+        fs.KernelAFLClassifier().fit(features[:400], labels[:400]).score(features[400:], labels[400:]) > 0.95
+    )

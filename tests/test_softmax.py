@@ -152,3 +152,24 @@ def test_a_run_over_a_model_resumes(digits, tmp_path):
     path.write_bytes(run.to_bytes())
     resumed = method.fit(federation, checkpoint=path, resume=True)
     assert np.array_equal(resumed.weight, whole.weight)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_estimator_is_scikit_learns(classes):
+    features, labels = load_iris(return_X_y=True)
+    features, labels = features[labels < classes], np.array(["a", "b", "c"])[labels[labels < classes]]
+    ours = fs.SoftmaxClassifier(ridge=2.0, scale=None).fit(features, labels)
+    theirs = LogisticRegression(C=0.5, solver="newton-cg", tol=1e-12, max_iter=500).fit(features, labels)
+    assert np.allclose(centred(ours.coef_.T), centred(theirs.coef_.T), atol=1e-6)
+    assert np.allclose(ours.predict_proba(features), theirs.predict_proba(features), atol=1e-7)
+    assert np.array_equal(ours.predict(features), theirs.predict(features))
+
+
+def test_secure_sums_give_the_same_weights(digits):
+    pytest.importorskip("cryptography")
+    few = digits.head(300)
+    plain = fs.Softmax(ridge=1.0).fit(federate(few.features, few.labels, clients=4))
+    secure = fs.Softmax(ridge=1.0).fit(
+        fs.privacy.SecureFederation(federate(few.features, few.labels, clients=4))
+    )
+    assert relative_difference(secure.weight, plain.weight) <= 1e-8

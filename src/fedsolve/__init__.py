@@ -37,7 +37,14 @@ from fedsolve.schema import Column, Schema
 from fedsolve.version import __version__
 
 if TYPE_CHECKING:
-    from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
+    from fedsolve.estimators import (
+        AFLClassifier,
+        AFLRegressor,
+        DeepAFLClassifier,
+        DeepAFLRegressor,
+        KernelAFLClassifier,
+        SoftmaxClassifier,
+    )
     from fedsolve.network.flower import FlowerFederation
 
 __all__ = [
@@ -58,6 +65,7 @@ __all__ = [
     "FedsolveError",
     "FlowerFederation",
     "KernelAFL",
+    "KernelAFLClassifier",
     "LocalFederation",
     "LocalScores",
     "Model",
@@ -67,6 +75,7 @@ __all__ = [
     "Participant",
     "Schema",
     "Softmax",
+    "SoftmaxClassifier",
     "TermError",
     "__version__",
     "gradient",
@@ -76,7 +85,14 @@ __all__ = [
     "privacy",
 ]
 
-_ESTIMATORS = {"AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor"}
+_ESTIMATORS = {
+    "AFLClassifier",
+    "AFLRegressor",
+    "DeepAFLClassifier",
+    "DeepAFLRegressor",
+    "KernelAFLClassifier",
+    "SoftmaxClassifier",
+}
 
 
 def __getattr__(name: str) -> Any:
