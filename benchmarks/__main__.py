@@ -300,16 +300,39 @@ def _heads(
     if json_path is not None and json_path.exists():
         kept = json.loads(json_path.read_text())
     if data_path is not None:
-        found = heads.measure(_rows(data_path, None), clients, alpha, only, memory)
-        rows = {**kept.get("rows", {}), **found["rows"]}
-        kept = found | {"rows": {name: rows[name] for name in heads.ENTRIES if name in rows}}
+        for found in heads.measure(_rows(data_path, None), clients, alpha, only, memory):
+            rows = {**kept.get("rows", {}), **found["rows"]}
+            kept = found | {"rows": {name: rows[name] for name in heads.ENTRIES if name in rows}}
+            if json_path is not None:
+                json_path.write_text(json.dumps(kept, indent=1) + "\n")
     if not kept:
         raise click.UsageError("give --data to measure, or --json with rows that were.")
     heads.show(Console(width=140, highlight=False, markup=False), kept)
-    if json_path is not None:
-        json_path.write_text(json.dumps(kept, indent=1) + "\n")
     if figure is not None:
         heads.draw(kept, figure)
+
+
+@main.command("heads-settings")
+@click.argument("method", type=click.Choice(["softmax", "kernel"]))
+@click.option(
+    "--data",
+    "data_path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="npz with x_train, y_train; its test rows are not looked at.",
+)
+@click.option("--landmarks", default=2048, show_default=True)
+@click.option("--every/--default", default=True, help="Every bandwidth and ridge, or the default ones.")
+def _heads_settings(method: str, data_path: Path, landmarks: int, every: bool) -> None:
+    """Held-out accuracies of the settings among which the defaults were chosen."""
+    from benchmarks import heads_settings
+
+    rows = _rows(data_path, None)
+    lines = (
+        heads_settings.softmax(rows) if method == "softmax" else heads_settings.kernel(rows, landmarks, every)
+    )
+    for line in lines:
+        click.echo("  ".join(f"{name} {value}" for name, value in line.items()))
 
 
 @main.command("fashion-mnist", add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "Softmax": fs.Softmax,
     "DeepAFL, T=5": lambda: fs.DeepAFL(layers=5),
     "DeepAFL, T=20": fs.DeepAFL,
-    "KernelAFL, 4,096 landmarks": lambda: fs.KernelAFL(landmarks=4096),
+    "KernelAFL, 8,192 landmarks": lambda: fs.KernelAFL(landmarks=8192),
     "KernelAFL": fs.KernelAFL,
     "KernelAFL, 32,768 landmarks": lambda: fs.KernelAFL(landmarks=32_768),
     "FedAvg, linear, 200 rounds": lambda: fs.gradient.FedAvg(network="linear", rounds=200, rate=0.05),
@@ -46,8 +46,8 @@ ON_REQUEST = {"KernelAFL, 32,768 landmarks"}
 
 def measure(
     rows: Rows, clients: int, alpha: float, only: tuple[str, ...] = (), memory: float = 4.0
-) -> dict[str, Any]:
-    """A row for every entry, by name."""
+) -> Iterator[dict[str, Any]]:
+    """A row for every entry, by name: all so far, after each of them."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         arrays = {
@@ -62,7 +62,8 @@ def measure(
         for name in only or [name for name in ENTRIES if name not in ON_REQUEST]:
             progress(name)
             found[name] = _run({"data": folder, "entry": name, "clients": clients, "memory": memory})
-    return {"data": rows.name, "clients": clients, "alpha": alpha, "memory_GB": memory, "rows": found}
+            found[name]["memory_GB"] = memory
+            yield {"data": rows.name, "clients": clients, "alpha": alpha, "rows": dict(found)}
 
 
 def train(task: dict[str, Any]) -> dict[str, Any]:

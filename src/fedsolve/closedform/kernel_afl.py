@@ -215,12 +215,16 @@ class KernelRun(Run[KernelModel]):
         return self._factors
 
     def model(self) -> KernelModel:
-        assert self.weights is not None
+        """The model; before the last step, that of the steps so far."""
+        weights = self.weights
+        if weights is None:
+            assert self.coordinates is not None
+            weights = self.factors.weights(self.coordinates)
         blocks = [block for block in self.chain.blocks if "preparation" in block.note]
         model = KernelModel(
             self._landmarks,
             self._bandwidth,
-            self.weights,
+            weights,
             self.spec.classes,
             Preparation.from_arrays(blocks[0].arrays),
             self.method.parameters(),
