@@ -16,6 +16,8 @@ from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.kernel_afl import KernelAFL
+from fedsolve.closedform.softmax import Softmax
 from fedsolve.data import partitions as partition
 from fedsolve.data.proposal import propose as propose_schema
 from fedsolve.data.schema_file import read_schema, write_schema
@@ -48,7 +50,14 @@ if TYPE_CHECKING:
     from fedsolve.cluster.ray_federation import RayFederation
     from fedsolve.cluster.row_file import RowFile
     from fedsolve.data.parquet_rows import ParquetRows
-    from fedsolve.estimators import AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor
+    from fedsolve.estimators import (
+        AFLClassifier,
+        AFLRegressor,
+        DeepAFLClassifier,
+        DeepAFLRegressor,
+        KernelAFLClassifier,
+        SoftmaxClassifier,
+    )
     from fedsolve.network.flower import FlowerFederation
 
 __all__ = [
@@ -73,6 +82,8 @@ __all__ = [
     "FedsolveError",
     "FlowerFederation",
     "Importance",
+    "KernelAFL",
+    "KernelAFLClassifier",
     "LocalFederation",
     "LocalScores",
     "Model",
@@ -84,6 +95,8 @@ __all__ = [
     "RayFederation",
     "RowFile",
     "Schema",
+    "Softmax",
+    "SoftmaxClassifier",
     "TermError",
     "__version__",
     "evaluate",
@@ -109,6 +122,14 @@ _LATER = {
 """Names that are imported when they are asked for, and where from."""
 
 _ESTIMATORS = {"AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor"}
+_ESTIMATORS = {
+    "AFLClassifier",
+    "AFLRegressor",
+    "DeepAFLClassifier",
+    "DeepAFLRegressor",
+    "KernelAFLClassifier",
+    "SoftmaxClassifier",
+}
 
 
 def __getattr__(name: str) -> Any:

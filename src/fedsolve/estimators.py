@@ -27,7 +27,11 @@ from fedsolve.calibration import LEAST_ROWS, Calibration, fitted, project_to_sim
 from fedsolve.checks import check_arrays
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.kernel_afl import KernelAFL
+from fedsolve.closedform.kernel_model import KernelModel
 from fedsolve.closedform.predictors import DeepModel, LinearModel
+from fedsolve.closedform.softmax import Softmax
+from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.container import Array
 from fedsolve.errors import CalibrationWarning, DataError
 from fedsolve.federation.local import LocalFederation
@@ -37,7 +41,18 @@ from fedsolve.labels import encode_labels, plain_labels
 from fedsolve.model import Model
 from fedsolve.schema import Column, Schema
 
-__all__ = ["AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor", "project_to_simplex"]
+__all__ = [
+    "AFLClassifier",
+    "AFLRegressor",
+    "DeepAFLClassifier",
+    "DeepAFLRegressor",
+    "KernelAFLClassifier",
+    "SoftmaxClassifier",
+    "project_to_simplex",
+]
+
+_NEWTON_AT_HOME = 1024
+"""Coefficients up to which Softmax takes Newton steps where nothing travels."""
 
 _REAL = (np.float64, np.float32)
 _SHARE, _KEY = 0.2, "calibration"
@@ -50,7 +65,7 @@ M = TypeVar("M", bound=Model)
 
 
 class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """What all four share: one silo of rows in, scores of the model, predictions from scores."""
+    """What all share: one silo of rows in, scores of the model, predictions from scores."""
 
     model_: Model
     _task: Literal["classification", "regression"]
@@ -328,7 +343,7 @@ class _Deep(_Estimator):
         )
 
 
-# -- the four estimators ---------------------------------------------------------------------------
+# -- the estimators --------------------------------------------------------------------------------
 
 
 class AFLClassifier(_Classifier, _Linear):
@@ -508,6 +523,110 @@ class DeepAFLRegressor(_Regressor, _Deep):
         return self
 
 
+class SoftmaxClassifier(_Classifier):
+    """Multinomial logistic regression at its optimum: Softmax over one silo.
+
+    ridge:         penalty on the weights, ridge/2 |W|², not on the intercept; scikit-learn's C is 1 / ridge.
+                   None follows the size of the columns.
+    fit_intercept: whether there is an intercept.
+    scale:         "standard" standardises columns by their sums; None leaves them as they are.
+    tolerance:     relative length of the last step. steps: most gradients.
+
+    Attributes: `model_` (a fedsolve `Model`; `model_.coefficients()` has standard errors, for two classes at
+    ridge 0), `classes_`, `coef_`, `intercept_`, `n_features_in_`, `feature_names_in_`.
+    """
+
+    model_: SoftmaxModel
+
+    def __init__(
+        self,
+        *,
+        ridge: float | None = None,
+        fit_intercept: bool = True,
+        scale: Literal["standard"] | None = "standard",
+        tolerance: float = 1e-6,
+        steps: int = 500,
+    ) -> None:
+        self.ridge = ridge
+        self.fit_intercept = fit_intercept
+        self.scale = scale
+        self.tolerance = tolerance
+        self.steps = steps
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        features, labels, weights = self._read(X, y, sample_weight)
+        given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        method = Softmax(
+            intercept=bool(given.pop("fit_intercept")),
+            curvature="exact" if _coefficients(features, labels) <= _NEWTON_AT_HOME else "auto",
+            **given,
+        )
+        self.model_ = method.fit(self._silo(features, labels, weights))
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Logits, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
+        return super().decision_function(X)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities, (rows, classes): the softmax of the logits."""
+        features = self._features(X)  # says first whether it was fitted
+        return self.model_.predict_proba(features)
+
+    @property
+    def coef_(self) -> Array:
+        """Weights of columns as they come: (classes, features), or (1, features) for two classes."""
+        rows = self.model_.plain()[0].T
+        return rows[1:] - rows[:1] if len(rows) == 2 else rows
+
+    @property
+    def intercept_(self) -> Array:
+        """Intercepts, one per row of `coef_`."""
+        values = self.model_.plain()[1]
+        return values[1:] - values[:1] if len(values) == 2 else values
+
+
+class KernelAFLClassifier(_Classifier):
+    """Gaussian kernel machine by landmarks: KernelAFL over one silo.
+
+    landmarks:    how many; None follows the number of rows. steps: of conjugate gradients, where there are
+                  more than 1,024 landmarks. ridge: penalty on the weights.
+    bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
+    scale:        "standard" standardises columns by their sums; None leaves them as they are.
+    random_state: seed of the landmarks, as in `DeepAFLClassifier`.
+
+    Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
+    """
+
+    model_: KernelModel
+
+    def __init__(
+        self,
+        landmarks: int | None = None,
+        *,
+        steps: int = 12,
+        ridge: float = 0.01,
+        bandwidth: float = 1.0,
+        scale: Literal["standard"] | None = "standard",
+        random_state: Any = 0,
+    ) -> None:
+        self.landmarks = landmarks
+        self.steps = steps
+        self.ridge = ridge
+        self.bandwidth = bandwidth
+        self.scale = scale
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        # One silo draws its own landmarks, so that a class of few rows may have some.
+        method = KernelAFL(seed=_seed(given.pop("random_state")), least_rows=1, **given)
+        self.model_ = method.fit(self._silo(*self._read(X, y, sample_weight)))
+        return self
+
+
 # -- small checks ----------------------------------------------------------------------------------
 
 
@@ -516,6 +635,11 @@ def _labels(y: Any) -> Array:
     labels = plain_labels(column_or_1d(y))
     check_classification_targets(labels)
     return labels
+
+
+def _coefficients(features: Array, labels: Array) -> int:
+    """How many numbers a softmax regression fits."""
+    return int((features.shape[1] + 1) * len(np.unique(labels)))
 
 
 def _weights(features: Array, targets: Array, sample_weight: Any) -> Array | None:
