@@ -537,6 +537,7 @@ class SoftmaxClassifier(_Classifier):
     """
 
     model_: SoftmaxModel
+    calibrate = False  # its logits are those of probabilities already
 
     def __init__(
         self,
@@ -555,14 +556,16 @@ class SoftmaxClassifier(_Classifier):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
-        features, labels, weights = self._read(X, y, sample_weight)
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
         method = Softmax(
             intercept=bool(given.pop("fit_intercept")),
             curvature="exact" if _coefficients(features, labels) <= _NEWTON_AT_HOME else "auto",
             **given,
         )
-        self.model_ = method.fit(self._silo(features, labels, weights))
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
     def decision_function(self, X: Any) -> Array:
@@ -595,6 +598,7 @@ class KernelAFLClassifier(_Classifier):
     bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
     scale:        "standard" standardises columns by their sums; None leaves them as they are.
     random_state: seed of the landmarks, as in `DeepAFLClassifier`.
+    calibrate:    hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
 
     Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
     """
@@ -610,6 +614,7 @@ class KernelAFLClassifier(_Classifier):
         bandwidth: float = 1.0,
         scale: Literal["standard"] | None = "standard",
         random_state: Any = 0,
+        calibrate: bool = True,
     ) -> None:
         self.landmarks = landmarks
         self.steps = steps
@@ -617,13 +622,18 @@ class KernelAFLClassifier(_Classifier):
         self.bandwidth = bandwidth
         self.scale = scale
         self.random_state = random_state
+        self.calibrate = calibrate
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        del given["calibrate"]
         # One silo draws its own landmarks, so that a class of few rows may have some.
         method = KernelAFL(seed=_seed(given.pop("random_state")), least_rows=1, **given)
-        self.model_ = method.fit(self._silo(*self._read(X, y, sample_weight)))
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
 
