@@ -56,12 +56,9 @@ class SoftmaxModel(LinearModel):
     def scores(self, features: Array) -> Array:
         return super().scores(features if self.base is None else self.base.transform(features))  # type: ignore[attr-defined]
 
-    def predict_proba(self, features: Any) -> Array:
-        """Probabilities (rows, classes)."""
-        return np.asarray(softmax(self.decision_function(features), axis=1))
-
     def estimates(self, features: Any) -> Array:
-        return self.predict_proba(features)
+        """The classes' probabilities: softmax of the logits."""
+        return np.asarray(softmax(self.decision_function(features), axis=1))
 
     def plain(self) -> tuple[Array, Array]:
         """Weights (features, classes) and intercepts for rows as they come: neither centred nor scaled."""
