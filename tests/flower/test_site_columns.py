@@ -207,7 +207,7 @@ def test_a_column_of_another_type_is_refused_at_the_site(tmp_path):
 def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
     address, log = f"127.0.0.1:{free_port()}", tmp_path / "server.log"
     line = fedsolve("server", "--insecure", "--listen", address, "--clients", 2, "--classes", "0,1")
-    line += ["--method", "afl", "--state", str(tmp_path / "state"), "--patience", "20"]
+    line += ["--method", "afl", "--state", str(tmp_path / "state"), "--patience", "300"]
     write(tmp_path / "north.csv")
     write(tmp_path / "south.csv", NAMES[::-1], 1)
 
@@ -220,8 +220,7 @@ def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
         wait_until(lambda: "'north' is there" in log.read_text(), server, log)
         with running(client("south"), tmp_path / "south.log") as south:
             assert south.wait(PATIENCE) == 2  # at once, with the reason, whatever the server's patience
-            assert server.poll() is None
-            assert server.wait(PATIENCE) == 3
+            assert server.poll() is None  # which would take it in, mended
             assert north.poll() is None
     assert "columns of 'south' are those of 'north' in another order" in log.read_text()
     assert "in another order" in (tmp_path / "south.log").read_text()
