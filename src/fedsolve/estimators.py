@@ -19,12 +19,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from fedsolve.checks import check_arrays
+from fedsolve.checks import check_arrays, check_choice
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.federation.described import balanced_weights
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Total
 from fedsolve.labels import plain_labels
@@ -94,6 +95,7 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Labels of any type that sorts."""
 
     _task = "classification"
+    class_weight: Literal["balanced"] | None
 
     @property
     def classes_(self) -> Array:
@@ -124,11 +126,20 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def _decide(self, scores: Array) -> Array:
         return np.asarray(self.classes_[np.argmax(scores, axis=1)])
 
+    def _weighed(self, labels: Array, weights: Array | None) -> Array | None:
+        """The weights of the rows, times those of their classes where classes are balanced."""
+        check_choice("class_weight", self.class_weight, (None, "balanced"))
+        if self.class_weight is None:
+            return weights
+        _, codes = np.unique(labels, return_inverse=True)
+        by_class = balanced_weights(np.bincount(codes, weights).astype(np.float64))[codes]
+        return by_class if weights is None else by_class * weights
+
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
         """Features, labels and weights of a whole training set."""
         features, y = validate_data(self, X, y, dtype=_REAL)
         labels = _labels(y)
-        weights = _weights(features, labels, sample_weight)
+        weights = self._weighed(labels, _weights(features, labels, sample_weight))
         left = np.unique(labels if weights is None else labels[weights > 0])
         if len(left) < 2:
             raise DataError(

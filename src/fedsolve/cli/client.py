@@ -145,7 +145,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     diary = _Diary(output, state / "sent.jsonl")
     answerer = Answerer(
         name,
-        ClientData(table.features, table.labels, schema=schema),
+        ClientData(table.features, table.labels, weights=table.weights, schema=schema),
         columns=columns,
         classes=class_names(given["classes"]),
         share_classes=given["share_classes"],

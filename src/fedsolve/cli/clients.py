@@ -147,14 +147,20 @@ def federate(
     if split.kind is not None:
         owners = split.owners(data.labels)
         return LocalFederation.from_arrays(
-            data.features, data.labels, owners, clients=split.clients, workers=workers, schema=schema
+            data.features,
+            data.labels,
+            owners,
+            clients=split.clients,
+            workers=workers,
+            schema=schema,
+            sample_weight=data.weights,
         )
     assert data.owners is not None
     participants = []
     for name in np.unique(data.owners):
         rows = np.flatnonzero(data.owners == name)
         share = LOCAL_MEMORY * len(rows) // len(data)
-        held = ClientData(data.features, data.labels, rows, checked=True, schema=schema)
+        held = ClientData(data.features, data.labels, rows, data.weights, checked=True, schema=schema)
         participants.append(Participant(str(name), held, memory_budget=share))
     classes = None if schema is None or not schema.classes else schema.classes
     return LocalFederation(participants, workers=workers, classes=classes)

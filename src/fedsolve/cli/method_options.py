@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 import fedsolve.closedform.cascade
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
-from fedsolve.cli.command import LAST, Command, F, Option, option
+from fedsolve.cli.command import LAST, Choice, Command, F, Option, option
 from fedsolve.cli.options_file import config_table
 from fedsolve.errors import DataError, did_you_mean
+from fedsolve.federation.described import Described
 from fedsolve.federation.method import Method
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.parameters import Description, build, described
+from fedsolve.schema import Schema
 
 DEFAULT_METHOD = "deepafl"
 BY_GRADIENT = "Training by gradient"
@@ -252,6 +254,24 @@ def method_option(group: str) -> Callable[[F], F]:
         group=group,
         help=f"{closed} or a gradient method.",
     )
+
+
+def class_weight_option(group: str) -> Callable[[F], F]:
+    """Decorator: --class-weight."""
+    return option(
+        "--class-weight",
+        type=Choice(["balanced"]),
+        group=group,
+        help="balanced: rare classes count as much as frequent ones.  [default: by rows]",
+    )
+
+
+def weighed(
+    method: Method[Any], schema: Schema | None, class_weight: Literal["balanced"] | None
+) -> Method[Any]:
+    """The method on rows that a schema describes and classes weigh, where either is so."""
+    plain = schema is None and class_weight is None
+    return method if plain else Described(method, schema, class_weight=class_weight)
 
 
 def focused_option(*names: str, applies: Callable[[str], bool], **settings: Any) -> Callable[[F], F]:

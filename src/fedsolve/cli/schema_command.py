@@ -45,6 +45,13 @@ from fedsolve.schema import Schema
     help="Column that names each row's owner.  [default: none]",
 )
 @option(
+    "--weight-column",
+    "weight",
+    metavar="NAME",
+    group=READING,
+    help="Column that says how much a row counts in training.  [default: none]",
+)
+@option(
     "--delimiter",
     default="auto",
     metavar="CHAR",
@@ -57,6 +64,7 @@ def schema(
     out: str | None,
     label: str | None,
     client: str | None,
+    weight: str | None,
     delimiter: str,
     as_json: bool,
     quiet: bool,
@@ -71,7 +79,7 @@ def schema(
     check_target(out, file)
     if is_address(file):
         raise DataError(f"'{file}' is an address of a dataset; a schema is of a csv or parquet file.")
-    proposed = propose(file, label, client, Dialect(delimiter))
+    proposed = propose(file, label, client, Dialect(delimiter), weight=weight)
     if out is not None:
         write_schema(proposed, out)
     document: dict[str, Any] = {
@@ -101,4 +109,6 @@ def _show(page: Console, proposed: Schema) -> None:
         rows.append((proposed.label, "label", classes))
     if proposed.client is not None:
         rows.append((proposed.client, "client", ""))
+    if proposed.weight is not None:
+        rows.append((proposed.weight, "weight", ""))
     page.print(table(("column", "kind", "remark"), rows, left=(0, 1, 2)))

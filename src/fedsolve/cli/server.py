@@ -13,7 +13,13 @@ from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.method_options import MethodCommand, chosen_method, method_option
+from fedsolve.cli.method_options import (
+    MethodCommand,
+    chosen_method,
+    class_weight_option,
+    method_option,
+    weighed,
+)
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
@@ -117,6 +123,7 @@ PORT = 9092
     group=_RUN,
     help="What the labels are.",
 )
+@class_weight_option(_RUN)
 @option(
     "--state",
     metavar="DIR",
@@ -146,7 +153,8 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
-        method = _described(method, given)
+        _take_schema(given)
+    method = weighed(method, given["schema"], given["class_weight"])
     keys = _keys(ctx, given)
     check_target(given["out"])
     state = Path(given["state"])
@@ -255,14 +263,13 @@ def class_names(text: str | None) -> list[Any] | None:
     return classes
 
 
-def _described(method: Method[Any], given: dict[str, Any]) -> Method[Any]:
-    """The method on rows that --schema describes; the schema and its classes become those of the run."""
+def _take_schema(given: dict[str, Any]) -> None:
+    """The schema that --schema names, and its classes, become those of the run."""
     schema = given["schema"] = table_schema(given["schema"])
     if given["task"] == "classification" and schema.classes:
         if given["classes"] is not None and set(given["classes"]) != set(schema.classes):
             raise DataError("--classes are not the classes of --schema; leave --classes out.")
         given["classes"] = list(schema.classes)
-    return Described(method, schema)
 
 
 def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:

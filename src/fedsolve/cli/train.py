@@ -21,9 +21,11 @@ from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.method_options import (
     MethodCommand,
     chosen_method,
+    class_weight_option,
     focused_option,
     is_gradient,
     method_option,
+    weighed,
 )
 from fedsolve.cli.options import READING, output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
@@ -39,7 +41,6 @@ from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
-from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
@@ -154,6 +155,7 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Sum in secret: only totals are seen (needs fedsolve[privacy]).",
 )
+@class_weight_option(_GROUP)
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
 @focused_option(
@@ -214,7 +216,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     started = time.perf_counter()
     try:
         with _progress(output, method) as progress:
-            model = (method if described is None else Described(method, described)).fit(
+            model = weighed(method, described, given["class_weight"]).fit(
                 engine,
                 checkpoint,
                 resume=given["resume"],

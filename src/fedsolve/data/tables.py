@@ -28,7 +28,8 @@ __all__ = ["ColumnLayout", "Part", "Table", "by_name", "classlike", "parts", "re
 class Table:
     """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None.
 
-    schema: what the columns are, where the file names them and a model is to be made of its rows.
+    schema: what the columns are, where the file names them and a model is to be made of its rows. weights:
+    (rows,) or None, how much a row counts.
     """
 
     features: Array
@@ -36,6 +37,7 @@ class Table:
     owners: Array | None
     source: str
     schema: Schema | None = None
+    weights: Array | None = None
 
     def __len__(self) -> int:
         return len(self.features)

@@ -41,6 +41,7 @@ class ClientGroup:
     """Clients that train together: one whole network, or many small heads in step.
 
     round, rate: of this exchange. least: the smallest batch the network can train on.
+    sizes: rows of each client. counted: the same by the rows' weights, where they have any.
     start: the weights received, by name, without a client axis.
     received: whatever else the request carried, by its full name. class_counts (clients, classes).
     scratch: for the algorithm, for the length of the exchange.
@@ -87,6 +88,13 @@ class ClientGroup:
         self.clients = [memories[k].name for k in order]
         self.memories = [memories[k] for k in order]
         self.sizes = np.array([len(clients[k]) for k in order])
+        self._row_weights = [clients[k].own_weights() for k in order]
+        self.counted = np.array(
+            [
+                len(clients[k]) if given is None else float(given.sum())
+                for k, given in zip(order, self._row_weights, strict=True)
+            ]
+        )
         self.steps = np.array([len(plans[k]) for k in order])
         self._rows = TensorRows([clients[k] for k in order], device)
         # Padding is one of the client's own rows, so that a bad row affects nobody else.
@@ -257,12 +265,28 @@ class ClientGroup:
             count = int(np.sum(numbers[0] >= 0))
             moves = None if self._moves is None else self._moves[0, number, :count]
             inputs = self._images.read(self._rows.take(numbers[0, :count]), moves)
-            return laid_out(inputs)[None], self._targets[:1, number, :count], None
+            share = self._share[:1, number, :count] if self.weighted else None
+            return laid_out(inputs)[None], self._targets[:1, number, :count], share
         filled = np.where(numbers >= 0, numbers, self._padding[:active, None])
         moves = None if self._moves is None else self._moves[:active, number].flatten(0, 1)
         inputs = self._images.read(self._rows.take(filled.reshape(-1)), moves)
-        share = None if bool((numbers >= 0).all()) else self._share[:active, number]
+        plain = bool((numbers >= 0).all()) and not self.weighted
+        share = None if plain else self._share[:active, number]
         return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
+
+    def real_rows(self, number: int, active: int) -> Tensor | bool:
+        """Which rows of a batch are not padding."""
+        import torch
+
+        numbers = self._numbers[:active, number]
+        if not self.learners.stacked or bool((numbers >= 0).all()):
+            return True
+        return torch.as_tensor(numbers >= 0, device=self.device)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows of a client count by weights."""
+        return any(given is not None for given in self._row_weights)
 
     def train(self) -> None:
         """All local steps of all clients of the group."""
@@ -310,7 +334,7 @@ class ClientGroup:
                 if feedback is not None:
                     feedback.rescale()
 
-        if self.device.type != "cuda" or self.learners.stacked or not replayed:
+        if self.device.type != "cuda" or self.learners.stacked or self.weighted or not replayed:
             return advance
         sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1)
         return Recorder(advance, sizes.tolist()).run
@@ -380,6 +404,11 @@ class ClientGroup:
                 numbers[client, number, : len(batch)] = self._rows.numbers[client][batch]
                 targets[client, number, : len(batch)] = codes[batch]
                 share[client, number, : len(batch)] = 1.0 / max(1, len(batch))
+                given = self._row_weights[client]
+                if given is not None and self.counted[client] > 0:
+                    # By the mean weight of the client, not of the batch: then a batch's gradient is on
+                    # average that of all rows.
+                    share[client, number, : len(batch)] *= given[batch] * (len(given) / self.counted[client])
         self._numbers = numbers
         self._targets = torch.as_tensor(targets, device=self.device)
         self._share = torch.as_tensor(share, dtype=self.dtype, device=self.device)
