@@ -105,6 +105,13 @@ class Run(ABC, Generic[M]):
         """Take back what `stored` gave."""
         vars(self).update(attributes.from_parts(arrays, note))
 
+    def agree(self, more: Mapping[str, Any]) -> None:
+        """Add to the opening, before anything is asked: what a run around this one agrees on besides."""
+        assert len(self.chain) == 1
+        note = self.chain.blocks[0].note["opening"]
+        self.chain.truncate(0)
+        self.chain.append(Block({"opening": {**note, **more}}))
+
     def ask(
         self,
         kind: str,
