@@ -40,9 +40,10 @@ from tests.conftest import Dataset
 from tests.oracle import DeepOracle, one_hot, relative_difference
 
 TOLERANCE = 1e-9
-SMALL: dict[str, Any] = {"layers": 2, "width": 24}
-CLASSIFIERS = {"afl": AFLClassifier(), "deepafl": DeepAFLClassifier(**SMALL)}
-REGRESSORS = {"afl": AFLRegressor(), "deepafl": DeepAFLRegressor(**SMALL)}
+FIXED: dict[str, Any] = {"ridge": 10.0, "residual_ridge": 1.0, "gain": 1.0, "scale": "standard"}
+SMALL: dict[str, Any] = {"layers": 2, "width": 24, **FIXED}
+CLASSIFIERS = {"afl": AFLClassifier(ridge=1.0), "deepafl": DeepAFLClassifier(**SMALL)}
+REGRESSORS = {"afl": AFLRegressor(ridge=1.0), "deepafl": DeepAFLRegressor(**SMALL)}
 ALL = [*CLASSIFIERS.values(), *REGRESSORS.values()]
 
 
@@ -124,7 +125,7 @@ def test_afl_is_ridge_regression_on_one_hot_labels(ridge: float, intercept: bool
 
 
 def test_afl_has_the_coefficients_of_scikit_learns_ridge_classifier() -> None:
-    binary = AFLClassifier().fit(X, Y > 0)
+    binary = AFLClassifier(ridge=1.0).fit(X, Y > 0)
     expected = RidgeClassifier(solver="svd").fit(X, Y > 0)
     assert relative_difference(binary.coef_, np.atleast_2d(expected.coef_)) <= TOLERANCE
     assert relative_difference(binary.intercept_, np.atleast_1d(expected.intercept_)) <= TOLERANCE

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedsolve import gradient, privacy
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL
+from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.data import partitions as partition
@@ -43,6 +44,7 @@ __all__ = [
     "APFL",
     "AFLClassifier",
     "AFLRegressor",
+    "Auto",
     "Cascade",
     "ClientData",
     "CohortError",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MODEL_VERSION = 1
 
-_BASE = {"features", "classes", "outputs", "history", "schema", "preparing"}
+_BASE = {"features", "classes", "outputs", "history", "schema", "preparing", "tried"}
 _PREPARING = "preparing."
 _FAMILIES: dict[str, type[Model]] = {}
 
@@ -42,6 +42,7 @@ class Model(ABC):
                table (a DataFrame, a pyarrow Table, a mapping of columns), whose columns are found by name.
     preparing: how encoded rows are filled and standardised before the model sees them. A plain array is taken
                as encoded and not yet prepared: what `encoder.encode` gives, NaN where a value is missing.
+    tried:     candidates that a choice was made from, with how they did on rows held out; not in the file.
     """
 
     family: ClassVar[str]
@@ -54,6 +55,7 @@ class Model(ABC):
         self.classes = classes
         self.outputs = outputs
         self.history: Sequence[Record] = ()
+        self.tried: Sequence[Any] = ()
         self.schema: Schema | None = None
         self.preparing: TablePreparation | None = None
 

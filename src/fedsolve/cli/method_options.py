@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
 import click
 
+import fedsolve.closedform.auto
 import fedsolve.closedform.cascade
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
@@ -21,7 +22,7 @@ from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.parameters import Description, build, described
 from fedsolve.schema import Schema
 
-DEFAULT_METHOD = "deepafl"
+DEFAULT_METHOD = "auto"
 BY_GRADIENT = "Training by gradient"
 SHORT_EXAMPLES = 2
 """How many examples the short help page shows."""
@@ -49,8 +50,17 @@ def focus(ctx: click.Context) -> str:
 
 
 def chosen_method(ctx: click.Context) -> Method[Any]:
-    """The method of a command line with the parameters that were given; the others keep their defaults."""
-    method: Method[Any] = build(registry.method_class(focus(ctx)), ctx.meta.get(_GIVEN, {}))
+    """The method of a command line with the parameters that were given.
+
+    Where none of those is given that can be chosen by the data, they are; as soon as one is, or with
+    --preset paper, the others are those of the paper.
+    """
+    kind = registry.method_class(focus(ctx))
+    given: dict[str, Any] = ctx.meta.get(_GIVEN, {})
+    friendly: Mapping[str, Any] = kind.friendly  # type: ignore[attr-defined]
+    if ctx.params.get("preset") is None and not friendly.keys() & given.keys():
+        given = {**friendly, **given}
+    method: Method[Any] = build(kind, given)
     return method
 
 
@@ -181,7 +191,7 @@ class MethodCommand(Command):
         words = args[: args.index("--")] if "--" in args else args
         path = _value_of("--config", words)
         table = {} if path is None else config_table(path, self.name or "")
-        ctx.meta[_METHOD] = _value_of("--method", words) or str(table.get("method", DEFAULT_METHOD))
+        ctx.meta[_METHOD] = _value_of("--method", words) or str(table.get("method") or _meant(words, table))
         registry.method_class(focus(ctx))
         try:
             return super().parse_args(ctx, args)
@@ -256,6 +266,16 @@ def method_option(group: str) -> Callable[[F], F]:
     )
 
 
+def preset_option(group: str) -> Callable[[F], F]:
+    """Decorator: --preset."""
+    return option(
+        "--preset",
+        type=Choice(["paper"]),
+        group=group,
+        help="paper: the paper's settings.  [default: chosen on rows held out, unless some are given]",
+    )
+
+
 def class_weight_option(group: str) -> Callable[[F], F]:
     """Decorator: --class-weight."""
     return option(
@@ -284,6 +304,15 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help())
         ctx.exit()
+
+
+def _meant(words: list[str], table: Mapping[str, Any]) -> str:
+    """The method where none is named: DeepAFL if a parameter of it is given, else the best by the data."""
+    own, others = (described(registry.method_class(key)) for key in ("deepafl", DEFAULT_METHOD))
+    names = own.keys() - others.keys()
+    spelt = {name for key in names for name in _spellings(own[key])}
+    given = any(word.partition("=")[0] in spelt for word in words) or bool(names & set(table))
+    return "deepafl" if given else DEFAULT_METHOD
 
 
 def _spellings(description: Description) -> list[str]:

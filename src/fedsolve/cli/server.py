@@ -18,6 +18,7 @@ from fedsolve.cli.method_options import (
     chosen_method,
     class_weight_option,
     method_option,
+    preset_option,
     weighed,
 )
 from fedsolve.cli.options import output_options
@@ -115,6 +116,7 @@ PORT = 9092
     help="How long to wait for sites and for answers.  [default: for ever]",
 )
 @method_option(_RUN)
+@preset_option(_RUN)
 @option(
     "--task",
     more=True,

@@ -25,6 +25,7 @@ from fedsolve.cli.method_options import (
     focused_option,
     is_gradient,
     method_option,
+    preset_option,
     weighed,
 )
 from fedsolve.cli.options import READING, output_options
@@ -37,6 +38,7 @@ from fedsolve.cli.own_models import (
     personalise,
     warn_of_few_rows,
 )
+from fedsolve.cli.tried import tried_table
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
@@ -128,6 +130,7 @@ train a head on the features or a whole network on the images, round by round.
 )
 @click.argument("data", nargs=-1, required=True, metavar="DATA...")
 @method_option(_GROUP)
+@preset_option(_GROUP)
 @option("--out", metavar="FILE", group=_GROUP, help="Where to save the model (.safetensors).")
 @option(
     "--test",
@@ -233,9 +236,14 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     if given["out"] is not None:
         model.save(given["out"])
     accuracy = _accuracy(method, model, engine, data, test)
+    accuracy["held_out"] = next(
+        (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
+    )
+    # What was trained in the end: of candidates, the one that was chosen.
+    trained = next((tried.method for tried in model.tried if tried.chosen), method.key)
     document = {
-        "method": method.key,
-        "parameters": method.parameters(),
+        "method": trained,
+        "parameters": getattr(model, "parameters", None) or method.parameters(),
         **_counts(data, federation, split, spec),
         **_traffic(model),
         "secure": given["secure"],
@@ -248,6 +256,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "model": given["out"],
         "checkpoint": checkpoint,
     }
+    document["tried"] = [tried.as_dict() for tried in model.tried]
     document["warnings"] = _doubts(model, data, test, accuracy, plain=described is None)
     output.result(document, lambda page: _show(page, document))
     for doubt in document["warnings"]:
@@ -262,10 +271,16 @@ def _doubts(
     if not model.predicts:
         return doubts
     assert data.labels is not None
-    doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
     if test is not None and test.labels is not None:
         doubts += majority_doubt(accuracy["test"], test.labels, "test rows")
         doubts += gap_doubt(accuracy["train"], accuracy["test"])
+    if accuracy["held_out"] is not None:
+        doubts += majority_doubt(accuracy["held_out"], data.labels, "rows held out")
+        doubts += (
+            [] if test is not None else gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
+        )
+    else:
+        doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
     return doubts
 
 
@@ -458,6 +473,8 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         ("seconds", f"{told['seconds']:.2f}"),
         ("accuracy", f"{percent(accuracy['train'])} on the clients' training rows"),
     ]
+    if accuracy["held_out"] is not None:
+        lines.append(("", f"{percent(accuracy['held_out'])} on rows held out, before all were trained on"))
     if accuracy["test"] is not None:
         lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
     if not told["predicts"]:
@@ -467,6 +484,8 @@ def _show(page: Console, told: dict[str, Any]) -> None:
     lines += personal_lines(told["personal"])
     if told["model"] is not None:
         lines.append(("model", told["model"]))
+    if told["tried"]:
+        page.print(tried_table(told["tried"]))
     facts(page, lines)
 
 

@@ -9,23 +9,26 @@ statistics, which is what travels here. The paper's own route is in `laws`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
+from fedsolve.closedform.fold_sums import KEY, added, choose_ridge_by_folds, fold_count, fold_sums
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
-from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
+from fedsolve.closedform.sums import Accumulator, Rows, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.held_out import fold_numbers
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
@@ -47,11 +50,22 @@ class AFL(Method[LinearModel]):
     """Parameters of AFL; a ridge of 0 is the paper after its regulariser is removed."""
 
     key: ClassVar[str] = "afl"
-    additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
+    friendly: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True}
+    additive: ClassVar[frozenset[str]] = frozenset(
+        f"{fold}{name}"
+        for fold in ("", *(f"fold{number}." for number in range(fold_count(1))))
+        for name in ("gram", "cross", "label_square")
+    )
 
-    ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
+    ridge: float | Literal["auto"] = parameter(
+        0.0,
+        "Penalty on the classifier; 0 is plain least squares, auto the best by exact k-fold sums.",
+        least=0,
+    )
     intercept: bool = parameter(False, "Fit an intercept from sums.")
-    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    scale: Literal["standard", "centred"] | None = parameter(
+        None, "Standardise or centre features: one exchange more."
+    )
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)
@@ -67,9 +81,31 @@ class AFL(Method[LinearModel]):
 
     def solve(self, total: Total, spec: Spec) -> LinearModel:
         """The model of a total: W = (G + ridge I)^-1 H, centred by the sums when there is an intercept."""
-        return self._solve(total, spec, None)
+        settled, whole, _ = self.settled(total, spec)
+        return settled._solve(whole, spec, None)
+
+    def settled(self, total: Total, spec: Spec) -> tuple[AFL, Total, dict[str, Any]]:
+        """This method with its ridge, the one that a total by folds chooses where it is "auto"; the sums of
+        all rows; and how the ridges did.
+        """
+        if "gram" in total.term.arrays:
+            if self.ridge == "auto":
+                raise DataError("ridge='auto' needs sums by fold, and these are not. Collect them with it.")
+            return self, total, {}
+        check_rows(total.count("rows"))
+        parts = fold_sums(total, fold_count(spec.features))
+        whole = added(parts)
+        arrays = {"gram": whole.gram, "cross": whole.cross, "label_square": whole.label_square}
+        arrays |= {"weight": np.array([whole.weight]), "feature": whole.feature, "target": whole.target}
+        merged = replace(total, term=Term(arrays, total.term.counts))
+        if self.ridge != "auto":
+            return self, merged, {}
+        ridge, ridges, errors = choose_ridge_by_folds(parts, self.intercept)
+        told = {"ridges": ridges, "errors": errors, "folds": len(parts)}
+        return replace(self, ridge=ridge), merged, told
 
     def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
+        assert self.ridge != "auto"
         check_rows(total.count("rows"))
         if spec.classes is not None and not np.any(total["label_square"]):
             raise DataError("all sample weights are zero; at least one row must count.")
@@ -110,7 +146,10 @@ class AFLRun(Run[LinearModel]):
             return None
         if self.method.scale is not None and self.preparation is None:
             return self.ask(moments.KIND, 0, clients)
-        return self.ask(KIND, 0, clients, {"intercept": self.method.intercept})
+        note: dict[str, Any] = {"intercept": self.method.intercept}
+        if self.method.ridge == "auto":
+            note |= {"folds": fold_count(self.spec.features)}
+        return self.ask(KIND, 0, clients, note)
 
     def absorb(self, total: Total) -> None:
         if self.method.scale is not None and self.preparation is None:
@@ -118,12 +157,14 @@ class AFLRun(Run[LinearModel]):
             self.chain.append(self.preparation.block())
             self.record(total, "moments")
             return
-        self._model = self.method._solve(total, self.spec, self.preparation)
+        settled, whole, compared = self.method.settled(total, self.spec)
+        self._model = settled._solve(whole, self.spec, self.preparation)
         risk = None
-        if not self.method.intercept:
-            sums = total["gram"], total["cross"], total["label_square"]
-            risk = regularised_risk(self._model.weight, *sums, self.method.ridge)
-        self.record(total, "classifier", risk=risk, solved=("W0",))
+        if not settled.intercept:
+            assert settled.ridge != "auto"
+            sums = whole["gram"], whole["cross"], whole["label_square"]
+            risk = regularised_risk(self._model.weight, *sums, settled.ridge)
+        self.record(total, "classifier", risk=risk, solved=("W0",), metrics=compared)
 
     def model(self) -> LinearModel:
         assert self._model is not None
@@ -133,7 +174,8 @@ class AFLRun(Run[LinearModel]):
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         if self._model is None:
             return {}, {"solved": False}
-        return {"weight": self._model.weight, "intercept": self._model.intercept}, {"solved": True}
+        arrays = {"weight": self._model.weight, "intercept": self._model.intercept}
+        return arrays, {"solved": True, "parameters": self._model.parameters}
 
     def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
@@ -144,7 +186,7 @@ class AFLRun(Run[LinearModel]):
                 arrays["intercept"],
                 self.spec.classes,
                 self.preparation,
-                self.method.parameters(),
+                note.get("parameters", self.method.parameters()),
             )
 
 
@@ -152,25 +194,38 @@ class AFLRun(Run[LinearModel]):
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
     check_opening(data, memory.chain)
-    rows = cached_rows(data, memory, np.float64)
     sums = Accumulator(memory.workspace, np.float64)
-    sums.declare("gram", (data.width, data.width), symmetric=True)
-    sums.declare("cross", (data.width, rows.outputs))
-    sums.declare("label_square", (rows.outputs,))
-    if request.note["intercept"]:
-        for name, width in (("weight", 1), ("feature", data.width), ("target", rows.outputs)):
-            sums.declare(name, (width,))
-    for span in chunks(len(rows), data.width):
+    folds, intercept = request.note.get("folds"), request.note["intercept"]
+    if folds is None:
+        _add(sums, cached_rows(data, memory, np.float64), intercept)
+    else:
+        numbers = fold_numbers(data.marks(KEY), folds)
+        for fold in range(folds):
+            rows = Rows(data.taking(numbers == fold), memory.chain, np.float64)
+            _add(sums, rows, True, f"fold{fold}.")
+    term = sums.finish()
+    term.counts["rows"] = len(data)
+    return term
+
+
+def _add(sums: Accumulator, rows: Rows, intercept: bool, prefix: str = "") -> None:
+    """Declare the sums of some rows under their names, and add them up."""
+    width = rows.width
+    gram, cross, square = (f"{prefix}{name}" for name in ("gram", "cross", "label_square"))
+    sums.declare(gram, (width, width), symmetric=True)
+    sums.declare(cross, (width, rows.outputs))
+    sums.declare(square, (rows.outputs,))
+    if intercept:
+        for name, size in (("weight", 1), ("feature", width), ("target", rows.outputs)):
+            sums.declare(f"{prefix}{name}", (size,))
+    for span in chunks(len(rows), width):
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
-        sums.add_gram("gram", features)
-        sums.add_product("cross", features, targets)
-        sums.add("label_square", np.sum(targets**2, axis=0))
-        if request.note["intercept"]:
+        sums.add_gram(gram, features)
+        sums.add_product(cross, features, targets)
+        sums.add(square, np.sum(targets**2, axis=0))
+        if intercept:
             root = rows.weighted(span, np.ones((len(features), 1)))
-            sums.add("weight", np.sum(root**2, axis=0))
-            sums.add("feature", (root.T @ features)[0])
-            sums.add("target", (root.T @ targets)[0])
-    term = sums.finish()
-    term.counts["rows"] = len(rows)
-    return term
+            sums.add(f"{prefix}weight", np.sum(root**2, axis=0))
+            sums.add(f"{prefix}feature", (root.T @ features)[0])
+            sums.add(f"{prefix}target", (root.T @ targets)[0])

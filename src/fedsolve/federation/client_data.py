@@ -141,6 +141,10 @@ class WeightedData(ClientData):
     def own_weights(self) -> Array | None:
         return self.weights
 
+    def taking(self, chosen: Array) -> ClientData:
+        assert self.weights is not None
+        return WeightedData(super().taking(chosen), self.weights[chosen])
+
 
 def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -> ClientData:
     """A client's rows as the model so far shows them to a step that answers requests of this kind.

@@ -24,7 +24,16 @@ from fedsolve.permissions import check_allowed
 if TYPE_CHECKING:
     from fedsolve.model import Model
 
-__all__ = ["ClientData", "Memory", "Participant", "answer_together", "group_size", "group_step", "step"]
+__all__ = [
+    "ClientData",
+    "Memory",
+    "Participant",
+    "answer_together",
+    "group_size",
+    "group_step",
+    "step",
+    "step_of",
+]
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
@@ -72,6 +81,15 @@ def step(kind: str) -> Callable[[Step], Step]:
         return function
 
     return register
+
+
+def step_of(kind: str) -> Step:
+    """The client step that answers requests of this kind."""
+    if kind not in _STEPS:
+        raise TermError(
+            f"requests of kind '{kind}' are not known here. Install the same fedsolve version as the server."
+        )
+    return _STEPS[kind]
 
 
 def _place(function: Any) -> str:
