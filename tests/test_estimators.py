@@ -520,11 +520,11 @@ def test_bad_labels_are_refused(estimator: Any, case: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"layers": 1.5}, "layers must be a whole number, at least 0; got 1.5"),
-        ({"width": 0}, "width must be a whole number, at least 1; got 0"),
-        ({"residual_ridge": -1.0}, "residual_ridge must be a finite number >= 0; got -1.0"),
+        ({"layers": 1.5}, "layers must be 'auto' or a whole number, at least 0; got 1.5"),
+        ({"width": 0}, "width must be 'auto' or a whole number, at least 1; got 0"),
+        ({"residual_ridge": -1.0}, "residual_ridge must be 'auto' or a finite number >= 0; got -1.0"),
         ({"activation": "swish"}, "got 'swish'. Did you mean 'hardswish'?"),
-        ({"scale": "robust"}, "scale must be None or 'standard'; got 'robust'"),
+        ({"scale": "robust"}, "scale must be None, 'standard', 'centred' or 'auto'; got 'robust'"),
         ({"precision": "half"}, "precision must be 'float64' or 'float32'; got 'half'"),
     ],
 )
@@ -536,7 +536,7 @@ def test_bad_parameters_are_refused_by_fit(kind: type, parameters: dict[str, Any
 
 @pytest.mark.parametrize("kind", [AFLClassifier, AFLRegressor])
 def test_a_negative_ridge_is_refused(kind: type) -> None:
-    with pytest.raises(fs.DataError, match="ridge must be a finite number >= 0; got -2"):
+    with pytest.raises(fs.DataError, match="ridge must be 'auto' or a finite number >= 0; got -2"):
         kind(ridge=-2.0).fit(X, Y)
 
 

@@ -57,7 +57,8 @@ def chosen_method(ctx: click.Context) -> Method[Any]:
     """
     kind = registry.method_class(focus(ctx))
     given: dict[str, Any] = ctx.meta.get(_GIVEN, {})
-    friendly: Mapping[str, Any] = kind.friendly  # type: ignore[attr-defined]
+    # Its own only: what derives from it may take other parameters, or mean others by them.
+    friendly: Mapping[str, Any] = vars(kind).get("friendly", {})
     if ctx.params.get("preset") is None and not friendly.keys() & given.keys():
         given = {**friendly, **given}
     method: Method[Any] = build(kind, given)

@@ -19,7 +19,7 @@ def tried_table(tried: Sequence[Mapping[str, Any]]) -> Table:
             "->" if one["chosen"] else "",
             one["method"],
             settings_text(one["settings"]),
-            "" if one["layers"] is None else one["layers"],
+            "" if one["layers"] is None else str(one["layers"]),
             "" if one["errors"] is None else percent(1.0 - one["errors"]),
             "" if one["loss"] is None else f"{one['loss']:.4f}",
             one["left_out"],
