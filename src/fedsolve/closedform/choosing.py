@@ -321,7 +321,6 @@ class ChoosingRun(Run[M]):
         for name, run in members.items():
             run.restore(arrays[name].tobytes(), "of a candidate")
         self._steps = Lockstep(self, members)
-        self._steps.take_back()
 
 
 def best_of(errors: Array | None, losses: Array, weight: float) -> int:

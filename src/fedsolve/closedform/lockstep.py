@@ -28,7 +28,9 @@ class Lockstep:
     def __init__(self, outer: Run[Any], members: Mapping[str, Run[Any]]) -> None:
         self._outer = outer
         self.members = dict(members)
-        self._entered = dict.fromkeys(members, 0)
+        # A run that is resumed has blocks of its members in its chain already.
+        sent = [block.note.get(_MEMBER) for block in outer.chain.blocks]
+        self._entered = {name: sent.count(name) for name in members}
         self._asked: list[str] = []
 
     @property
@@ -60,11 +62,6 @@ class Lockstep:
         """Give every member its share of the total."""
         for name in self._asked:
             self.members[name].absorb(share_of(total, name))
-
-    def take_back(self) -> None:
-        """Replay nothing: what the members were sent is in the outer chain already."""
-        for name, run in self.members.items():
-            self._entered[name] = len(run.chain)
 
 
 def share_of(total: Total, name: str) -> Total:
