@@ -1,8 +1,9 @@
 """A raw table of four hospitals through `fedsolve schema` and `fedsolve train`, no other option given.
 
 `python -m benchmarks.hospital` prints, for every seeded split of breast cancer, the test accuracy of the
-model beside that of a scikit-learn pipeline on the pooled rows (imputation, one-hot, standardisation, logistic
-regression), and their means; then the same for a table with 5 % positives, by the area under the ROC curve.
+model beside that of a scikit-learn pipeline on the pooled rows (imputation, one-hot, standardisation,
+logistic regression), and their means; then the same for a table with 5 % positives, by the area under the
+ROC curve.
 The csv has an identifier, a date, two categories and 10 % of its values missing. The label of no test row is
 seen before the numbers are printed.
 """
@@ -108,7 +109,8 @@ def train(folder: Path, raw: Raw, rows: Array, owners: Array) -> Model:
         try:
             command.main([str(word) for word in words])
         except SystemExit as end:
-            assert not end.code, f"fedsolve {words[0]} ended with {end.code}"
+            if end.code:
+                raise RuntimeError(f"fedsolve {words[0]} ended with {end.code}") from end
     return load_model(model)
 
 

@@ -60,12 +60,29 @@ SVC_GRID = {
     "svc__gamma": ["scale", 0.003, 0.01, 0.03, 0.1, 0.3, 1.0],
 }
 
+
+class OneSilo:
+    """A method as an estimator: all rows are one client's."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def fit(self, features: Array, labels: Array) -> OneSilo:
+        owners = np.zeros(len(labels), dtype=np.intp)
+        self.model = self.method.fit(fs.LocalFederation.from_arrays(features, labels, owners))
+        return self
+
+    def score(self, features: Array, labels: Array) -> float:
+        return float(self.model.score(features, labels))
+
+
 METHODS: dict[str, Callable[[], Any]] = {
     "RidgeClassifierCV": lambda: make_pipeline(StandardScaler(), RidgeClassifierCV(RIDGES)),
     "LogisticRegressionCV": lambda: make_pipeline(StandardScaler(), LogisticRegressionCV(**LOGISTIC)),
     "SVC": lambda: GridSearchCV(make_pipeline(StandardScaler(), SVC()), SVC_GRID, cv=5),
     "AFLClassifier": lambda: fs.AFLClassifier(),
     "DeepAFLClassifier": lambda: fs.DeepAFLClassifier(),
+    "Auto": lambda: OneSilo(fs.Auto()),
 }
 """What is compared, each as a user gets it without a setting; scikit-learn's with the grids above."""
 

@@ -22,7 +22,7 @@ from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.parameters import Description, build, described
 from fedsolve.schema import Schema
 
-DEFAULT_METHOD = "auto"
+DEFAULT_METHOD = "deepafl"
 BY_GRADIENT = "Training by gradient"
 SHORT_EXAMPLES = 2
 """How many examples the short help page shows."""
@@ -52,14 +52,15 @@ def focus(ctx: click.Context) -> str:
 def chosen_method(ctx: click.Context) -> Method[Any]:
     """The method of a command line with the parameters that were given.
 
-    Where none of those is given that can be chosen by the data, they are; as soon as one is, or with
-    --preset paper, the others are those of the paper.
+    A command with --preset has what can be chosen by the data chosen, where none of it is given; as soon as
+    one is, or with --preset paper, the others are those of the paper.
     """
     kind = registry.method_class(focus(ctx))
     given: dict[str, Any] = ctx.meta.get(_GIVEN, {})
     # Its own only: what derives from it may take other parameters, or mean others by them.
     friendly: Mapping[str, Any] = vars(kind).get("friendly", {})
-    if ctx.params.get("preset") is None and not friendly.keys() & given.keys():
+    wanted = "preset" in ctx.params and ctx.params["preset"] is None
+    if wanted and not friendly.keys() & given.keys():
         given = {**friendly, **given}
     method: Method[Any] = build(kind, given)
     return method
@@ -173,9 +174,11 @@ class MethodCommand(Command):
     --help shows what is used most and the method's parameters, --help-all the rest, `details` among it.
     """
 
-    def __init__(self, *args: Any, details: str = "", **settings: Any) -> None:
+    def __init__(self, *args: Any, details: str = "", unnamed: str = DEFAULT_METHOD, **settings: Any) -> None:
+        """unnamed: the method where neither one nor a parameter of DeepAFL is named."""
         super().__init__(*args, **settings)
         self.details = details
+        self.unnamed = unnamed
         self.params.append(
             Option(
                 ["--help-all"],
@@ -192,7 +195,9 @@ class MethodCommand(Command):
         words = args[: args.index("--")] if "--" in args else args
         path = _value_of("--config", words)
         table = {} if path is None else config_table(path, self.name or "")
-        ctx.meta[_METHOD] = _value_of("--method", words) or str(table.get("method") or _meant(words, table))
+        ctx.meta[_METHOD] = _value_of("--method", words) or str(
+            table.get("method") or _meant(words, table, self.unnamed)
+        )
         registry.method_class(focus(ctx))
         try:
             return super().parse_args(ctx, args)
@@ -255,15 +260,15 @@ class MethodCommand(Command):
         return click.UsageError(f"No such option: {problem.option_name}.{guess}", ctx)
 
 
-def method_option(group: str) -> Callable[[F], F]:
-    """Decorator: --method."""
+def method_option(group: str, default: str = DEFAULT_METHOD) -> Callable[[F], F]:
+    """Decorator: --method; default: what the command takes where none is named."""
     closed = ", ".join(key for key in method_keys() if not is_gradient(key))
     return option(
         "--method",
-        default=DEFAULT_METHOD,
+        default=default,
         metavar="NAME",
         group=group,
-        help=f"{closed} or a gradient method.",
+        help=f"{closed} or one by gradient.",
     )
 
 
@@ -277,11 +282,13 @@ def preset_option(group: str) -> Callable[[F], F]:
     )
 
 
-def class_weight_option(group: str) -> Callable[[F], F]:
+def class_weight_option(group: str, more: bool = True) -> Callable[[F], F]:
     """Decorator: --class-weight."""
     return option(
         "--class-weight",
         type=Choice(["balanced"]),
+        metavar="HOW",
+        more=more,
         group=group,
         help="balanced: rare classes count as much as frequent ones.  [default: by rows]",
     )
@@ -307,13 +314,13 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _meant(words: list[str], table: Mapping[str, Any]) -> str:
-    """The method where none is named: DeepAFL if a parameter of it is given, else the best by the data."""
-    own, others = (described(registry.method_class(key)) for key in ("deepafl", DEFAULT_METHOD))
+def _meant(words: list[str], table: Mapping[str, Any], unnamed: str) -> str:
+    """The method where none is named: DeepAFL if a parameter of it alone is given, else `unnamed`."""
+    own, others = (described(registry.method_class(key)) for key in (DEFAULT_METHOD, unnamed))
     names = own.keys() - others.keys()
     spelt = {name for key in names for name in _spellings(own[key])}
     given = any(word.partition("=")[0] in spelt for word in words) or bool(names & set(table))
-    return "deepafl" if given else DEFAULT_METHOD
+    return DEFAULT_METHOD if given else unnamed
 
 
 def _spellings(description: Description) -> list[str]:

@@ -13,6 +13,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from fedsolve.backends.devices import find_device
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
 from fedsolve.cli.command import option
@@ -48,7 +49,6 @@ from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
 from fedsolve.gradient.alignment import CHOICES
-from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.watch import Watch, final_accuracy
@@ -83,6 +83,7 @@ train a head on the features or a whole network on the images, round by round.
 
 @click.command(
     cls=MethodCommand,
+    unnamed="auto",
     help=_HELP,
     details=_DETAILS,
     examples=(
@@ -129,7 +130,7 @@ train a head on the features or a whole network on the images, round by round.
     ),
 )
 @click.argument("data", nargs=-1, required=True, metavar="DATA...")
-@method_option(_GROUP)
+@method_option(_GROUP, "auto")
 @preset_option(_GROUP)
 @option("--out", metavar="FILE", group=_GROUP, help="Where to save the model (.safetensors).")
 @option(
@@ -158,7 +159,7 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Sum in secret: only totals are seen (needs fedsolve[privacy]).",
 )
-@class_weight_option(_GROUP)
+@class_weight_option(_GROUP, more=False)
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
 @focused_option(

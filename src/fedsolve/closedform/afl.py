@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedsolve.backends import kernels_on
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
 from fedsolve.closedform.fold_sums import KEY, added, choose_ridge_by_folds, fold_count, fold_sums
@@ -33,6 +34,7 @@ from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 KIND = "afl"
+SUMS = ("gram", "cross", "label_square")
 
 
 @register(
@@ -54,7 +56,7 @@ class AFL(Method[LinearModel]):
     additive: ClassVar[frozenset[str]] = frozenset(
         f"{fold}{name}"
         for fold in ("", *(f"fold{number}." for number in range(fold_count(1))))
-        for name in ("gram", "cross", "label_square")
+        for name in SUMS
     )
 
     ridge: float | Literal["auto"] = parameter(
@@ -111,19 +113,20 @@ class AFL(Method[LinearModel]):
             raise DataError("all sample weights are zero; at least one row must count.")
         if spec.classes is not None:
             check_classes(int(np.sum(total["label_square"] > 0)))
-        gram, cross = total["gram"], total["cross"]
+        kernels = kernels_on(spec.device)
+        gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
         intercept = np.zeros(spec.outputs)
         if self.intercept:
             weight = float(total["weight"][0])
             if weight <= 0:
                 raise DataError("all sample weights are zero; at least one row must count.")
             mean, target = total["feature"] / weight, total["target"] / weight
-            gram = gram - weight * np.outer(mean, mean)
-            cross = cross - weight * np.outer(mean, target)
-            solution = ridge_solve(gram, cross, self.ridge)
+            gram = gram - kernels.array(weight * np.outer(mean, mean))
+            cross = cross - kernels.array(weight * np.outer(mean, target))
+            solution = kernels.host(ridge_solve(gram, cross, self.ridge))
             intercept = target - mean @ solution
         else:
-            solution = ridge_solve(gram, cross, self.ridge)
+            solution = kernels.host(ridge_solve(gram, cross, self.ridge))
         return LinearModel(solution, intercept, spec.classes, preparation, self.parameters())
 
 
@@ -162,8 +165,10 @@ class AFLRun(Run[LinearModel]):
         risk = None
         if not settled.intercept:
             assert settled.ridge != "auto"
-            sums = whole["gram"], whole["cross"], whole["label_square"]
-            risk = regularised_risk(self._model.weight, *sums, settled.ridge)
+            kernels = kernels_on(self.spec.device)
+            weight = kernels.array(self._model.weight)
+            gram, cross, label_square = (whole.on(kernels, name) for name in SUMS)
+            risk = regularised_risk(weight, gram, cross, label_square, settled.ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",), metrics=compared)
 
     def model(self) -> LinearModel:
@@ -194,14 +199,15 @@ class AFLRun(Run[LinearModel]):
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
     check_opening(data, memory.chain)
-    sums = Accumulator(memory.workspace, np.float64)
+    kernels = memory.kernels
+    sums = Accumulator(memory.workspace, np.float64, kernels)
     folds, intercept = request.note.get("folds"), request.note["intercept"]
     if folds is None:
-        _add(sums, cached_rows(data, memory, np.float64), intercept)
+        _add(sums, cached_rows(data, memory, np.float64, kernels), intercept)
     else:
         numbers = fold_numbers(data.marks(KEY), folds)
         for fold in range(folds):
-            rows = Rows(data.taking(numbers == fold), memory.chain, np.float64)
+            rows = Rows(data.taking(numbers == fold), memory.chain, np.float64, kernels)
             _add(sums, rows, True, f"fold{fold}.")
     term = sums.finish()
     term.counts["rows"] = len(data)
@@ -211,21 +217,21 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
 def _add(sums: Accumulator, rows: Rows, intercept: bool, prefix: str = "") -> None:
     """Declare the sums of some rows under their names, and add them up."""
     width = rows.width
-    gram, cross, square = (f"{prefix}{name}" for name in ("gram", "cross", "label_square"))
+    gram, cross, square = (f"{prefix}{name}" for name in SUMS)
     sums.declare(gram, (width, width), symmetric=True)
     sums.declare(cross, (width, rows.outputs))
     sums.declare(square, (rows.outputs,))
     if intercept:
         for name, size in (("weight", 1), ("feature", width), ("target", rows.outputs)):
             sums.declare(f"{prefix}{name}", (size,))
-    for span in chunks(len(rows), width):
+    for span in chunks(len(rows), width, rows.kernels):
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
         sums.add_gram(gram, features)
         sums.add_product(cross, features, targets)
-        sums.add(square, np.sum(targets**2, axis=0))
+        sums.add(square, (targets**2).sum(axis=0))
         if intercept:
-            root = rows.weighted(span, np.ones((len(features), 1)))
-            sums.add(f"{prefix}weight", np.sum(root**2, axis=0))
+            root = rows.ones(span)
+            sums.add(f"{prefix}weight", (root**2).sum(axis=0))
             sums.add(f"{prefix}feature", (root.T @ features)[0])
             sums.add(f"{prefix}target", (root.T @ targets)[0])

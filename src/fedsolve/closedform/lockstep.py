@@ -134,6 +134,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             memory.scratch,
             memory.name,
             memory.states,
+            memory.device,
         )
         arrays: dict[str, Array] = with_prefix(dict(request.arrays), f"{name}.")
         own = Request(
