@@ -50,8 +50,8 @@ FOLDS = 5
 MANY = 4_000
 """Rows from which on one fold is held out instead of every one in turn."""
 
-TRIAL_ROWS = 20_000
-"""About how many rows a trial takes where there are more; as many again decide at most."""
+TRIAL_ROWS = 8_000
+"""About how many rows a trial takes where there are more; half as many again are held out to compare."""
 
 _TOLERANCE = 0.5
 _ROWS_AT_ONCE = 16384
