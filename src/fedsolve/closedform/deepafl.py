@@ -62,7 +62,12 @@ WIDEST = 1024
 
 def fitting_width(rows: int) -> int:
     """The width for so many rows, a quarter of them: a power of two from 64 to 1024."""
-    return int(min(WIDEST, max(64, 2 ** round(math.log2(max(rows, 1) / 4)))))
+    return min(WIDEST, max(64, _power(rows / 4)))
+
+
+def _power(number: float) -> int:
+    """The power of two nearest to a number, by their ratio."""
+    return 2 ** max(0, round(math.log2(max(number, 1.0))))
 
 
 @register(
@@ -158,6 +163,13 @@ class DeepAFL(Method[DeepModel]):
         if layers == "auto" or ridge == "auto" or residual_ridge == "auto":
             raise DataError("parameters that are 'auto' are chosen by a run over all candidates.")
         return layers, ridge, residual_ridge
+
+    def scaled(self, share: float) -> DeepAFL:
+        """This network for a share of the rows: as many rows for each feature, penalties as strong."""
+        _, ridge, residual_ridge = self.numbers()
+        assert self.width != "auto"
+        width = min(self.width, max(64, _power(self.width * share)))
+        return replace(self, width=width, ridge=ridge * share, residual_ridge=residual_ridge * share)
 
     def candidates(self, spec: Spec, rows: int) -> list[DeepAFL]:
         """What is tried where a parameter is "auto": `CANDIDATES`, as far as settings are not given."""
