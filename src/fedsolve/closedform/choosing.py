@@ -7,9 +7,9 @@
 
 Folds are chosen by the content of rows (`fedsolve.held_out`), so that the choice is the same however rows are
 divided among clients. Of many rows a trial takes some, and a candidate that can be made smaller is tried in
-that proportion (`scaled`): as many rows for each of its features, as strong penalties beside them. A candidate
-with a classifier after every layer is compared after each, which chooses the number of layers in the same
-exchange. Preparation by a schema is by all rows: means and deviations know of the rows held out, labels of
+that proportion (`scaled`): as many rows for each of its features, as strong penalties beside them. One with a
+classifier after every layer is compared after each, which chooses the number of layers in the same exchange.
+Preparation by a schema is by all rows: means and deviations know of the rows held out, labels of
 them do not enter.
 
 Of classes, the fewest mistakes count first; candidates within half a standard error of the fewest count as

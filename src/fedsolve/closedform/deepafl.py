@@ -67,7 +67,7 @@ def fitting_width(rows: int) -> int:
 
 def _power(number: float) -> int:
     """The power of two nearest to a number, by their ratio."""
-    return 2 ** max(0, round(math.log2(max(number, 1.0))))
+    return 1 << max(0, round(math.log2(max(number, 1.0))))
 
 
 @register(
