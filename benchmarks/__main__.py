@@ -268,6 +268,50 @@ def _masks(json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(measured, indent=1) + "\n")
 
 
+@main.command("heads")
+@_json
+@click.option(
+    "--data",
+    "data_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="npz with x_train, y_train, x_test, y_test (scale, offset); without it, only --figure of --json.",
+)
+@click.option("--clients", default=100, show_default=True)
+@click.option("--alpha", default=0.1, show_default=True, help="Dirichlet concentration; 0 is IID.")
+@click.option("--memory", default=4.0, show_default=True, help="GB that all clients together may keep.")
+@click.option("--only", multiple=True, help="Rows by name; all but those of 32,768 landmarks.")
+@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw all rows of --json.")
+def _heads(
+    json_path: Path | None,
+    data_path: Path | None,
+    clients: int,
+    alpha: float,
+    memory: float,
+    only: tuple[str, ...],
+    figure: Path | None,
+) -> None:
+    """Methods for frozen features beside each other; rows of --json that are not measured again stay."""
+    from benchmarks import heads
+
+    unknown = sorted(set(only) - heads.ENTRIES.keys())
+    if unknown:
+        raise click.UsageError(f"no row is called '{unknown[0]}'; known are {', '.join(heads.ENTRIES)}.")
+    kept: dict[str, Any] = {}
+    if json_path is not None and json_path.exists():
+        kept = json.loads(json_path.read_text())
+    if data_path is not None:
+        found = heads.measure(_rows(data_path, None), clients, alpha, only, memory)
+        rows = {**kept.get("rows", {}), **found["rows"]}
+        kept = found | {"rows": {name: rows[name] for name in heads.ENTRIES if name in rows}}
+    if not kept:
+        raise click.UsageError("give --data to measure, or --json with rows that were.")
+    heads.show(Console(width=140, highlight=False, markup=False), kept)
+    if json_path is not None:
+        json_path.write_text(json.dumps(kept, indent=1) + "\n")
+    if figure is not None:
+        heads.draw(kept, figure)
+
+
 @main.command("fashion-mnist", add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def _fashion_mnist(words: tuple[str, ...]) -> None:

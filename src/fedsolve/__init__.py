@@ -16,6 +16,8 @@ from fedsolve.closedform.apfl import APFL
 from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.kernel_afl import KernelAFL
+from fedsolve.closedform.softmax import Softmax
 from fedsolve.data import partitions as partition
 from fedsolve.errors import (
     CohortError,
@@ -57,6 +59,7 @@ __all__ = [
     "Described",
     "FedsolveError",
     "FlowerFederation",
+    "KernelAFL",
     "LocalFederation",
     "LocalScores",
     "Model",
@@ -65,6 +68,7 @@ __all__ = [
     "Part",
     "Participant",
     "Schema",
+    "Softmax",
     "TermError",
     "__version__",
     "gradient",

@@ -11,6 +11,8 @@ import click
 
 import fedsolve.closedform.auto
 import fedsolve.closedform.cascade
+import fedsolve.closedform.kernel_afl
+import fedsolve.closedform.softmax
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
 from fedsolve.cli.command import LAST, Choice, Command, F, Option, option
@@ -268,7 +270,7 @@ def method_option(group: str, default: str = DEFAULT_METHOD) -> Callable[[F], F]
         default=default,
         metavar="NAME",
         group=group,
-        help=f"{closed} or one by gradient.",
+        help=f"{closed}, ...",
     )
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fedsolve.cli.output import percent, table
 
-_TOLD = ("scale", "gain", "ridge", "residual_ridge", "width")
+_TOLD = ("scale", "gain", "ridge", "residual_ridge", "width", "bandwidth", "landmarks")
 
 
 def tried_table(tried: Sequence[Mapping[str, Any]]) -> Table:

@@ -19,6 +19,7 @@ from fedsolve.backends import kernels_on
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
 from fedsolve.closedform.fold_sums import KEY, added, choose_ridge_by_folds, fold_count, fold_sums
+from fedsolve.closedform.linear_heads import HEADS, solve_head
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
@@ -52,7 +53,7 @@ class AFL(Method[LinearModel]):
     """Parameters of AFL; a ridge of 0 is the paper after its regulariser is removed."""
 
     key: ClassVar[str] = "afl"
-    friendly: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True}
+    friendly: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True, "head": "ridge"}
     additive: ClassVar[frozenset[str]] = frozenset(
         f"{fold}{name}"
         for fold in ("", *(f"fold{number}." for number in range(fold_count(1))))
@@ -68,6 +69,21 @@ class AFL(Method[LinearModel]):
     scale: Literal["standard", "centred"] | None = parameter(
         None, "Standardise or centre features: one exchange more."
     )
+    head: str = parameter("ridge", "What is solved from the same sums.", choices=HEADS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head != "ridge" and self.intercept:
+            raise DataError(f"the head '{self.head}' has its own intercept; leave intercept=True out.")
+        if self.head != "ridge" and self.ridge == "auto":
+            raise DataError(f"ridge='auto' is for the head 'ridge'; give one for the head '{self.head}'.")
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name; the head that AFL always had goes without saying, as in older files."""
+        values = super().parameters()
+        if self.head == "ridge":
+            del values["head"]
+        return values
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)
@@ -116,7 +132,12 @@ class AFL(Method[LinearModel]):
         kernels = kernels_on(spec.device)
         gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
         intercept = np.zeros(spec.outputs)
-        if self.intercept:
+        if self.head != "ridge":
+            if spec.classes is None:
+                raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
+            sums = total["gram"], total["cross"], total["label_square"]
+            solution, intercept = solve_head(self.head, *sums, self.ridge)
+        elif self.intercept:
             weight = float(total["weight"][0])
             if weight <= 0:
                 raise DataError("all sample weights are zero; at least one row must count.")
@@ -163,7 +184,7 @@ class AFLRun(Run[LinearModel]):
         settled, whole, compared = self.method.settled(total, self.spec)
         self._model = settled._solve(whole, self.spec, self.preparation)
         risk = None
-        if not settled.intercept:
+        if not settled.intercept and settled.head == "ridge":
             assert settled.ridge != "auto"
             kernels = kernels_on(self.spec.device)
             weight = kernels.array(self._model.weight)
@@ -197,13 +218,17 @@ class AFLRun(Run[LinearModel]):
 
 @step(KIND)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
-    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
+    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted.
+
+    Where asked for, also the rows of each class that count at all.
+    """
     check_opening(data, memory.chain)
     kernels = memory.kernels
     sums = Accumulator(memory.workspace, np.float64, kernels)
     folds, intercept = request.note.get("folds"), request.note["intercept"]
     if folds is None:
-        _add(sums, cached_rows(data, memory, np.float64, kernels), intercept)
+        rows = cached_rows(data, memory, np.float64, kernels)
+        _add(sums, rows, intercept)
     else:
         numbers = fold_numbers(data.marks(KEY), folds)
         for fold in range(folds):
@@ -211,6 +236,10 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             _add(sums, rows, True, f"fold{fold}.")
     term = sums.finish()
     term.counts["rows"] = len(data)
+    if request.note.get("class_rows") and rows.codes is not None:
+        weights = data.own_weights()
+        counted = rows.codes if weights is None else rows.codes[weights > 0]
+        term.arrays["class_rows"] = np.bincount(counted, minlength=rows.outputs).astype(np.float64)
     return term
 
 

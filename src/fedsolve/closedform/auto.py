@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from fedsolve.closedform.afl import AFL
-from fedsolve.closedform.choosing import ChoosingRun
+from fedsolve.closedform.choosing import MANY, ChoosingRun
 from fedsolve.closedform.deepafl import WIDEST, DeepAFL
+from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
 from fedsolve.closedform.projections import projection_agreement
+from fedsolve.closedform.softmax import Softmax
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.method import Method
@@ -44,7 +46,45 @@ def _deep(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
     return [*open_.candidates(spec, rows)]
 
 
-CANDIDATES: dict[str, Candidates] = {"afl": _linear, "deepafl": _deep}
+def _softmax(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
+    if spec.classes is None:
+        return []
+    # Columns of unit variance have a square sum of one for each row: penalties in proportion to the rows.
+    ridges = (0.001 * rows, 0.01 * rows) if rows < MANY else (None,)
+    made = [Softmax(scale="standard", ridge=ridge) for ridge in ridges]
+    return [*made, *([Softmax()] if rows >= MANY else [])]
+
+
+def _kernel(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
+    if rows >= MANY:
+        plain = [KernelAFL(ridge=ridge, seed=seed) for ridge in (0.03, 0.3)]
+        return [*plain, KernelAFL(scale="standard", ridge=0.03, seed=seed)]
+    # Half as many landmarks as rows: few enough to be solved at once.
+    count = min(DIRECT_LANDMARKS, max(256, 1 << (max(rows, 2) // 2 - 1).bit_length()))
+    return [
+        KernelAFL(landmarks=count, scale=scale, bandwidth=bandwidth, ridge=ridge, seed=seed)
+        for scale, bandwidth, ridge in KERNELS
+    ]
+
+
+KERNELS: tuple[tuple[Literal["standard"] | None, float, float], ...] = (
+    ("standard", 0.1, 0.03),
+    ("standard", 0.3, 0.03),
+    ("standard", 0.3, 0.3),
+    ("standard", 1.0, 0.03),
+    ("standard", 1.0, 0.3),
+    ("standard", 3.0, 0.03),
+    (None, 1.0, 0.03),
+    (None, 1.0, 0.3),
+)
+"""Scale, bandwidth and ridge of the kernel machines that are tried where rows are few."""
+
+CANDIDATES: dict[str, Candidates] = {
+    "afl": _linear,
+    "softmax": _softmax,
+    "kernelafl": _kernel,
+    "deepafl": _deep,
+}
 """What is tried, the cheapest first."""
 
 

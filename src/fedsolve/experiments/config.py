@@ -16,6 +16,7 @@ from typing import Any
 from fedsolve import container
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import build, parameter_names
+from fedsolve.federation.method import Method
 
 SCHEME = 2
 """Raised when the same description would give another result; older cells then count as missing."""
@@ -280,7 +281,8 @@ def _parameters(dataset: DatasetSpec, method: MethodSpec, grid: Mapping[str, Any
         built = build(method.algorithm, shared | dict(method.parameters) | dict(grid))
     except DataError as problem:
         raise DataError(f"{method.name}: {problem}") from problem
-    parameters = dataclasses.asdict(built)
+    own = isinstance(built, Method)  # comparisons are plain dataclasses
+    parameters: dict[str, Any] = built.parameters() if own else dataclasses.asdict(built)
     parameters.pop("seed", None)
     layers = parameters.get("layers")
     for depth in method.depths:

@@ -69,7 +69,11 @@ class Run(ABC, Generic[M]):
 
     Everything a run knows is in `chain`, `history` and what `stored` gives, so that saving, loading and
     resuming are the same few lines for every method. By default a run stores its own attributes.
+
+    transient: names of attributes that can be made again and are not stored.
     """
+
+    transient: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, method: Method[M], spec: Spec) -> None:
         self.method = method
@@ -98,7 +102,7 @@ class Run(ABC, Generic[M]):
 
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The run's own state as named arrays and a note; by default its attributes."""
-        own = {name: value for name, value in vars(self).items() if name not in _BASE}
+        own = {name: value for name, value in vars(self).items() if name not in _BASE | self.transient}
         return attributes.to_parts(own, f"the run {type(self).__name__}")
 
     def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
