@@ -244,7 +244,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     trained = next((tried.method for tried in model.tried if tried.chosen), method.key)
     document = {
         "method": trained,
-        "parameters": getattr(model, "parameters", None) or method.parameters(),
+        "parameters": _settings(method, model),
         **_counts(data, federation, split, spec),
         **_traffic(model),
         "secure": given["secure"],
@@ -262,6 +262,12 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     output.result(document, lambda page: _show(page, document))
     for doubt in document["warnings"]:
         output.warn(doubt)
+
+
+def _settings(method: Method[Any], model: Model) -> dict[str, Any]:
+    """The parameters that were trained with: of what was chosen, the choice."""
+    chosen = None if isinstance(method, GradientMethod) else getattr(model, "parameters", None)
+    return chosen or method.parameters()
 
 
 def _doubts(

@@ -27,7 +27,7 @@ from fedsolve.backends import kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
-from fedsolve.closedform.choosing import ChoosingRun
+from fedsolve.closedform.choosing import MANY, ChoosingRun
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
 from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.moments import Preparation
@@ -57,6 +57,8 @@ CANDIDATES: tuple[dict[str, Any], ...] = (
 """Settings that are tried. The first is taken where rows are too few to try anything."""
 
 MOST_LAYERS = 8
+MORE_LAYERS = 16
+"""Layers that are tried, and those where rows are many: there every candidate was best with all of eight."""
 WIDEST = 1024
 
 
@@ -175,7 +177,8 @@ class DeepAFL(Method[DeepModel]):
         """What is tried where a parameter is "auto": `CANDIDATES`, as far as settings are not given."""
         made = []
         for settings in CANDIDATES:
-            values = {**settings, "layers": MOST_LAYERS, "width": fitting_width(rows)}
+            layers = MOST_LAYERS if rows < MANY else MORE_LAYERS
+            values = {**settings, "layers": layers, "width": fitting_width(rows)}
             open_ = {name: value for name, value in values.items() if getattr(self, name) == "auto"}
             candidate = replace(self, **open_)
             if candidate not in made:
