@@ -50,7 +50,7 @@ def test_every_registered_method_keeps_the_laws(key: str) -> None:
 def test_closed_forms_declare_that_the_partition_does_not_matter() -> None:
     laws = {key: registry.method_class(key).laws.partition for key in OURS}  # type: ignore[attr-defined]
     invariant = {key: law for key, law in laws.items() if law is not None}
-    assert set(invariant) == {"afl", "apfl", "cascade", "deepafl", "kernelafl", "softmax"}
+    assert set(invariant) == {"afl", "apfl", "auto", "cascade", "deepafl", "kernelafl", "softmax"}
     assert max(invariant.values()) <= 1e-9
 
 

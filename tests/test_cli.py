@@ -214,7 +214,7 @@ def test_secure_training_gives_the_same_model_and_says_so(files):
 
 
 def test_warnings_are_single_lines(files):
-    result = fedsolve("train", files / "digits.npz", "--method", "afl", "--no-calibrate")
+    result = fedsolve("train", files / "digits.npz", "--method", "afl", "--ridge", 0, "--no-calibrate")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: the system of width 64 is singular")
     assert result.stderr.count("\n") == 1
@@ -469,7 +469,7 @@ BAD_WORDS = {
     ),
     "unknown option": (("--depth", "3"), 2, "No such option"),
     "unknown method": (("--method", "sgd"), 2, "unknown method 'sgd'"),
-    "negative ridge": (("--ridge", "-1"), 2, "ridge must be a finite number >= 0; got -1.0"),
+    "negative ridge": (("--ridge", "-1"), 2, "ridge must be 'auto' or a finite number >= 0; got -1.0"),
     "unknown activation": (("--activation", "swish"), 2, "activation must be 'none', 'gelu'"),
     "no participation": (("--participation", "0"), 2, "participation must be a number in (0, 1]; got 0.0"),
     "no clients": (("--clients", "0"), 2, "clients must be at least 1; got 0"),

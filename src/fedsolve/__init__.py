@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedsolve import gradient, privacy
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.apfl import APFL
+from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.closedform.kernel_afl import KernelAFL
@@ -65,6 +66,7 @@ __all__ = [
     "APFL",
     "AFLClassifier",
     "AFLRegressor",
+    "Auto",
     "Calibrated",
     "CalibrationWarning",
     "Cascade",

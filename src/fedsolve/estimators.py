@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal, Self, TypeVar
@@ -24,9 +25,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fedsolve.calibration import LEAST_ROWS, Calibration, fitted, project_to_simplex
-from fedsolve.checks import check_arrays
+from fedsolve.checks import check_arrays, check_choice
 from fedsolve.closedform.afl import AFL
-from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.deepafl import CHOSEN, DeepAFL
 from fedsolve.closedform.kernel_afl import KernelAFL
 from fedsolve.closedform.kernel_model import KernelModel
 from fedsolve.closedform.predictors import DeepModel, LinearModel
@@ -34,9 +35,11 @@ from fedsolve.closedform.softmax import Softmax
 from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.container import Array
 from fedsolve.errors import CalibrationWarning, DataError
-from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.described import balanced_weights
+from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.messages import Total
-from fedsolve.held_out import held_out
+from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.held_out import held_out, row_marks
 from fedsolve.labels import encode_labels, plain_labels
 from fedsolve.model import Model
 from fedsolve.schema import Column, Schema
@@ -59,6 +62,15 @@ _SHARE, _KEY = 0.2, "calibration"
 """Which rows are held out for the probabilities."""
 
 M = TypeVar("M", bound=Model)
+
+
+class _Silo(ClientData):
+    """Rows of one silo, counted from any point; which fold a row is in does not depend on that."""
+
+    given: Array
+
+    def marks(self, key: int | str = 0) -> Array:
+        return row_marks(self.given, self.labels, key)
 
 
 # -- what is predicted: classes or numbers ---------------------------------------------------------
@@ -105,16 +117,20 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Predictions from scores (rows, outputs)."""
 
     def _silo(
-        self, features: Array, targets: Array, weights: Array | None, classes: Array | None = None
+        self,
+        features: Array,
+        targets: Array,
+        weights: Array | None,
+        classes: Array | None = None,
+        given: Array | None = None,
     ) -> LocalFederation:
-        """All rows in the hands of one client."""
-        return LocalFederation.from_arrays(
-            features,
-            targets,
-            np.zeros(len(features), dtype=np.intp),
+        """All rows in the hands of one client; `given`: the features before they were moved."""
+        rows = _Silo(features, targets, weights=weights)
+        rows.given = features if given is None else given
+        return LocalFederation(
+            [Participant("client-0", rows, memory_budget=LOCAL_MEMORY)],
             classes=None if classes is None else classes.tolist(),
             task=self._task,
-            sample_weight=weights,
         )
 
 
@@ -123,6 +139,7 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     _task = "classification"
     calibrate: bool
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
     _too_few = False
 
     @property
@@ -178,7 +195,9 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         if np.count_nonzero(counted) >= LEAST_ROWS:
             kept = None if weights is None else weights[~apart]
             try:
-                other = clone(self)._train(features[~apart], labels[~apart], kept, classes)
+                # What was chosen for all rows is not chosen again.
+                other = clone(self).set_params(**self._chosen())
+                other._train(features[~apart], labels[~apart], kept, classes)
             except DataError:  # a class of which all rows are held out
                 pass
             else:
@@ -191,11 +210,29 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self.model_.calibration = Calibration(*found, _SHARE, _KEY, int(np.count_nonzero(counted)))
         return self
 
+    def _chosen(self) -> dict[str, Any]:
+        """The settings that were left to be chosen, as they were."""
+        auto = [name for name, value in self.get_params(deep=False).items() if value == "auto"]
+        return {name: self.model_.parameters[name] for name in auto}  # type: ignore[attr-defined]
+
+    def _weighed(self, labels: Array, weights: Array | None) -> Array | None:
+        """The weights of the rows, times those of their classes where classes are balanced."""
+        if self.class_weight is None:
+            return weights
+        classes, codes = np.unique(labels, return_inverse=True)
+        if isinstance(self.class_weight, Mapping):
+            per_class = np.array([float(self.class_weight.get(name, 1.0)) for name in classes.tolist()])
+        else:
+            check_choice("class_weight", self.class_weight, (None, "balanced"))
+            per_class = balanced_weights(np.bincount(codes, weights).astype(np.float64))
+        by_class = per_class[codes]
+        return by_class if weights is None else by_class * weights
+
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
         """Features, labels and weights of a whole training set."""
         features, y = validate_data(self, X, y, dtype=_REAL)
         labels = _labels(y)
-        weights = _weights(features, labels, sample_weight)
+        weights = self._weighed(labels, _weights(features, labels, sample_weight))
         left = np.unique(labels if weights is None else labels[weights > 0])
         if len(left) < 2:
             raise DataError(
@@ -245,7 +282,7 @@ class _Linear(_Estimator):
     _total: Total
     _origin: Array | None
 
-    def __init__(self, *, ridge: float = 1.0, fit_intercept: bool = True) -> None:
+    def __init__(self, *, ridge: float | Literal["auto"] = "auto", fit_intercept: bool = True) -> None:
         self.ridge = ridge
         self.fit_intercept = fit_intercept
 
@@ -264,15 +301,18 @@ class _Linear(_Estimator):
                 f"fit_intercept became {method.intercept} between two partial fits, but the sums of the rows "
                 f"so far are for {not method.intercept}. Set it back, or call fit with all rows."
             )
-        origin = None
+        origin, given = None, features
         if method.intercept:
             # Sums about a point amid the data lose no digits to columns far from zero, and with an
             # intercept the solution does not depend on that point.
             features = features.astype(np.float64)
             origin = np.average(features, axis=0, weights=weights) if first else self._origin
             features -= origin
-        silo = self._silo(features, targets, weights, classes)
-        total, spec = method.collect(silo), silo.describe()
+        silo = self._silo(features, targets, weights, classes, given)
+        # A ridge may be given after one was chosen: the sums stay by fold.
+        folded = not first and "gram" not in self._total.term.arrays
+        collector = replace(method, ridge="auto") if folded else method
+        total, spec = collector.collect(silo), silo.describe()
         if not first:
             term = self._total.term + total.term
             term.mirror()
@@ -293,19 +333,20 @@ class _Deep(_Estimator):
 
     def __init__(
         self,
-        layers: int = 5,
+        layers: int | Literal["auto"] = "auto",
         *,
-        width: int = 256,
+        width: int | Literal["auto"] = "auto",
         hidden_width: int | None = None,
-        ridge: float = 10.0,
-        residual_ridge: float = 1.0,
+        ridge: float | Literal["auto"] = "auto",
+        residual_ridge: float | Literal["auto"] = "auto",
         activation: str = "gelu",
         zero_activation: str = "tanh",
-        gain: float = 1.0,
+        gain: float | Literal["auto"] = "auto",
         block_input: Literal["previous", "initial"] = "previous",
-        scale: Literal["standard"] | None = "standard",
+        scale: Literal["standard", "centred", "auto"] | None = "auto",
         fit_intercept: bool = True,
         precision: Literal["float64", "float32"] = "float64",
+        preset: Literal["paper"] | None = None,
         random_state: Any = 0,
     ) -> None:
         self.layers = layers
@@ -320,6 +361,7 @@ class _Deep(_Estimator):
         self.scale = scale
         self.fit_intercept = fit_intercept
         self.precision = precision
+        self.preset = preset
         self.random_state = random_state
 
     def staged_predict(self, X: Any) -> Array:
@@ -335,7 +377,12 @@ class _Deep(_Estimator):
 
     def _method(self) -> DeepAFL:
         parameters = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
-        parameters.pop("calibrate", None)
+        for name in ("calibrate", "class_weight"):
+            parameters.pop(name, None)
+        check_choice("preset", preset := parameters.pop("preset"), (None, "paper"))
+        if preset == "paper":
+            papers = DeepAFL().parameters()
+            parameters |= {name: papers[name] for name in CHOSEN if parameters[name] == "auto"}
         return DeepAFL(
             intercept=bool(parameters.pop("fit_intercept")),
             seed=_seed(parameters.pop("random_state")),
@@ -349,18 +396,27 @@ class _Deep(_Estimator):
 class AFLClassifier(_Classifier, _Linear):
     """Linear classifier by least squares on one-hot labels, exact in one pass: AFL over one silo.
 
-    ridge:         penalty on the weights, not on the intercept. 1.0, as in scikit-learn's
-                   `RidgeClassifier`, keeps small and collinear tables solvable; the paper's is 0.
+    ridge:         penalty on the weights, not on the intercept. "auto" takes the one with the least k-fold
+                   error, exactly, from sums of the same pass; the paper's is 0.
     fit_intercept: centre features and labels by their sums, since tables seldom pass through the
                    origin. The paper has no intercept: it starts from a backbone's features.
+    class_weight:  "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
     calibrate:     hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`, `coef_`,
     `intercept_`, `n_features_in_`, `feature_names_in_`.
     """
 
-    def __init__(self, *, ridge: float = 1.0, fit_intercept: bool = True, calibrate: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        ridge: float | Literal["auto"] = "auto",
+        fit_intercept: bool = True,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        calibrate: bool = True,
+    ) -> None:
         super().__init__(ridge=ridge, fit_intercept=fit_intercept)
+        self.class_weight = class_weight
         self.calibrate = calibrate
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -376,6 +432,11 @@ class AFLClassifier(_Classifier, _Linear):
         classes: all that will ever come; needed in the first call. Only sums are kept, so memory
         does not grow with the number of batches.
         """
+        if self.class_weight is not None:
+            raise DataError(
+                "class_weight='balanced' needs the counts of all rows, which partial_fit does not have yet. "
+                "Use fit, or pass sample_weight."
+            )
         first = not hasattr(self, "model_")
         declared = self._declared(classes, first)
         features, y = validate_data(self, X, y, dtype=_REAL, reset=first)
@@ -443,17 +504,17 @@ class DeepAFLClassifier(_Classifier, _Deep):
     activation:     of the blocks; zero_activation: of the first projection.
     gain:           factor on the blocks' random projections.
     block_input:    "previous" or "initial": which features a block starts from.
-    scale:          "standard" standardises columns by their sums; None leaves them as they are.
+    scale:          "standard" standardises columns by their sums, "centred" centres them; None leaves them.
     fit_intercept:  centre features and labels by their sums.
     precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
     calibrate:      hold a fifth of the rows out to calibrate `predict_proba`, then learn from all.
 
-    The defaults are for unscaled tables of some hundred to some thousand rows. Columns are
-    standardised because the first activation saturates on large values; width 256 takes a fraction
-    of a second; and the penalties are stronger than `fedsolve.DeepAFL`'s (1 and 0.01 at width 1024,
-    meant for tens of thousands of backbone features), under which small tables are learned by heart.
+    layers, width, ridge, residual_ridge, gain and scale are "auto": settings are compared on rows held out,
+    and the best are trained on all rows; `model_.parameters` has what was chosen and `model_.tried` the
+    table. preset="paper" takes the paper's values instead, those of `fedsolve.DeepAFL`.
+    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`,
     `n_features_in_`, `feature_names_in_`.
@@ -461,19 +522,21 @@ class DeepAFLClassifier(_Classifier, _Deep):
 
     def __init__(
         self,
-        layers: int = 5,
+        layers: int | Literal["auto"] = "auto",
         *,
-        width: int = 256,
+        width: int | Literal["auto"] = "auto",
         hidden_width: int | None = None,
-        ridge: float = 10.0,
-        residual_ridge: float = 1.0,
+        ridge: float | Literal["auto"] = "auto",
+        residual_ridge: float | Literal["auto"] = "auto",
         activation: str = "gelu",
         zero_activation: str = "tanh",
-        gain: float = 1.0,
+        gain: float | Literal["auto"] = "auto",
         block_input: Literal["previous", "initial"] = "previous",
-        scale: Literal["standard"] | None = "standard",
+        scale: Literal["standard", "centred", "auto"] | None = "auto",
         fit_intercept: bool = True,
         precision: Literal["float64", "float32"] = "float64",
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        preset: Literal["paper"] | None = None,
         random_state: Any = 0,
         calibrate: bool = True,
     ) -> None:
@@ -490,8 +553,10 @@ class DeepAFLClassifier(_Classifier, _Deep):
             scale=scale,
             fit_intercept=fit_intercept,
             precision=precision,
+            preset=preset,
             random_state=random_state,
         )
+        self.class_weight = class_weight
         self.calibrate = calibrate
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

@@ -34,7 +34,7 @@ MODEL_VERSION = 2
 
 _PREPARING = "preparing."
 _CALIBRATIONS = ("calibration", "own_calibration")
-_BASE = {"features", "classes", "outputs", "history", "schema", "preparing", "card", *_CALIBRATIONS}
+_BASE = {"features", "classes", "outputs", "history", "schema", "preparing", "card", "tried", *_CALIBRATIONS}
 _FAMILIES: dict[str, type[Model]] = {}
 
 
@@ -48,6 +48,7 @@ class Model(ABC):
     calibration: how scores become probabilities, where rows were held out to learn it (`Calibrated`).
     own_calibration: the same of the models that clients make their own of this one.
     card:      how the model came about, as JSON values for people (`fedsolve info`); only files hold it.
+    tried:     candidates that a choice was made from, with how they did on rows held out; not in the file.
     """
 
     family: ClassVar[str]
@@ -60,6 +61,7 @@ class Model(ABC):
         self.classes = classes
         self.outputs = outputs
         self.history: Sequence[Record] = ()
+        self.tried: Sequence[Any] = ()
         self.schema: Schema | None = None
         self.preparing: TablePreparation | None = None
         self.calibration: Calibration | None = None

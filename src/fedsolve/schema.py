@@ -198,6 +198,7 @@ class Schema:
     columns: in the order of their features; a file may have them in any order.
     label:   the column of the labels. classes: the labels that there are; empty where none are declared.
     client:  the column that names who owns a row.
+    weight:  the column that says how much a row counts in training, a number of at least 0.
     """
 
     columns: tuple[Column, ...] = ()
@@ -205,6 +206,7 @@ class Schema:
     classes: tuple[Any, ...] = ()
     client: str | None = None
     extractor: Extractor | None = None
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -212,7 +214,9 @@ class Schema:
             object.__setattr__(self, "classes", tuple(class_list(self.classes).tolist()))
         if bool(self.columns) == (self.extractor is not None):
             raise DataError("a schema describes the columns of a table, or the features of images.")
-        names = [column.name for column in self.columns] + [n for n in (self.label, self.client) if n]
+        names = [column.name for column in self.columns] + [
+            name for name in (self.label, self.client, self.weight) if name
+        ]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(f"the schema names {_quoted(twice)} more than once; a name says one thing.")
@@ -268,6 +272,7 @@ class Schema:
             "classes": labels_note(self.class_array),
             "client": self.client,
             "extractor": None if self.extractor is None else self.extractor.to_note(),
+            **({} if self.weight is None else {"weight": self.weight}),
         }
 
     @classmethod
@@ -280,6 +285,7 @@ class Schema:
             () if classes is None else tuple(classes.tolist()),
             note["client"],
             None if note["extractor"] is None else Extractor(**note["extractor"]),
+            note.get("weight"),
         )
 
     @cached_property
@@ -309,23 +315,28 @@ class Schema:
         elif self.extractor is not None or other.extractor is not None:
             rows = ("features of images", "columns of a table")
             phrases.append("its rows are {}, there {}".format(*(rows if self.extractor else rows[::-1])))
-        for key in ("label", "classes"):
+        for key in ("label", "classes", "weight"):
             if getattr(self, key) != getattr(other, key):
                 phrases.append(f"{key} is {getattr(self, key)!r}, there {getattr(other, key)!r}")
         return sorted(phrases) or ["the columns are in another order"]
 
     def check_columns(
-        self, names: Iterable[str], labelled: bool = False, extra: Literal["refuse", "ignore"] = "refuse"
+        self,
+        names: Iterable[str],
+        labelled: bool = False,
+        extra: Literal["refuse", "ignore"] = "refuse",
+        weighted: bool = False,
     ) -> None:
         """Refuse a table whose columns do not fit, naming all of them; their order does not matter.
 
-        labelled: whether the label column must be there. extra: what to do about columns of other names.
+        labelled: whether the label column must be there; weighted: whether that of weights must be.
+        extra: what to do about columns of other names.
         """
         there = [str(name) for name in names]
         wanted = [column.name for column in self.used]
-        if labelled and self.label is not None:
-            wanted.append(self.label)
-        known = {column.name for column in self.columns} | {self.label, self.client}
+        for name, needed in ((self.label, labelled), (self.weight, weighted)):
+            wanted += [name] if needed and name is not None else []
+        known = {column.name for column in self.columns} | {self.label, self.client, self.weight}
         strange = [name for name in there if name not in known]
         problems = []
         twice = sorted({name for name in there if there.count(name) > 1})

@@ -151,13 +151,20 @@ def federate(
     if split.kind is not None:
         owners = split.owners(data.labels)
         return LocalFederation.from_arrays(
-            data.features, data.labels, owners, clients=split.clients, workers=workers, schema=schema
+            data.features,
+            data.labels,
+            owners,
+            clients=split.clients,
+            workers=workers,
+            schema=schema,
+            sample_weight=data.weights,
         )
     assert data.owners is not None
     texts = data.owners.astype(str)
     names, owners = np.unique(texts, return_inverse=True)
     dealt = rows_by_client(owners, len(names))
-    deal = Deal(data.features, data.labels, None, schema, *dealt, LOCAL_MEMORY, None, tuple(names.tolist()))
+    clients = tuple(names.tolist())
+    deal = Deal(data.features, data.labels, data.weights, schema, *dealt, LOCAL_MEMORY, None, clients)
     classes = None if schema is None or not schema.classes else schema.classes
     return LocalFederation(deal, workers=workers, classes=classes)
 

@@ -32,12 +32,12 @@ def majority_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
     ]
 
 
-def gap_doubt(train: float, test: float) -> list[str]:
+def gap_doubt(train: float, test: float, where: str = "test rows") -> list[str]:
     """Where the model knows its training rows by heart."""
     if train - test < GAP:
         return []
     return [
-        f"{percent(train)} on training rows but {percent(test)} on test rows: the model has learnt the "
+        f"{percent(train)} on training rows but {percent(test)} on {where}: the model has learnt the "
         "training rows by heart. Use a smaller width, fewer layers or a larger ridge, or more rows."
     ]
 

@@ -148,9 +148,9 @@ class Reader:
             return dataclasses.replace(found, schema=schema)
         if is_address(data) or Path(data).suffix.lower() == ".npz":
             raise DataError(f"{data}: --schema describes the columns of a csv or parquet file.")
-        rows = read_described(data, schema, self._dialect, owned=owned)
+        rows = read_described(data, schema, self._dialect, owned=owned, weighted=True)
         assert rows.labels is not None
-        return Table(rows.features, classlike(rows.labels), rows.owners, data, schema)
+        return Table(rows.features, classlike(rows.labels), rows.owners, data, schema, rows.weights)
 
     def sites(self, files: Sequence[str], schema: Schema | None) -> Table:
         """The rows of several files, each the client of its name; columns are found by name in all of them.
@@ -186,6 +186,9 @@ class Reader:
             np.repeat(owners, [len(table) for table in tables]),
             ", ".join(files),
             tables[0].schema,
+            np.concatenate(weights)
+            if (weights := [t.weights for t in tables if t.weights is not None])
+            else None,
         )
 
     @property
@@ -208,7 +211,8 @@ class Reader:
         kept = [] if keep is None else [name for name in schema.identifiers if name in names]
         kept += [name for name in keep or () if name not in kept]
         rows = read_described(data, schema, self._dialect, labelled=labelled, extra=extra, keep=kept)
-        known = {column.name for column in schema.columns} | {schema.label, schema.client, *kept}
+        told = {schema.label, schema.client, schema.weight, *kept}
+        known = {column.name for column in schema.columns} | told
         strange = [name for name in names if name not in known]
         if strange:
             self._output.warn(
@@ -265,7 +269,7 @@ class Reader:
     def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
         """The schema with the label column of this file, and with those left out that --drop names."""
         used = {column.name for column in schema.used}
-        known = {column.name for column in schema.columns} | {schema.label, schema.client}
+        known = {column.name for column in schema.columns} | {schema.label, schema.client, schema.weight}
         dropped: list[str] = []
         label = schema.label
         try:

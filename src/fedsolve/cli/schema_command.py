@@ -52,6 +52,13 @@ from fedsolve.schema import Extractor, Schema
     help="Column that names each row's owner.  [default: none]",
 )
 @option(
+    "--weight-column",
+    "weight",
+    metavar="NAME",
+    group=READING,
+    help="Column that says how much a row counts in training.  [default: none]",
+)
+@option(
     "--delimiter",
     default="auto",
     metavar="CHAR",
@@ -72,6 +79,7 @@ def schema(
     out: str | None,
     label: str | None,
     client: str | None,
+    weight: str | None,
     backbone: str | None,
     root: str | None,
     as_json: bool,
@@ -92,7 +100,7 @@ def schema(
     elif backbone is not None:
         raise DataError(f"{file}: --backbone is for images, such as folder:PATH.")
     else:
-        proposed = propose(file, label, client, Dialect(**dialect))
+        proposed = propose(file, label, client, Dialect(**dialect), weight=weight)
     if out is not None:
         write_schema(proposed, out)
     document: dict[str, Any] = {
@@ -138,4 +146,6 @@ def _show(page: Console, proposed: Schema) -> None:
         rows.append((proposed.label, "label", classes))
     if proposed.client is not None:
         rows.append((proposed.client, "client", ""))
+    if proposed.weight is not None:
+        rows.append((proposed.weight, "weight", ""))
     page.print(table(("column", "kind", "remark"), rows, left=(0, 1, 2)))

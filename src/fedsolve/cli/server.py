@@ -13,7 +13,13 @@ from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.method_options import MethodCommand, chosen_method, method_option
+from fedsolve.cli.method_options import (
+    MethodCommand,
+    chosen_method,
+    class_weight_option,
+    method_option,
+    weighed,
+)
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
@@ -22,7 +28,6 @@ from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import Calibrated
-from fedsolve.federation.described import Described
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
@@ -123,6 +128,7 @@ PORT = 9092
     group=_RUN,
     help="What the labels are.",
 )
+@class_weight_option(_RUN)
 @option(
     "--state",
     metavar="DIR",
@@ -159,7 +165,8 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
-        method = described_method(method, given)
+        take_schema(given)
+    method = weighed(method, given["schema"], given["class_weight"])
     if given["calibrate"]:
         method = Calibrated(method)
     keys = _keys(ctx, given)
@@ -277,14 +284,13 @@ def class_names(text: str | None) -> list[Any] | None:
     return classes
 
 
-def described_method(method: Method[Any], given: dict[str, Any]) -> Method[Any]:
-    """The method on rows that --schema describes; the schema and its classes become those of the run."""
+def take_schema(given: dict[str, Any]) -> None:
+    """The schema that --schema names, and its classes, become those of the run."""
     schema = given["schema"] = read_schema(given["schema"])
     if given["task"] == "classification" and schema.classes:
         if given["classes"] is not None and set(given["classes"]) != set(schema.classes):
             raise DataError("--classes are not the classes of --schema; leave --classes out.")
         given["classes"] = list(schema.classes)
-    return Described(method, schema)
 
 
 def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:

@@ -44,7 +44,7 @@ def site_rows(given: dict[str, Any], output: Output) -> tuple[ClientData, Schema
         table = reader.rows(given["data"], "train" if parts else None)
         columns = _shown(table.schema)
     _introduce(output, given["name"], table, "test" in parts)
-    return ClientData(table.features, table.labels, schema=schema), columns
+    return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns
 
 
 def _shown(columns: Schema | None) -> Schema | None:

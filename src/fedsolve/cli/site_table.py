@@ -39,7 +39,7 @@ def read_site(data: str, schema: Schema, layout: ColumnLayout) -> DescribedRows:
     # The names are known, so that the delimiter shows by itself.
     dialect = dialect_of(layout, "auto" if layout.delimiter == "," else None)
     try:
-        return read_described(data, schema, dialect)
+        return read_described(data, schema, dialect, weighted=True)
     except DataError as problem:
         faults = _faults(data, schema, dialect)
         raise (DataError(f"{data}: {' '.join(faults)}") if len(faults) > 1 else problem) from problem
@@ -49,7 +49,9 @@ def _faults(data: str, schema: Schema, dialect: Dialect) -> list[str]:
     """What is wrong with a file: names of columns, cells, labels; each would hide those after it."""
     names = file_columns(data, dialect)
     there = tuple(column for column in schema.used if names.count(column.name) == 1)
-    looks: list[Callable[[], Any]] = [lambda: schema.check_columns(names, schema.label is not None)]
+    looks: list[Callable[[], Any]] = [
+        lambda: schema.check_columns(names, schema.label is not None, weighted=True)
+    ]
     if there:
         cells = Schema(there)
         looks.append(lambda: read_described(data, cells, dialect, labelled=False, extra="ignore"))

@@ -15,7 +15,7 @@ This is the server's side; what clients answer is in `kernel_client`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -99,6 +99,13 @@ class KernelAFL(Method[KernelModel]):
             return self.landmarks
         power = 1 << max(0, (max(rows, 1) + 3) // 4 - 1).bit_length()
         return min(max(power, FEWEST), MOST)
+
+    def scaled(self, share: float) -> KernelAFL:
+        """This machine for a share of the rows: as many rows for each landmark, a penalty as strong."""
+        count = (
+            None if self.landmarks is None else min(self.landmarks, max(FEWEST, int(self.landmarks * share)))
+        )
+        return replace(self, landmarks=count, ridge=self.ridge * share)
 
     def direct(self, landmarks: int) -> bool:
         """Whether so many landmarks are solved at once."""

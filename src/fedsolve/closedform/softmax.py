@@ -17,7 +17,7 @@ This is the server's side; what clients answer is in `softmax_client`.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -97,6 +97,10 @@ class Softmax(Method[SoftmaxModel]):
 
     def start(self, spec: Spec) -> SoftmaxRun:
         return SoftmaxRun(self, spec)
+
+    def scaled(self, share: float) -> Softmax:
+        """The same for a share of the rows, with a penalty as strong beside them."""
+        return self if self.ridge is None else replace(self, ridge=self.ridge * share)
 
     def over(self, base: Model) -> SoftmaxOver:
         """The same on what a model makes of its rows, such as the last layer of a DeepAFL."""

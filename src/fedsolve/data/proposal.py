@@ -42,20 +42,22 @@ def propose(
     client: str | None = None,
     dialect: Dialect | None = None,
     rows: int = ROWS,
+    weight: str | None = None,
 ) -> Schema:
     """A schema for a file (csv, gz, parquet, "-") or a table, from its first rows.
 
     label: the column of the labels; found by its usual names when None. client: the column of owners.
+    weight: the column that says how much a row counts.
     """
     if isinstance(table, str | Path):
         try:
-            return _of_texts(_texts(table, dialect or Dialect(), rows), label, client)
+            return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight)
         except DataError as problem:
             raise DataError(f"{'standard input' if str(table) == '-' else table}: {problem}") from problem
-    return _of_texts(_texts(table, dialect or Dialect(), rows), label, client)
+    return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight)
 
 
-def _of_texts(texts: dict[str, Array], label: str | None, client: str | None) -> Schema:
+def _of_texts(texts: dict[str, Array], label: str | None, client: str | None, weight: str | None) -> Schema:
     names = list(texts)
     if label is None:
         lowered = {name.lower(): name for name in reversed(names)}
@@ -65,17 +67,17 @@ def _of_texts(texts: dict[str, Array], label: str | None, client: str | None) ->
                 f"which column is the label? None is called {' or '.join(LABEL_NAMES)}; there are "
                 f"{', '.join(names[:12])}{', ...' * (len(names) > 12)}. Name it (label)."
             )
-    for wanted, what in ((label, "label"), (client, "client")):
+    for wanted, what in ((label, "label"), (client, "client"), (weight, "weight")):
         if wanted is not None and wanted not in names:
             raise DataError(f"no {what} column '{wanted}'.{did_you_mean(wanted, names)}")
     if not names or not len(texts[label]):
         raise DataError("no rows at all. Check the file or the query that made it.")
     labels = texts[label]
-    columns = [_proposed(name, texts[name], labels) for name in names if name not in (label, client)]
+    columns = [_proposed(name, texts[name], labels) for name in names if name not in (label, client, weight)]
     if not any(column.kind not in LEFT_OUT for column in columns):
         told = "; ".join(f"'{column.name}': {column.remark}" for column in columns)
         raise DataError(f"no column looks like one to learn from: {told or 'there is none but the label'}.")
-    return Schema(tuple(columns), label, _classes(labels, label), client)
+    return Schema(tuple(columns), label, _classes(labels, label), client, weight=weight)
 
 
 def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:

@@ -44,7 +44,7 @@ _KEYS = {
 def to_toml(schema: Schema) -> str:
     """The schema as a file, remarks as comments."""
     lines = [_HEAD]
-    for key in ("label", "client"):
+    for key in ("label", "client", "weight"):
         if getattr(schema, key) is not None:
             lines.append(f"{key} = {_text(getattr(schema, key))}")
     if schema.classes:
@@ -122,7 +122,9 @@ def from_toml(text: str) -> Schema:
     except tomllib.TOMLDecodeError as problem:
         raise DataError(f"this is not TOML: {problem}.") from problem
     columns = note.get("columns", {})
-    problems = [*_unknown("the schema", note, ("label", "classes", "client", "columns", "extractor"))]
+    problems = [
+        *_unknown("the schema", note, ("label", "classes", "client", "weight", "columns", "extractor"))
+    ]
     made: list[Column] = []
     if not isinstance(columns, dict):
         problems.append("columns must be tables, such as [columns.age]")
@@ -141,6 +143,7 @@ def from_toml(text: str) -> Schema:
             tuple(note.get("classes", ())),
             note.get("client"),
             _extractor(note["extractor"]) if "extractor" in note else None,
+            note.get("weight"),
         )
     except TypeError as problem:
         raise DataError(f"the schema cannot be used ({problem}).") from problem

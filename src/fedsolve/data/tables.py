@@ -29,8 +29,9 @@ __all__ = ["ColumnLayout", "Part", "Table", "by_name", "classlike", "parts", "re
 class Table:
     """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None.
 
-    schema: what the columns are, where the file names them and a model is to be made of its rows.
-    kept:   columns that were asked for as they are, by name.
+    schema:  what the columns are, where the file names them and a model is to be made of its rows.
+    weights: (rows,) or None, how much a row counts.
+    kept:    columns that were asked for as they are, by name.
     """
 
     features: Array
@@ -38,6 +39,7 @@ class Table:
     owners: Array | None
     source: str
     schema: Schema | None = None
+    weights: Array | None = None
     kept: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:

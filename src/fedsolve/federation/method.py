@@ -242,12 +242,14 @@ class Method(ABC, Generic[M]):
     additive: names of arrays whose terms are no larger than their total, as of Gram matrices: secure sums
              send them in half the bytes. Not gradients: their total vanishes while the terms do not.
     laws:    what holds of the method in every federation.
+    friendly: what commands and estimators set where nobody says anything: "auto" for what can be chosen.
     """
 
     key: ClassVar[str]
     gathers: ClassVar[bool] = False
     additive: ClassVar[frozenset[str]] = frozenset()
     laws: ClassVar[Laws] = Laws()
+    friendly: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

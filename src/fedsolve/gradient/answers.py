@@ -53,8 +53,11 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
                 f"this client has {client.width} features per row, the run uses {opening['features']}. "
                 "All must use the same backbone or image size."
             )
-        if client.weights is not None:
-            raise DataError("gradient methods do not take sample weights; leave them out, or use DeepAFL.")
+        if client.weights is not None and not method.takes_weights:
+            raise DataError(
+                f"method '{method.key}' does not take sample weights or class weights; leave them out, or "
+                "use another method, such as FedAvg or DeepAFL."
+            )
     device = find_device(method.device)
     with borrowed(method, opening["features"], opening["outputs"], device) as slot, surroundings(device):
         group = ClientGroup(method, clients, request, memories, device, slot)

@@ -66,6 +66,7 @@ class FedGen(GradientMethod):
     """Parameters of FedGen."""
 
     key: ClassVar[str] = "fedgen"
+    takes_weights: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
 
     teaching: float = parameter(

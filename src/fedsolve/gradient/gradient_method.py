@@ -62,6 +62,9 @@ class GradientMethod(Method[GradientModel]):
     start, received and scratch, so that a GPU may record it once for all. Counts only for the class
     that says so: who inherits from it and changes a hook says it anew."""
 
+    takes_weights: ClassVar[bool] = True
+    """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
+
     network: str = parameter(
         "linear",
         "On features: linear, mlp:256, mlp:512,128. On images: cnn, mobilenet_v2, resnet18, resnet50, with "
@@ -232,7 +235,7 @@ class GradientMethod(Method[GradientModel]):
 
     def weight(self, group: ClientGroup, client: int) -> float:
         """How much a client counts in the mean."""
-        return float(group.sizes[client]) if self.weighting == "size" else 1.0
+        return float(group.counted[client]) if self.weighting == "size" else 1.0
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         """Add to a client's term what this algorithm sums besides the weights."""

@@ -44,6 +44,7 @@ class ClientGroup:
     """Clients that train together: one whole network, or many small heads in step.
 
     round, rate: of this exchange. least: the smallest batch the network can train on.
+    sizes: rows of each client. counted: the same by the rows' weights, where they have any.
     start: the weights received, by name, without a client axis.
     received: whatever else the request carried, by its full name. class_counts (clients, classes).
     scratch: for the algorithm, for the length of the exchange.
@@ -91,6 +92,13 @@ class ClientGroup:
         self.clients = [memories[k].name for k in order]
         self.memories = [memories[k] for k in order]
         self.sizes = np.array([len(clients[k]) for k in order])
+        self._row_weights = [clients[k].own_weights() for k in order]
+        self.counted = np.array(
+            [
+                len(clients[k]) if given is None else float(given.sum())
+                for k, given in zip(order, self._row_weights, strict=True)
+            ]
+        )
         self.steps = np.array([len(plans[k]) for k in order])
         self._rows = TensorRows([clients[k] for k in order], device)
         # Padding is one of the client's own rows, so that a bad row affects nobody else.
@@ -259,11 +267,13 @@ class ClientGroup:
         if not self.learners.stacked:
             # A single network sees its last batch as short as it is: nothing is padded.
             inputs = self._inputs(number)
-            return inputs[None], self._targets[:1, number, : len(inputs)], None
+            share = self._share[:1, number, : len(inputs)] if self.weighted else None
+            return inputs[None], self._targets[:1, number, : len(inputs)], share
         filled = np.where(numbers >= 0, numbers, self._padding[:active, None])
         moves = None if self._moves is None else self._moves[:active, number].flatten(0, 1)
         inputs = self._images.read(self._rows.take(filled.reshape(-1)), moves)
-        share = None if bool((numbers >= 0).all()) else self._share[:active, number]
+        plain = bool((numbers >= 0).all()) and not self.weighted
+        share = None if plain else self._share[:active, number]
         return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
 
     def _last(self) -> Array:
@@ -291,6 +301,20 @@ class ClientGroup:
             }
         return self._read[number]
 
+    def real_rows(self, number: int, active: int) -> Tensor | bool:
+        """Which rows of a batch are not padding."""
+        import torch
+
+        numbers = self._numbers[:active, number]
+        if not self.learners.stacked or bool((numbers >= 0).all()):
+            return True
+        return torch.as_tensor(numbers >= 0, device=self.device)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows of a client count by weights."""
+        return any(given is not None for given in self._row_weights)
+
     def train(self) -> None:
         """All local steps of all clients of the group."""
         import torch
@@ -302,7 +326,8 @@ class ClientGroup:
             draws = self._draws()
             if draws:
                 stack.enter_context(_drawing(self.generator(0, "dropout"), self.device))
-            replayed = not draws and method.recordable and not self.learners.stacked and replays(self.device)
+            single = not self.learners.stacked and not self.weighted
+            replayed = not draws and method.recordable and single and replays(self.device)
             kept = self._recordings() if replayed else None
             layers = tuple(self.note.get("feedback", ()))
             if kept is None:
@@ -454,6 +479,11 @@ class ClientGroup:
                 numbers[client, number, : len(batch)] = self._rows.numbers[client][batch]
                 targets[client, number, : len(batch)] = codes[batch]
                 share[client, number, : len(batch)] = 1.0 / max(1, len(batch))
+                given = self._row_weights[client]
+                if given is not None and self.counted[client] > 0:
+                    # By the mean weight of the client, not of the batch: then a batch's gradient is on
+                    # average that of all rows.
+                    share[client, number, : len(batch)] *= given[batch] * (len(given) / self.counted[client])
         self._numbers = numbers
         self._read = {}
         self._targets = torch.as_tensor(targets, device=self.device)
