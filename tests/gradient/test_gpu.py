@@ -31,15 +31,17 @@ METHODS = [
 AUGMENTED = {"crop": 2, "flip": 0.5, "pixel_mean": "0.3", "pixel_deviation": "0.35"}
 
 
-def federation(rows: int = 600, clients: int = 3) -> fs.LocalFederation:
+def federation(rows: int, device: str, clients: int = 3) -> fs.LocalFederation:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, rows)
     images = np.clip(rng.normal(60 * labels[:, None], 40, (rows, 784)), 0, 255).astype(np.uint8)
-    return fs.LocalFederation.from_arrays(images, labels, np.arange(rows) % clients, clients, workers=1)
+    return fs.LocalFederation.from_arrays(
+        images, labels, np.arange(rows) % clients, clients, workers=1, device=device
+    )
 
 
-def weights(method, rows: int = 600):
-    return method.fit(federation(rows)).weights
+def weights(method, rows: int = 600, device: str = "cuda"):
+    return method.fit(federation(rows, device)).weights
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
@@ -53,7 +55,6 @@ def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, images, monk
         batch=32,
         rate=0.01,
         momentum=0.9,
-        device="cuda",
         feedback=feedback,
         **images,
     )
@@ -68,14 +69,13 @@ def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, images, monk
 def test_results_are_those_of_the_processor(kind, images):
     setting = {"network": "cnn", "rounds": 2, "epochs": 2, "batch": 32, "rate": 0.01, "precision": "float64"}
     setting |= images
-    here = weights(kind(device="cuda", **setting), rows=200)
-    there = weights(kind(device="cpu", **setting), rows=200)
+    here, there = (weights(kind(**setting), 200, device) for device in ("cuda", "cpu"))
     for name in there:
         np.testing.assert_allclose(here[name], there[name], rtol=1e-9, atol=1e-11)
 
 
 def test_heads_train_on_the_device_too():
     setting = {"network": "mlp:16", "rounds": 3, "batch": 32, "precision": "float64"}
-    here, there = (weights(FedAvg(device=device, **setting)) for device in ("cuda", "cpu"))
+    here, there = (weights(FedAvg(**setting), device=device) for device in ("cuda", "cpu"))
     for name in there:
         np.testing.assert_allclose(here[name], there[name], rtol=1e-9, atol=1e-11)

@@ -140,14 +140,20 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
 
 
 def federate(
-    data: Table, split: Division, workers: int | None, schema: Schema | None = None
+    data: Table, split: Division, workers: int | None, schema: Schema | None = None, device: str = "cpu"
 ) -> LocalFederation:
     """The table's rows as a federation in this process; `schema` where one describes them for the run."""
     assert data.labels is not None
     if split.kind is not None:
         owners = split.owners(data.labels)
         return LocalFederation.from_arrays(
-            data.features, data.labels, owners, clients=split.clients, workers=workers, schema=schema
+            data.features,
+            data.labels,
+            owners,
+            clients=split.clients,
+            workers=workers,
+            schema=schema,
+            device=device,
         )
     assert data.owners is not None
     participants = []
@@ -157,7 +163,7 @@ def federate(
         held = ClientData(data.features, data.labels, rows, checked=True, schema=schema)
         participants.append(Participant(str(name), held, memory_budget=share))
     classes = None if schema is None or not schema.classes else schema.classes
-    return LocalFederation(participants, workers=workers, classes=classes)
+    return LocalFederation(participants, workers=workers, classes=classes, device=device)
 
 
 def _flag(name: str) -> str:

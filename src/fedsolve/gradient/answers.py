@@ -36,7 +36,7 @@ def _together(request: Request, chain: Chain) -> int:
 
 
 def method_of(opening: Mapping[str, Any]) -> GradientMethod:
-    method: GradientMethod = registry.method_class(opening["method"])(**opening["parameters"])
+    method: GradientMethod = registry.method_of(opening)
     return method
 
 
@@ -55,7 +55,7 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
             )
         if client.weights is not None:
             raise DataError("gradient methods do not take sample weights; leave them out, or use DeepAFL.")
-    device = find_device(method.device)
+    device = find_device(memories[0].device)
     with borrowed(method, opening["features"], opening["outputs"], device) as lend, surroundings(device):
         group = ClientGroup(method, clients, request, memories, device, lend)
         group.train()
