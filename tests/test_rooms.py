@@ -25,6 +25,7 @@ SMALL = (
     "checks",
     "parameters",
     "labels",
+    "held_out",
     "schema",
     "encoder",
     "preparation",

@@ -178,7 +178,7 @@ class PersonalModel(Model):
         arrays, note = self.contents()
         if growing and self.sums is not None:
             arrays |= {f"sums.{name}": array for name, array in self.sums.arrays().items()}
-        container.write_atomically(path, container.to_bytes(arrays, note), private=True)
+        container.write_atomically(path, container.to_bytes(arrays, note, sealed=True), private=True)
 
     def arrays(self) -> dict[str, Array]:
         arrays, _ = self.shared.contents()

@@ -13,6 +13,7 @@ from fedsolve.checks import check_arrays
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain
+from fedsolve.held_out import row_marks
 from fedsolve.labels import encode_labels, labels_from_note, plain_labels
 from fedsolve.preparation import TablePreparation
 from fedsolve.schema import Schema
@@ -87,6 +88,15 @@ class ClientData:
     def own_weights(self) -> Array | None:
         return None if self.weights is None else self._own(self.weights, slice(None))
 
+    def marks(self, key: int | str = 0) -> Array:
+        """A number for each of this client's rows that its content alone decides: see `held_out`."""
+        return row_marks(self._own(self.source, slice(None)), self.own_labels(), key)
+
+    def taking(self, chosen: Array) -> ClientData:
+        """The rows of this client where `chosen` is true, nothing copied."""
+        rows = np.flatnonzero(chosen) if self.rows is None else self.rows[chosen]
+        return ClientData(self.source, self.labels, rows, self.weights, checked=True, schema=self.schema)
+
     def prepared(self, preparation: TablePreparation) -> ClientData:
         """The same rows as methods see them under this preparation."""
         return PreparedData(self, preparation, self.own_weights())
@@ -125,6 +135,9 @@ class PreparedData(ClientData):
     @cached_property
     def source(self) -> Array:  # type: ignore[override]
         return self._preparation.apply(self._raw.features(slice(None)))
+
+    def marks(self, key: int | str = 0) -> Array:
+        return self._raw.marks(key)
 
     def features(self, span: slice, dtype: Any = np.float64) -> Array:
         if "source" in vars(self):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from fedsolve.backends.devices import resolve
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import ClientData, rows_for
 from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.parts import Part, part_of
 from fedsolve.federation.states import StateStore
 from fedsolve.federation.workspace import Workspace
 from fedsolve.permissions import check_allowed
@@ -126,6 +127,8 @@ class Participant:
         self.name = name
         self.data = data
         self._own_states = states
+        self._parts: dict[Part, tuple[ClientData, dict[str, Any]]] = {}
+        self._parts_of: list[str] = []
         self._channels: dict[str, Callable[[bytes], bytes]] = {}
         self._memory = Memory(
             budget=memory_budget,
@@ -152,13 +155,29 @@ class Participant:
                 "Install the same fedsolve version as the server."
             )
         self._memory.workspace = workspace if workspace is not None else Workspace()
-        return _STEPS[request.kind](self.rows_for(request), request, self._memory).on_host()
+        data, memory = self.view(request)
+        return _STEPS[request.kind](data, request, memory).on_host()
 
-    def rows_for(self, request: Request) -> ClientData:
-        """The rows as steps see them: prepared as the run says, where it says so."""
+    def view(self, request: Request) -> tuple[ClientData, Memory]:
+        """The rows as steps see them, and what is kept of them: of the part that the request is about,
+        prepared as the run says.
+        """
+        chain = self._memory.chain
+        if self._parts_of != chain.digests[:2]:  # another run: what was derived for parts went with the last
+            self._parts_of = chain.digests[:2]
+            self._parts.clear()
+        part = part_of(request, chain)
+        data, memory = (self.data, self._memory) if part is None else self._part(part)
         if request.position == 0:  # a question without a model, such as an evaluation
-            return self.data
-        return rows_for(self.data, request.kind, self._memory.chain, self._memory.cache)
+            return data, memory
+        return rows_for(data, request.kind, memory.chain, memory.cache), memory
+
+    def _part(self, part: Part) -> tuple[ClientData, Memory]:
+        if part not in self._parts:
+            self._parts[part] = part.of(self.data), {}
+        data, cache = self._parts[part]
+        budget = int(part.fraction * self._memory.budget)
+        return data, replace(self._memory, cache=cache, budget=budget)
 
     def _admit_method(self) -> None:
         """Refuse a method from outside that nobody here allowed; import one that was."""
@@ -224,6 +243,7 @@ class Participant:
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would; states on disk stay."""
         memory = self._memory
+        self._parts.clear()
         self._memory = Memory(
             budget=memory.budget,
             scratch=memory.scratch,
@@ -237,10 +257,10 @@ def answer_together(
     participants: Sequence[Participant], request: Request, workspace: Workspace
 ) -> list[Term] | None:
     """The terms of a group in its order; None when one of them must be asked by itself first."""
-    memories = [participant._memory for participant in participants]
-    if not all(memory.chain.accept(request) for memory in memories):
+    if not all(participant._memory.chain.accept(request) for participant in participants):
         return None
-    for memory in memories:
-        memory.workspace = workspace
+    for participant in participants:
+        participant._memory.workspace = workspace
     function, _ = _GROUP_STEPS[request.kind]
-    return function([participant.rows_for(request) for participant in participants], request, memories)
+    views = [participant.view(request) for participant in participants]
+    return function([data for data, _ in views], request, [memory for _, memory in views])
