@@ -13,11 +13,17 @@ import fedsolve as fs
 from fedsolve import container
 from fedsolve.backends import NUMPY, kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
+from fedsolve.backends.torch_philox import philox_uniforms_on
+from fedsolve.closedform import deepafl_client
 from fedsolve.closedform.predictors import DeepModel
+from fedsolve.closedform.projections import projection
 from fedsolve.closedform.solvers import ridge_solve, sandwich_solve
+from fedsolve.closedform.sums import chunks
 from fedsolve.errors import DataError
 from fedsolve.federation.method import exchanges
 from fedsolve.gradient import FedAvg
+from fedsolve.schema import Column, Schema
+from fedsolve.uniforms import philox_uniforms
 from tests.command import fedsolve
 from tests.oracle import relative_difference
 
@@ -264,3 +270,100 @@ def test_the_command_trains_on_a_device(tmp_path):
     assert farthest(*map(fs.load_model, made)) <= 1e-8
     notes = [container.from_bytes(path.read_bytes(), what="model", error=DataError)[1] for path in made]
     assert notes[0].keys() == notes[1].keys()
+
+
+# -- clients that share a device -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_projections_have_the_same_bits_everywhere(device, dtype):
+    for inputs, outputs in ((1, 1), (7, 9), (40, 33)):
+        place = (5, "hidden", 2, inputs, outputs, 1.5, dtype)
+        there, here = projection(*place), projection(*place, kernels_on(device))
+        assert np.array_equal(kernels_on(device).host(here.weight), there.weight)
+        assert np.array_equal(kernels_on(device).host(here.bias), there.bias)
+    for key in (0, 1, (1 << 64) + 5, (1 << 128) - 1):
+        for count in (1, 4, 1003):
+            drawn = philox_uniforms_on(torch.device(device.removeprefix("torch:")), key, count)
+            assert np.array_equal(drawn.cpu().numpy(), philox_uniforms(key, count))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_clients_of_a_device_answer_with_one_set_of_products(device, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(
+        deepafl_client, "chunks", lambda rows, *more: asked.append(rows) or chunks(rows, *more)
+    )
+    fs.DeepAFL(layers=2, width=32).fit(federation(device))
+    assert asked == [900] * 5
+    asked.clear()
+    fs.DeepAFL(layers=2, width=32).fit(federation("cpu"))
+    assert len(asked) == 5 * 8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_client_that_cannot_answer_is_named_and_the_others_go_on(device):
+    def one_bad(missing: str) -> fs.LocalFederation:
+        whole = federation(device, missing=missing, classes=[0, 1, 2, 3, 4])
+        bad = whole.participants[3]
+        bad.data.labels = np.where(np.isin(np.arange(900), bad.data.rows), 9, bad.data.labels)
+        return whole
+
+    method = fs.DeepAFL(layers=1, width=16)
+    with pytest.raises(DataError, match="'client-3'"):
+        method.fit(one_bad("error"))
+    model = method.fit(one_bad("continue"))
+    assert [list(record.missing) for record in model.history] == [["client-3"]] * 3
+    left = federation("cpu")
+    left.remove("client-3")
+    assert farthest(model, method.fit(left)) <= 1e-8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_prepared_tables_are_pooled_too(device):
+    schema = Schema(tuple(Column(f"c{number}") for number in range(40)), label="y")
+    method = fs.Described(fs.DeepAFL(layers=1, width=24), schema)
+    there, here = (method.fit(federation(place, schema=schema)) for place in ("cpu", device))
+    assert farthest(here, there) <= 1e-8
+    assert costs(here) == costs(there)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_secure_sums_take_each_client_by_itself(device):
+    pytest.importorskip("cryptography")
+    from fedsolve.privacy.secure import SecureFederation
+
+    method = fs.AFL(ridge=0.1)
+    there, here = (method.fit(SecureFederation(federation(place))) for place in ("cpu", device))
+    assert farthest(here, there) <= 1e-8
+    assert here.history[0].error_bounds == there.history[0].error_bounds
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_block_is_solved_by_factors_as_by_eigenvalues(device, monkeypatch):
+    kernels, rng = kernels_on(device), np.random.default_rng(8)
+    hidden, weight = rng.standard_normal((300, 60)), 0.1 * rng.standard_normal((40, 7))
+    weight[:, 6] = weight[:, 5]  # a direction in which W vanishes
+    gram, residual = hidden.T @ hidden, hidden.T @ rng.standard_normal((300, 7))
+
+    def solved(by_factors: bool, matrix: np.ndarray, ridge: float = 0.01) -> Any:
+        monkeypatch.setattr(type(kernels), "prefers_shifts", lambda *sizes: by_factors)
+        return sandwich_solve(*map(kernels.array, (matrix, residual, weight)), ridge).on_host()
+
+    assert relative_difference(solved(True, gram).omega, solved(False, gram).omega) <= 1e-12
+    # What factors cannot be trusted with is left to eigenvalues, to the bit.
+    calls: list[bool] = []
+    factored = type(kernels).shifted_solve
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        found = factored(self, *arguments)
+        calls.append(found is not None)
+        return found
+
+    monkeypatch.setattr(type(kernels), "shifted_solve", counted)
+    bent = gram - 1.001 * np.linalg.eigvalsh(gram)[0] * np.eye(60)
+    for matrix, ridge in ((-gram, 0.01), (bent, 1e-9)):
+        assert np.array_equal(solved(True, matrix, ridge).left, solved(False, matrix, ridge).left)
+    assert not any(calls)
+    assert len(calls) == 2

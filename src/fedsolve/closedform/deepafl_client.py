@@ -16,7 +16,7 @@ from fedsolve.federation.participant import ClientData, Memory, step
 KIND = "deepafl"
 
 
-@step(KIND)
+@step(KIND, additive=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The statistics asked for, in one pass over the rows that also brings Phi to the request's layer.
 
@@ -29,7 +29,6 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     if goal != len(blocks):
         raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
     kernels = rows.kernels
-    blocks = [None if block is None else block.on(kernels) for block in blocks]
     sums = Accumulator(workspace, network.precision, kernels)
     _declare(sums, ask, network, rows.outputs)
     weight = None if "weight" not in request.arrays else kernels.array(request.arrays["weight"])
@@ -38,11 +37,12 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
 
     steps = "step_gram" in ask
     start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
+    passed = {layer: block and block.on(kernels) for layer, block in enumerate(blocks) if layer >= start}
     for span in chunks(len(rows), network.width, kernels):
         targets = rows.weighted(span, rows.targets(span))
         current = features.start(span) if start < 0 else features.load(span)
         for layer in range(max(start, 0), goal):
-            block = blocks[layer]
+            block = passed[layer]
             hidden = features.hidden(span, current, layer, kept, workspace)
             output = network.output(hidden, block)
             if steps and layer == goal - 1:

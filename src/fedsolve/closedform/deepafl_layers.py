@@ -56,18 +56,22 @@ class Network:
 
     def zero(self, inputs: Array, out: Array | None = None) -> Array:
         """Phi_0 = zero_activation(X A + a) (Eq. 10)."""
-        first = projection(self.seed, "zero", 0, self.features, self.width, 1.0, self.precision)
-        return kernels_of(inputs).activate(self.zero_activation, first.apply(inputs, out))
+        kernels = kernels_of(inputs)
+        shape = self.features, self.width
+        first = projection(self.seed, "zero", 0, *shape, 1.0, self.precision, kernels)
+        return kernels.activate(self.zero_activation, first.apply(inputs, out))
 
     def hidden(self, layer: int, phi: Array, initial: Array | None, out: Array) -> Array:
         """F_t = activation(Phi B_t + b_t) (Eq. 14) of Phi_t, or of Phi_0 (Eq. 89); no B_t when "identity"."""
+        kernels = kernels_of(out)
         source = initial if self.block_input == "initial" and initial is not None else phi
         if self.projection == "identity":
             out[...] = source
         else:
             shape = self.width, self.hidden_width
-            projection(self.seed, "hidden", layer, *shape, self.gain, self.precision).apply(source, out)
-        return kernels_of(out).activate(self.activation, out)
+            drawn = projection(self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels)
+            drawn.apply(source, out)
+        return kernels.activate(self.activation, out)
 
     def output(self, hidden: Array, block: Sandwich | None) -> Array:
         """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,6 +70,18 @@ class CohortReport:
         if answer.empty:
             self.empty.append(answer.client)
 
+    def enter_together(self, clients: Iterable[tuple[str, bool]], each: int, catch_up: int) -> None:
+        """Note that the term of these clients together was added: names and whether each is empty.
+
+        each: bytes that one of them would have sent. catch_up: bytes of the blocks that one of them lacked.
+        """
+        for name, empty in clients:
+            self.answered.append(name)
+            self.bytes_up += each
+            self.catch_up_bytes += catch_up
+            if empty:
+                self.empty.append(name)
+
     def lose(self, name: str, cause: Exception) -> None:
         """Note that a member is not in the sum, and why."""
         if isinstance(cause, Missing):
@@ -84,9 +96,9 @@ class CohortReport:
             raise self._too_few(least)
         return Total(
             term=sums.take(),
-            cohort=tuple(self.answered),
+            cohort=tuple(sorted(self.answered)),
             missing=self.missing,
-            empty=tuple(self.empty),
+            empty=tuple(sorted(self.empty)),
             bytes_up=self.bytes_up,
             bytes_down=request.nbytes * len(self.answered),
             catch_up_bytes=self.catch_up_bytes,

@@ -26,6 +26,7 @@ from fedsolve.federation.participant import (
     answer_together,
     group_size,
 )
+from fedsolve.federation.pool import Pools
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
@@ -83,6 +84,7 @@ class LocalFederation:
         self.min_clients = min_clients
         self._declared = classes
         self._slots: list[Workspace] = []
+        self._pools = Pools()
 
     @classmethod
     def from_arrays(
@@ -216,6 +218,11 @@ class LocalFederation:
         started = time.perf_counter()
         report, sums = CohortReport.of(request, self._participants), RunningSum()
         cohort = [name for name in report.asked if name not in report.absent]
+        apart: Exception | None = None
+        if len(cohort) == len(self._participants):
+            # Only where everybody is asked: who is asked now and then keeps features of its own.
+            apart = self._pools.ask(self._participants, request, chain, report, sums)
+            cohort = [name for name in cohort if name not in set(report.answered)]
         size = group_size(request, chain)
         groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
         workers = max(1, min(self.workers, len(groups)))
@@ -248,7 +255,13 @@ class LocalFederation:
         if ledger.failure is not None:
             name, cause = ledger.failure
             raise report.stopped(name, cause) from cause
+        if apart is not None and not report.missing:
+            _warn_apart(len(cohort), cohort[0], apart)
         return report.total(sums, request, self.min_clients)
+
+    def place_rows(self) -> None:
+        """Copy the rows of clients that compute on a device there now, not in the first exchange."""
+        self._pools.place_rows(self.participants)
 
     def carry(self, channel: str, letters: Mapping[str, bytes]) -> Iterator[tuple[str, bytes | Exception]]:
         """The clients' replies to letters, as many at a time as there are workers."""
@@ -328,13 +341,17 @@ def _ask_group(
         except Exception as problem:  # reported with the participant's name by the ledger
             outcomes.append(problem)
     if failed is not None and not any(isinstance(outcome, Exception) for outcome in outcomes):
-        warnings.warn(
-            f"{len(group)} clients from '{group[0].name}' on could not answer together "
-            f"({type(failed).__name__}: {failed}) and answered one by one, which is slower.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn_apart(len(group), group[0].name, failed)
     return outcomes
+
+
+def _warn_apart(clients: int, first: str, why: Exception) -> None:
+    warnings.warn(
+        f"{clients} clients from '{first}' on could not answer together ({type(why).__name__}: {why}) and "
+        "answered one by one, which is slower.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 class _Ledger:

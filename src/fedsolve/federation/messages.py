@@ -67,6 +67,12 @@ class Chain:
         self.digests.append(block.digest(self.digests[-1]))
         self.blocks.append(block)
 
+    def copy(self, position: int) -> Chain:
+        """The same model up to this position, as a chain of its own; the blocks are shared."""
+        chain = Chain()
+        chain.blocks, chain.digests = self.blocks[:position], self.digests[: position + 1]
+        return chain
+
     def truncate(self, position: int) -> None:
         del self.blocks[position:]
         del self.digests[position + 1 :]

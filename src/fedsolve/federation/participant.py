@@ -63,13 +63,20 @@ Step = Callable[[ClientData, Request, Memory], Term]
 GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Term]]
 
 _STEPS: dict[str, Step] = {}
+_ADDITIVE: set[str] = set()
 _GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain], int]]] = {}
 
 
-def step(kind: str) -> Callable[[Step], Step]:
-    """Register a client step: the function that answers requests of this kind."""
+def step(kind: str, *, additive: bool = False) -> Callable[[Step], Step]:
+    """Register a client step: the function that answers requests of this kind.
+
+    additive: whether the term of several clients' rows together is the sum of their terms, and is computed
+        by `memory.kernels`: clients that share a device then answer as one (`pool`).
+    """
 
     def register(function: Step) -> Step:
+        if additive:
+            _ADDITIVE.add(kind)
         known = _STEPS.get(kind)
         if known is not None and _place(known) != _place(function):
             raise DataError(
@@ -105,6 +112,16 @@ def group_size(request: Request, chain: Chain) -> int:
     """How many clients of one process answer this request together."""
     entry = _GROUP_STEPS.get(request.kind)
     return 1 if entry is None else max(1, entry[1](request, chain))
+
+
+def is_additive(kind: str) -> bool:
+    """Whether clients that share a device may answer requests of this kind as one."""
+    return kind in _ADDITIVE
+
+
+def answered_by(kind: str, data: ClientData, request: Request, memory: Memory) -> Term:
+    """The term of these rows, where it was computed."""
+    return _STEPS[kind](data, request, memory)
 
 
 class Participant:
@@ -186,6 +203,16 @@ class Participant:
         if registry.is_foreign(key):
             check_allowed("method", key)
             registry.method_class(key)
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes it may keep in memory for what it derives from its rows."""
+        return self._memory.budget
+
+    @property
+    def scratch(self) -> Path | None:
+        """Where its mapped arrays live."""
+        return self._memory.scratch
 
     @property
     def device(self) -> str:
