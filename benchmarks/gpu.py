@@ -1,7 +1,8 @@
 """`python -m benchmarks.gpu [--device cuda] [--part NAME]... [--json FILE]`: the closed forms on a GPU.
 
     fit       DeepAFL from the call of `fit` to arrays on the host: projections, checks, report and counts of
-              bytes included, rows on the device; 10 and 100 classes; weights beside those of the CPU
+              bytes included, rows on the device; 10 and 100 classes
+    cpu       the same on the CPU, and how far its weights are from those
     authors   a transcription of the authors' formulation in torch, on the same device and data, with their
               data path (rows in host memory, batches of 512 collated and copied in every pass) and with
               everything resident
@@ -30,6 +31,7 @@ from benchmarks.machine import progress
 from benchmarks.operations import lean_operations
 from benchmarks.torch_transcription import Authors
 from fedsolve.backends import kernels_on
+from fedsolve.federation.pool import Pool
 
 CLIENTS, ALPHA, SEEDS = 100, 0.1, (1, 2, 3, 4, 5)
 
@@ -157,8 +159,59 @@ def measure_fit(place: Place, data: Any, layers: int, width: int, beside_cpu: bo
         found["cpu_seconds"] = time.perf_counter() - started
         found["apart_from_cpu"] = differences(first, there)
         progress(f"the CPU: {found['cpu_seconds']:.1f} s, {found['apart_from_cpu']}")
+    found["kernels"] = product_kernels(
+        place, federation, fs.DeepAFL(layers=layers, width=width, seed=SEEDS[0]), found["operations"]
+    )
     found["model"] = first
     return found
+
+
+def product_kernels(place: Place, federation: Any, method: Any, operations: int) -> dict[str, float] | None:
+    """What the participants' matrix products reach by the device's own clock; None without a GPU.
+
+    Kernels of products are counted while participants answer, not those of the server's solutions.
+    """
+    if place.torch_device.type != "cuda":
+        return None
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    plain = Pool.answer
+
+    def answer(self: Any, *asked: Any) -> Any:
+        with record_function("participants"):
+            term = plain(self, *asked)
+            place.wait()
+        return term
+
+    Pool.answer = answer  # type: ignore[method-assign]
+    try:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            method.fit(federation)
+    finally:
+        Pool.answer = plain  # type: ignore[method-assign]
+    events = list(seen.events())
+    spans = [
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.name == "participants" and "CPU" in str(event.device_type)
+    ]
+    starts = np.array(sorted(spans))
+    kernels: dict[str, float] = defaultdict(float)
+    for event in events:
+        if "CUDA" in str(event.device_type) and event.name != "participants":
+            begun = event.time_range.start
+            at = int(np.searchsorted(starts[:, 0], begun, side="right")) - 1
+            if at >= 0 and begun <= starts[at, 1]:
+                kernels[event.name] += (event.time_range.end - begun) * 1e-6
+    products = sum(
+        time for name, time in kernels.items() if "gemm" in name.lower() or "splitk" in name.lower()
+    )
+    return {
+        "product_kernel_seconds": products,
+        "all_kernel_seconds": sum(kernels.values()),
+        "rate": operations / products if products else 0.0,
+        "largest": dict(sorted(kernels.items(), key=lambda each: -each[1])[:8]),
+    }
 
 
 def measure_authors(place: Place, data: Any, layers: int, width: int, ours: dict[str, Any]) -> dict[str, Any]:
@@ -198,6 +251,29 @@ def _factorisations(place: Place, width: int, classes: int) -> tuple[float, floa
     )
 
 
+def solves(place: Place, width: int) -> dict[str, float]:
+    """Seconds of what a block can be solved by, for 10 and for 100 columns."""
+    kernels = place.kernels
+    hidden = place.random(4 * width, width)
+    gram = hidden.T @ hidden
+    found = {"eigh": place.seconds(lambda: kernels.eigh(gram), 3)}
+    for columns in (10, 100):
+        scales = place.random(columns).square() * 1e-4 + 1e-5
+        target, weight = place.random(width, columns), place.random(width, columns)
+        systems = gram * scales[:, None, None]
+        systems.diagonal(dim1=1, dim2=2).add_(0.01)
+        found |= {
+            f"svd_{columns}": place.seconds(lambda: kernels.thin_svd(weight), 3),  # noqa: B023
+            f"shifted_{columns}": place.seconds(
+                lambda: kernels.shifted_solve(gram, scales, 0.01, target),  # noqa: B023
+                3,
+            ),
+            f"library_{columns}": place.seconds(lambda: torch.linalg.cholesky_ex(systems), 3),  # noqa: B023
+        }
+        progress(f"{columns} columns: {found}")
+    return found
+
+
 def measure_wide(place: Place, data: Any, layers: int, width: int) -> dict[str, Any]:
     """A fit of great width, beside products at the measured rate plus the factorisations."""
     factor, shifted = _factorisations(place, width, int(data[1].max()) + 1)
@@ -220,7 +296,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--part", action="append", choices=("fit", "authors", "wide"))
+    parser.add_argument("--part", action="append", choices=("fit", "cpu", "authors", "wide"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--features", type=int, default=1280)
@@ -229,7 +305,7 @@ def main() -> None:
     parser.add_argument("--wide", type=int, default=8192)
     parser.add_argument("--classes", type=int, action="append")
     given = parser.parse_args()
-    parts = given.part or ["fit", "authors", "wide"]
+    parts = given.part or ["fit", "cpu", "authors", "wide"]
     place = Place(given.device)
     results: dict[str, Any] = {"machine": place.describe()}
 
@@ -240,13 +316,17 @@ def main() -> None:
             given.json.write_text(text)
 
     results["rate"] = rate = place.rate(given.rows, given.width)
+    results["solves"] = solves(place, given.width)
     progress(f"product {rate['product'] / 1e12:.1f}, Gram {rate['gram'] / 1e12:.1f} TFLOP/s")
     for classes in given.classes or (10, 100):
         data = rows_of(given.rows, given.features, classes)
-        ours = measure_fit(place, data, given.layers, given.width, beside_cpu=True)
+        ours = measure_fit(place, data, given.layers, given.width, beside_cpu="cpu" in parts)
         inside = sum(ours["exchange_seconds"].values())
         ours["product_share"] = ours["operations"] / inside / rate["product"]
-        progress(f"products in exchanges at {ours['product_share']:.0%} of the measured rate")
+        progress(f"counted operations over whole exchanges: {ours['product_share']:.0%} of the measured rate")
+        if ours["kernels"]:
+            ours["product_kernel_share"] = ours["kernels"]["rate"] / rate["product"]
+            progress(f"products by themselves: {ours['product_kernel_share']:.0%} of the measured rate")
         results[f"fit_{classes}"] = ours
         if "authors" in parts:
             store()

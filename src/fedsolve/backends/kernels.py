@@ -127,8 +127,11 @@ class Kernels(ABC):
         """matrix += number I, in place."""
 
     @abstractmethod
-    def is_finite(self, array: Place) -> bool:
-        """Whether the sum of all numbers is finite: NaN or infinity anywhere makes it not so."""
+    def finite_sum(self, array: Place) -> Any:
+        """Whether the sum of all numbers is finite: NaN or infinity anywhere makes it not so.
+
+        As something that `bool` waits for.
+        """
 
     # -- factorisations ---------------------------------------------------------------------------
 

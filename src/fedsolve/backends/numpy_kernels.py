@@ -120,7 +120,7 @@ class NumpyKernels(Kernels):
     def add_diagonal(self, matrix: Array, number: float) -> None:
         matrix.flat[:: len(matrix) + 1] += number
 
-    def is_finite(self, array: Array) -> bool:
+    def finite_sum(self, array: Array) -> bool:
         # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
         with np.errstate(invalid="ignore", over="ignore"):
             return bool(np.isfinite(np.add.reduce(array, axis=None)))

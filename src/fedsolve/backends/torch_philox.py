@@ -24,13 +24,15 @@ def philox_uniforms_on(place: torch.device, key: int, count: int) -> Any:
     # Of a counter's four words the first and the third are multiplied in every round.
     multiplied, other = zeros.clone(), zeros
     multiplied[0] = torch.arange(1, counters + 1, device=place)
-    keys = [((key >> shift) + turn * weyl) & _WORD for turn in range(_ROUNDS) for shift, weyl in _WEYL]
-    constants = _words([*_MULTIPLIERS, *keys], place)
-    factor, keys_of = constants[:2], constants[2:].reshape(_ROUNDS, 2, 1)
+    # Nothing is copied from the host: that would wait for all that the device has still to do.
+    turns = torch.arange(_ROUNDS, device=place)
+    words = [turns * _signed(weyl) + _signed((key >> shift) & _WORD) for shift, weyl in _WEYL]
+    keys = torch.stack(words, dim=1)[:, :, None]
+    factor = torch.stack([turns[:1] + _signed(word) for word in _MULTIPLIERS])
     low, high = factor & _LOW, (factor >> 32) & _LOW
     for turn in range(_ROUNDS):
         upper = _upper_half(multiplied, low, high)
-        mixed = upper.flip(0).bitwise_xor_(other).bitwise_xor_(keys_of[turn])
+        mixed = upper.flip(0).bitwise_xor_(other).bitwise_xor_(keys[turn])
         multiplied, other = mixed, (multiplied * factor).flip(0)
     raw = torch.stack([multiplied[0], other[0], multiplied[1], other[1]], dim=1).reshape(-1)[:count]
     return ((raw >> 11) & (_WORD >> 11)).to(torch.float64).mul_(2.0**-53)
@@ -44,6 +46,6 @@ def _upper_half(words: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> t
     return above * high + ((cross >> 32) & _LOW) + ((other >> 32) & _LOW) + (carry >> 32)
 
 
-def _words(words: list[int], place: torch.device) -> torch.Tensor:
-    signed = [word - (1 << 64) if word >> 63 else word for word in words]
-    return torch.tensor(signed, dtype=torch.int64).to(place)[:, None]
+def _signed(word: int) -> int:
+    """The same 64 bits as a signed number."""
+    return word - (1 << 64) if word >> 63 else word

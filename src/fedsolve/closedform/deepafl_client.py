@@ -5,6 +5,7 @@ The server's side, with the paper and its symbols, is `deepafl`.
 
 from __future__ import annotations
 
+from fedsolve.backends import NUMPY
 from fedsolve.closedform.deepafl_layers import LayerFeatures, Network
 from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
@@ -73,6 +74,10 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
         if tracks:
             correct += rows.is_right(span, current @ weight)
     features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
+    ahead = goal + 1 if "hidden_gram" in ask else goal
+    if kernels is not NUMPY and network.projection == "random" and ahead < features.layers:
+        # A device works through the products above while the next projection is put in line behind them.
+        network.draw(ahead, kernels)
 
     term = sums.finish()
     term.counts["rows"] = len(rows)
@@ -115,7 +120,9 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     check_opening(data, memory.chain)
     check_projections(memory.chain)
     memory.cache.pop(KIND, None)
-    memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)
+    memory.cache[KIND] = LayerFeatures(
+        rows, Network.from_parameters(data.width, parameters), memory, parameters["layers"]
+    )
     return memory.cache[KIND]  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of
-from fedsolve.closedform.projections import projection
+from fedsolve.closedform.projections import Projection, projection
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.closedform.sums import Rows
 from fedsolve.container import Array
@@ -68,10 +68,13 @@ class Network:
         if self.projection == "identity":
             out[...] = source
         else:
-            shape = self.width, self.hidden_width
-            drawn = projection(self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels)
-            drawn.apply(source, out)
+            self.draw(layer, kernels).apply(source, out)
         return kernels.activate(self.activation, out)
+
+    def draw(self, layer: int, kernels: Kernels) -> Projection:
+        """The projection of a block, made where the kernels compute; remembered for when it is applied."""
+        shape = self.width, self.hidden_width
+        return projection(self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels)
 
     def output(self, hidden: Array, block: Sandwich | None) -> Array:
         """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""
@@ -97,11 +100,12 @@ class LayerFeatures:
     a file, and parts of it are carried to the device and back.
     """
 
-    def __init__(self, rows: Rows, network: Network, memory: Memory) -> None:
+    def __init__(self, rows: Rows, network: Network, memory: Memory, layers: int) -> None:
         count = len(rows)
         size = np.dtype(network.precision).itemsize * count
         self.rows = rows
         self.network = network
+        self.layers = layers
         self._kernels = rows.kernels
         budget = self._kernels.budget(memory.budget)
         needed = size * network.width * (2 if network.keeps_initial else 1)

@@ -240,7 +240,7 @@ class LocalFederation:
                     ledger.stop()  # the other workers must not wait for a turn that never comes
                     raise
 
-        with blas_threads(None if len(self._participants) == 1 else 1):
+        with blas_threads(None if len(self._participants) == 1 or not cohort else 1):
             if workers == 1:
                 work()
             else:

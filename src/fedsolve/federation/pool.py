@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.container import Array
-from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.client_data import ClientData, shown_by
 from fedsolve.federation.cohort import CohortReport
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import Memory, Participant, answered_by, is_additive
@@ -32,6 +32,7 @@ class Pool:
         budget = sum(member.memory_budget for member in members)
         self._memory = Memory(device=device, budget=budget, name=members[0].name, scratch=members[0].scratch)
         self._unions: dict[Part | None, tuple[list[ClientData], ClientData, Memory]] = {}
+        self._seen: dict[Part | None, tuple[str, str]] = {}
 
     @staticmethod
     def answers(request: Request, chain: Chain) -> bool:
@@ -51,24 +52,27 @@ class Pool:
         shared = self._memory.chain = chain.copy(request.position)
         for member in self.members:
             member.take_back(shared)
-        views = [member.view(request)[0] for member in self.members]
-        data, memory = self._union(part_of(request, shared), views)
+        part, (_, mark) = part_of(request, shared), shown_by(shared)
+        if self._seen.get(part) != mark:
+            self._union(part, [member.view(request)[0] for member in self.members])
+            self._seen[part] = mark
+        _, data, memory = self._unions[part]
+        memory.chain = shared
         return answered_by(request.kind, data, request, memory)
 
     def place_rows(self) -> None:
         """Copy the rows to the device now; otherwise the first exchange does."""
-        data, memory = self._union(None, [member.data for member in self.members])
+        self._union(None, [member.data for member in self.members])
+        _, data, memory = self._unions[None]
         data.placed(memory.kernels)
 
-    def _union(self, part: Part | None, views: list[ClientData]) -> tuple[ClientData, Memory]:
+    def _union(self, part: Part | None, views: list[ClientData]) -> None:
+        """See to it that the rows of this part, as the members see them, are known together."""
         known = self._unions.get(part)
         if known is None or not all(old is new for old, new in zip(known[0], views, strict=True)):
             # Copies of other rows on the device are released before these are made.
             self._unions.pop(part, None)
-            known = self._unions[part] = (views, _together(views), replace(self._memory, cache={}))
-        _, data, memory = known
-        memory.chain = self._memory.chain
-        return data, memory
+            self._unions[part] = (views, _together(views), replace(self._memory, cache={}))
 
 
 class PooledData(ClientData):
