@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 _BLOCK = 128
-_WIDE = 2048
-"""From this width on, products of blocks are faster than the library's factorisation of many systems."""
+_WIDE, _MANY = 2048, 56
+"""From this width or this number of systems on, products of blocks take less time than the library's factors
+and their inverses: on an H200, at width 1024, 8.0 and 2.8 ms for 10 systems, 8.5 and 12.3 ms for 100."""
 _WIDEST = 4096
 """From this width on, blocks are twice as wide: each of them goes through all systems once."""
 
@@ -19,7 +20,8 @@ def factored(systems: Any) -> InvertedFactors | BlockFactors:
     Both kinds have `solve`, and `least_pivot`, the least square of a diagonal entry of any factor: below zero
     or not a number where a system is not positive definite.
     """
-    return InvertedFactors(systems) if systems.shape[1] < _WIDE else BlockFactors(systems)
+    few = systems.shape[0] < _MANY and systems.shape[1] < _WIDE
+    return InvertedFactors(systems) if few else BlockFactors(systems)
 
 
 class InvertedFactors:

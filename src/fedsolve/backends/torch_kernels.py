@@ -16,6 +16,7 @@ from fedsolve.backends.numpy_kernels import NumpyKernels
 from fedsolve.backends.torch_factors import factored
 from fedsolve.backends.torch_philox import philox_uniforms_on
 from fedsolve.errors import DataError
+from fedsolve.threads import blas_threads
 from fedsolve.uniforms import philox_uniforms
 
 Tensor = Any
@@ -210,7 +211,8 @@ class TorchKernels(Kernels):
         return self._host_svd(matrix)
 
     def _host_svd(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        left, singular, right = np.linalg.svd(self.host(matrix), full_matrices=False)
+        with blas_threads(1):
+            left, singular, right = np.linalg.svd(self.host(matrix), full_matrices=False)
         return self.array(left), self.array(singular), self.array(right)
 
 

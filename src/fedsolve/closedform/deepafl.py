@@ -137,6 +137,11 @@ class DeepAFL(Method[DeepModel]):
         return max(spec.features, self.width, self.hidden_width or 0)
 
 
+_BESIDE = 32
+"""Columns of a classifier up to which its SVD runs beside an exchange: BLAS takes no second thread for it,
+which would keep a processor from the thread that launches the device's work."""
+
+
 @dataclass(frozen=True)
 class LayerSums:
     """G_t, H_t and sum of y² per output, valid for the cohort they were summed over.
@@ -366,7 +371,7 @@ class DeepAFLRun(Run[DeepModel]):
         weight = ridge_solve(sums.gram, sums.cross, self.method.ridge)
         blocks = self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.classifiers.append(self._kernels.host(weight))
-        if self._kernels is not NUMPY and len(self.blocks) < self.method.layers:
+        if self._kernels is not NUMPY and weight.shape[1] <= _BESIDE:
             # Clients answer on the device meanwhile; numpy's SVD leaves the interpreter to them.
             self._decomposing = run_beside(partial(np.linalg.svd, self.classifiers[-1], full_matrices=False))
         self.risks.append(
