@@ -41,11 +41,16 @@ LOCAL_MEMORY = 4 * DEFAULT_MEMORY
 """Bytes that all participants of a local federation may keep together."""
 
 
+SMALL_TERM = 32 << 20
+"""Bytes of a client's latest term up to which more than one for each worker may wait to be added."""
+
+
 class LocalFederation:
     """Participants in this process.
 
-    The result does not depend on `workers`: terms are added in client order, and at most
-    workers + 1 of them exist at a time. With more than one client every worker uses one BLAS
+    The result does not depend on `workers`: terms are added in client order, and at most workers + 1 of them
+    exist at a time, or twice as many where they are small (32 MB), so that nobody waits for a client with
+    many rows. With more than one client every worker uses one BLAS
     thread; a single client has all of them.
 
     missing: "error" stops at the first participant that fails, naming it; "continue" goes on
@@ -84,6 +89,7 @@ class LocalFederation:
         self.min_clients = min_clients
         self._declared = classes
         self._slots: list[Workspace] = []
+        self._term_bytes = SMALL_TERM + 1
         self._pools = Pools()
 
     @classmethod
@@ -226,9 +232,11 @@ class LocalFederation:
         size = group_size(request, chain)
         groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
         workers = max(1, min(self.workers, len(groups)))
-        while len(self._slots) < workers + 1:
+        slots = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
+        while len(self._slots) < slots:
             self._slots.append(Workspace())
-        ledger = _Ledger(report, sums, groups, self._slots[: workers + 1], self.missing == "error")
+        sizes = [sum(len(self._participants[name]) for name in group) for group in groups]
+        ledger = _Ledger(report, sums, groups, sizes, self._slots[:slots], self.missing == "error")
 
         def work() -> None:
             while (task := ledger.take()) is not None:
@@ -252,6 +260,8 @@ class LocalFederation:
                         ledger.stop()
                         raise
         report.seconds = time.perf_counter() - started
+        if report.answered:
+            self._term_bytes = report.bytes_up // len(report.answered)
         if ledger.failure is not None:
             name, cause = ledger.failure
             raise report.stopped(name, cause) from cause
@@ -355,11 +365,11 @@ def _warn_apart(clients: int, first: str, why: Exception) -> None:
 
 
 class _Ledger:
-    """Hands out groups of clients in order and adds their terms in the same order.
+    """Hands out groups of clients, large ones first, and adds their terms in the order of the groups.
 
-    A term keeps its workspace until it has been added, and a group is only started with a
-    workspace in hand: at most as many groups' terms exist as there are workspaces, and the earliest
-    unfinished group always holds one, so the sum cannot deadlock.
+    A term keeps its workspace until it has been added, and a group is only started with a workspace in hand.
+    Of those that come next, as many as there are workspaces, the one with most rows is started first; no
+    others are, so that a workspace is always left for the earliest and the sum cannot deadlock.
 
     failure: the participant that stops the exchange, and why.
     """
@@ -369,6 +379,7 @@ class _Ledger:
         report: CohortReport,
         sums: RunningSum,
         groups: list[list[str]],
+        sizes: list[int],
         workspaces: list[Workspace],
         stop_on_failure: bool,
     ) -> None:
@@ -376,11 +387,13 @@ class _Ledger:
         self._report = report
         self._sums = sums
         self._groups = groups
+        self._sizes = sizes
+        self._window = len(workspaces)
         self._free = workspaces
         self._stop_on_failure = stop_on_failure
         self._changed = threading.Condition()
         self._stopped = False
-        self._taken = 0
+        self._taken: set[int] = set()
         self._added = 0
         self._waiting: dict[int, tuple[Workspace, list[_Outcome]]] = {}
 
@@ -390,8 +403,10 @@ class _Ledger:
             self._changed.wait_for(lambda: self._free or self._finished())
             if self._finished():
                 return None
-            self._taken += 1
-            return self._taken - 1, self._free.pop()
+            near = range(self._added, min(self._added + self._window, len(self._groups)))
+            turn = max((turn for turn in near if turn not in self._taken), key=self._sizes.__getitem__)
+            self._taken.add(turn)
+            return turn, self._free.pop()
 
     def stop(self) -> None:
         """Start no further client, so that an interrupted exchange ends soon."""
@@ -400,7 +415,7 @@ class _Ledger:
             self._changed.notify_all()
 
     def _finished(self) -> bool:
-        return self._stopped or self.failure is not None or self._taken == len(self._groups)
+        return self._stopped or self.failure is not None or len(self._taken) == len(self._groups)
 
     def deliver(self, turn: int, workspace: Workspace, outcomes: list[_Outcome]) -> None:
         """Add these outcomes and all waiting ones whose turn has come."""
