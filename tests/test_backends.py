@@ -340,7 +340,7 @@ def test_secure_sums_take_each_client_by_itself(device):
     assert here.history[0].error_bounds == there.history[0].error_bounds
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", *DEVICES])
 def test_a_block_is_solved_by_factors_as_by_eigenvalues(device, monkeypatch):
     kernels, rng = kernels_on(device), np.random.default_rng(8)
     hidden, weight = rng.standard_normal((300, 60)), 0.1 * rng.standard_normal((40, 7))
