@@ -31,7 +31,7 @@ from benchmarks.machine import progress
 from benchmarks.operations import lean_operations
 from benchmarks.torch_transcription import Authors
 from fedsolve.backends import kernels_on
-from fedsolve.federation.pool import Pool
+from fedsolve.federation.device_pools import DevicePool
 
 CLIENTS, ALPHA, SEEDS = 100, 0.1, (1, 2, 3, 4, 5)
 
@@ -175,7 +175,7 @@ def product_kernels(place: Place, federation: Any, method: Any, operations: int)
         return None
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    plain = Pool.answer
+    plain = DevicePool.answer
 
     def answer(self: Any, *asked: Any) -> Any:
         with record_function("participants"):
@@ -183,12 +183,12 @@ def product_kernels(place: Place, federation: Any, method: Any, operations: int)
             place.wait()
         return term
 
-    Pool.answer = answer  # type: ignore[method-assign]
+    DevicePool.answer = answer  # type: ignore[method-assign]
     try:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             method.fit(federation)
     finally:
-        Pool.answer = plain  # type: ignore[method-assign]
+        DevicePool.answer = plain  # type: ignore[method-assign]
     events = list(seen.events())
     spans = [
         (event.time_range.start, event.time_range.end)

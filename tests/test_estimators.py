@@ -91,7 +91,17 @@ def test_scikit_learn_check(estimator: Any, check: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AFLClassifier,
+        AFLRegressor,
+        DeepAFLClassifier,
+        DeepAFLRegressor,
+        fs.KernelAFLClassifier,
+        fs.SoftmaxClassifier,
+    ],
+)
 def test_check_estimator_with_default_parameters(kind: type) -> None:
     program = (
         "from sklearn.utils.estimator_checks import check_estimator\n"

@@ -124,7 +124,7 @@ def test_the_reference_page_shows_a_new_method(toy: type[Toy]) -> None:
     page = fedsolve("methods", "--parameters").stdout
     assert "| `share` | `--share` | a number in (0, 1] | 0.5 | Share of the toys. |" in page
     lists = document("methods", "--parameters")["parameters"]
-    assert lists["Parameters of toy (Nobody, 2026)"][3]["name"] == "share"
+    assert lists["Parameters of toy (Nobody, 2026)"][4]["name"] == "share"
 
 
 def test_the_command_refuses_a_parameter_that_hides_an_option(monkeypatch: pytest.MonkeyPatch) -> None:

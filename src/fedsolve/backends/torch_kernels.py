@@ -197,8 +197,8 @@ class TorchKernels(Kernels):
         return values, vectors
 
     def thin_svd(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # Through a triangle of the shorter side, whose SVD is faster on the host than on a GPU. LAPACK
-        # (gesdd) goes that way too where the sides differ this much, so signs are those of other backends.
+        # Through a triangle of the shorter side, whose SVD is faster on the host than on a GPU: LAPACK's
+        # own way (gesdd) wherever the sides differ this much, so that signs are those of the other backends.
         rows, columns = matrix.shape
         if columns and rows >= columns * 11 // 6:
             directions, triangle = torch.linalg.qr(matrix)

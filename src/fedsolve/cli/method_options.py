@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 import fedsolve.closedform.cascade
+import fedsolve.closedform.kernel_afl
+import fedsolve.closedform.softmax
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
 from fedsolve.cli.command import LAST, Command, F, Option, option
@@ -250,7 +252,7 @@ def method_option(group: str) -> Callable[[F], F]:
         default=DEFAULT_METHOD,
         metavar="NAME",
         group=group,
-        help=f"{closed} or a gradient method.",
+        help=f"{closed}, ...",
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from fedsolve.backends import kernels_on
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
+from fedsolve.closedform.linear_heads import HEADS, solve_head
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
@@ -54,6 +55,19 @@ class AFL(Method[LinearModel]):
     ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
     intercept: bool = parameter(False, "Fit an intercept from sums.")
     scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    head: str = parameter("ridge", "What is solved from the same sums.", choices=HEADS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head != "ridge" and self.intercept:
+            raise DataError(f"the head '{self.head}' has its own intercept; leave intercept=True out.")
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name; the head that AFL always had goes without saying, as in older files."""
+        values = super().parameters()
+        if self.head == "ridge":
+            del values["head"]
+        return values
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)
@@ -80,7 +94,12 @@ class AFL(Method[LinearModel]):
         kernels = kernels_on(spec.device)
         gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
         intercept = np.zeros(spec.outputs)
-        if self.intercept:
+        if self.head != "ridge":
+            if spec.classes is None:
+                raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
+            sums = total["gram"], total["cross"], total["label_square"]
+            solution, intercept = solve_head(self.head, *sums, self.ridge)
+        elif self.intercept:
             weight = float(total["weight"][0])
             if weight <= 0:
                 raise DataError("all sample weights are zero; at least one row must count.")
@@ -123,7 +142,7 @@ class AFLRun(Run[LinearModel]):
             return
         self._model = self.method._solve(total, self.spec, self.preparation)
         risk = None
-        if not self.method.intercept:
+        if not self.method.intercept and self.method.head == "ridge":
             kernels = kernels_on(self.spec.device)
             weight = kernels.array(self._model.weight)
             gram, cross, label_square = (total.on(kernels, name) for name in SUMS)
@@ -153,20 +172,23 @@ class AFLRun(Run[LinearModel]):
             )
 
 
-@step(KIND, additive=True)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
-    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
+    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted.
+
+    Where asked for, also the rows of each class that count at all.
+    """
     check_opening(data, memory.chain)
     kernels = memory.kernels
     rows = cached_rows(data, memory, np.float64, kernels)
     sums = Accumulator(memory.workspace, np.float64, kernels)
-    sums.declare("gram", (data.width, data.width), symmetric=True)
-    sums.declare("cross", (data.width, rows.outputs))
+    sums.declare("gram", (rows.width, rows.width), symmetric=True)
+    sums.declare("cross", (rows.width, rows.outputs))
     sums.declare("label_square", (rows.outputs,))
     if request.note["intercept"]:
-        for name, width in (("weight", 1), ("feature", data.width), ("target", rows.outputs)):
+        for name, width in (("weight", 1), ("feature", rows.width), ("target", rows.outputs)):
             sums.declare(name, (width,))
-    for span in chunks(len(rows), data.width, kernels):
+    for span in chunks(len(rows), rows.width, kernels):
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
         sums.add_gram("gram", features)
@@ -179,4 +201,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             sums.add("target", (root.T @ targets)[0])
     term = sums.finish()
     term.counts["rows"] = len(rows)
+    if request.note.get("class_rows") and rows.codes is not None:
+        weights = data.own_weights()
+        counted = rows.codes if weights is None else rows.codes[weights > 0]
+        term.arrays["class_rows"] = np.bincount(counted, minlength=rows.outputs).astype(np.float64)
     return term

@@ -59,17 +59,17 @@ class Preparation:
         return (np.asarray(features, dtype=np.float64) - self.mean) / self.scale
 
 
-@step(KIND, additive=True)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """n (as sum of weights), sum x, sum x² and sum y of the client's rows."""
     check_opening(data, memory.chain)
     kernels = memory.kernels
     rows = Rows(data, memory.chain, np.float64, kernels)
     sums = Accumulator(memory.workspace, np.float64, kernels)
-    for name, width in (("weight", 1), ("feature", data.width), ("feature_square", data.width)):
+    for name, width in (("weight", 1), ("feature", rows.width), ("feature_square", rows.width)):
         sums.declare(name, (width,))
     sums.declare("target", (rows.outputs,))
-    for span in chunks(len(rows), data.width, kernels):
+    for span in chunks(len(rows), rows.width, kernels):
         features, targets = rows.features(span), rows.targets(span)
         root = rows.ones(span)
         features, targets = features * root, targets * root

@@ -26,7 +26,16 @@ from fedsolve.permissions import check_allowed
 if TYPE_CHECKING:
     from fedsolve.model import Model
 
-__all__ = ["ClientData", "Memory", "Participant", "answer_together", "group_size", "group_step", "step"]
+__all__ = [
+    "ClientData",
+    "Memory",
+    "Participant",
+    "adds_up",
+    "answer_together",
+    "group_size",
+    "group_step",
+    "step",
+]
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
@@ -63,20 +72,19 @@ Step = Callable[[ClientData, Request, Memory], Term]
 GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Term]]
 
 _STEPS: dict[str, Step] = {}
-_ADDITIVE: set[str] = set()
 _GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain], int]]] = {}
+_ADDING_UP: set[str] = set()
 
 
-def step(kind: str, *, additive: bool = False) -> Callable[[Step], Step]:
+def step(kind: str, *, over_rows: bool = False) -> Callable[[Step], Step]:
     """Register a client step: the function that answers requests of this kind.
 
-    additive: whether the term of several clients' rows together is the sum of their terms, and is computed
-        by `memory.kernels`: clients that share a device then answer as one (`pool`).
+    over_rows: whether the term is a sum over rows, so that the answer of clients who pool their rows is the
+        sum of their answers. Engines with very many clients then ask neighbours as
+        one, and clients that share a device answer as one.
     """
 
     def register(function: Step) -> Step:
-        if additive:
-            _ADDITIVE.add(kind)
         known = _STEPS.get(kind)
         if known is not None and _place(known) != _place(function):
             raise DataError(
@@ -84,9 +92,16 @@ def step(kind: str, *, additive: bool = False) -> Callable[[Step], Step]:
                 f"such as '{function.__module__}.{kind}'."
             )
         _STEPS[kind] = function
+        if over_rows:
+            _ADDING_UP.add(kind)
         return function
 
     return register
+
+
+def adds_up(kind: str) -> bool:
+    """Whether answers to requests of this kind are sums over rows."""
+    return kind in _ADDING_UP
 
 
 def _place(function: Any) -> str:
@@ -112,11 +127,6 @@ def group_size(request: Request, chain: Chain) -> int:
     """How many clients of one process answer this request together."""
     entry = _GROUP_STEPS.get(request.kind)
     return 1 if entry is None else max(1, entry[1](request, chain))
-
-
-def is_additive(kind: str) -> bool:
-    """Whether clients that share a device may answer requests of this kind as one."""
-    return kind in _ADDITIVE
 
 
 def answered_by(kind: str, data: ClientData, request: Request, memory: Memory) -> Term:

@@ -1,13 +1,13 @@
 """Clients that share a device answer as one: one set of products over the rows of all of them.
 
-A step that is registered as additive gives the sum of the clients' terms when it is shown all their rows.
+A step whose term is a sum over rows gives the sum of the clients' terms when it is shown all their rows.
 Nothing else differs from asking them one by one: what each would have sent is counted, and a client that
 cannot answer is found by asking it alone. Secure sums and methods that gather ask each client by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,15 +16,17 @@ import numpy as np
 
 from fedsolve import registry
 from fedsolve.container import Array
+from fedsolve.federation.blocks import BlockSum
 from fedsolve.federation.client_data import ClientData, shown_by
 from fedsolve.federation.cohort import CohortReport
+from fedsolve.federation.members import Members
 from fedsolve.federation.messages import Chain, Request, Term
-from fedsolve.federation.participant import Memory, Participant, answered_by, is_additive
+from fedsolve.federation.participant import Memory, Participant, adds_up, answered_by
 from fedsolve.federation.parts import Part, part_of
 from fedsolve.federation.running_sum import RunningSum
 
 
-class Pool:
+class DevicePool:
     """The clients of a federation that share a device other than the host."""
 
     def __init__(self, device: str, members: Sequence[Participant]) -> None:
@@ -38,7 +40,7 @@ class Pool:
     def answers(request: Request, chain: Chain) -> bool:
         """Whether clients may be asked this as one."""
         opening = chain.blocks[0].note.get("opening", {}) if len(chain) else {}
-        known = request.position > 0 and is_additive(request.kind)
+        known = request.position > 0 and adds_up(request.kind)
         return known and not registry.is_foreign(opening.get("method"))
 
     def lacking(self, request: Request, chain: Chain) -> int:
@@ -102,7 +104,7 @@ class PooledData(ClientData):
         return self._members[0].width
 
     @cached_property
-    def source(self) -> Array:  # type: ignore[override]
+    def source(self) -> Array:
         return self.features(slice(None), None)
 
     def features(self, span: slice, dtype: Any = np.float64) -> Array:
@@ -133,15 +135,15 @@ def _together(views: Sequence[ClientData]) -> ClientData:
     return ClientData(first.source, first.labels, rows, first.weights, checked=True, schema=first.schema)
 
 
-class Pools:
+class DevicePools:
     """The pools of a federation, one for each device that some of its participants compute on."""
 
     def __init__(self) -> None:
-        self._pools: list[Pool] = []
+        self._pools: list[DevicePool] = []
 
     def ask(
         self,
-        participants: Mapping[str, Participant],
+        members: Members,
         request: Request,
         chain: Chain,
         report: CohortReport,
@@ -152,11 +154,10 @@ class Pools:
         Gives what was wrong with a pool that could not answer: whose failure it is shows when its members are
         asked alone.
         """
-        elsewhere = any(participant.device != "cpu" for participant in participants.values())
-        if not elsewhere or not Pool.answers(request, chain):
+        if not DevicePool.answers(request, chain):
             return None
         problem: Exception | None = None
-        for pool in self._current([participants[name] for name in sorted(participants)]):
+        for pool in self._current(members):
             try:
                 catch_up = pool.lacking(request, chain)
                 answer = sums.check(pool.members[0].name, pool.answer(request, chain))
@@ -164,19 +165,22 @@ class Pools:
                 problem = found
                 continue
             sums.add(answer)
-            members = ((member.name, len(member) == 0) for member in pool.members)
-            report.enter_together(members, answer.term.nbytes, catch_up)
+            names = [member.name for member in pool.members]
+            empty = [member.name for member in pool.members if len(member) == 0]
+            count, each = len(names), answer.term.nbytes
+            report.enter_block(BlockSum(answer.term, names, empty, {}, count * each, count * catch_up))
         return problem
 
-    def place_rows(self, participants: Sequence[Participant]) -> None:
+    def place_rows(self, members: Members) -> None:
         """Copy the rows to their devices now; otherwise the first exchange does."""
-        for pool in self._current(participants):
+        for pool in self._current(members):
             pool.place_rows()
 
-    def _current(self, participants: Sequence[Participant]) -> list[Pool]:
+    def _current(self, members: Members) -> list[DevicePool]:
         """The participants by device, those on the host left out; a pool of the same members is kept."""
+        participants = [members[name] for name in members.names]
         devices = sorted({p.device for p in participants if p.device != "cpu"})
         groups = {device: tuple(p for p in participants if p.device == device) for device in devices}
         kept = {pool.members: pool for pool in self._pools}
-        self._pools = [kept.get(group) or Pool(device, group) for device, group in groups.items()]
+        self._pools = [kept.get(group) or DevicePool(device, group) for device, group in groups.items()]
         return self._pools
