@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Tests run in two processes, one BLAS and one torch thread each: two threads on busy cores are slower than one.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-fast check browser bench clean help
+.PHONY: demo test test-fast check browser bench bench-gpu clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ browser:
 
 bench: $(VENV)/user  ## speed, traffic and memory against the authors' formulation
 	$(BIN)/python -m benchmarks
+
+bench-gpu: $(VENV)/user  ## the closed forms on a GPU, beside the CPU and the authors' formulation (needs torch with CUDA)
+	$(BIN)/python -m benchmarks.gpu --json benchmarks/results/gpu.json
 
 clean:           ## remove the environment and what runs left behind
 	rm -rf $(VENV) fedsolve-demo .mypy_cache .ruff_cache

@@ -56,12 +56,12 @@ WAYS = "processes:1,processes:12,mps:12,mps:16,processes:12/4"
 MODULE = "benchmarks.fashion_mnist"
 
 
-def method_of(arm: str, rounds: int, seed: int, device: str, **changed: Any) -> Any:
+def method_of(arm: str, rounds: int, seed: int, **changed: Any) -> Any:
     """The method of an arm, such as "FedLC+lowest"."""
     host, _, choice = arm.partition("+")
     kind, own = HOSTS[host]
     feedback = {"feedback": choice, "feedback_first": True} if choice else {}
-    named = {"rounds": rounds, "seed": seed, "device": device}
+    named = {"rounds": rounds, "seed": seed}
     return kind(**(SETTING | named | own | feedback | changed))
 
 
@@ -93,10 +93,12 @@ def pixel_rows(folder: Path) -> tuple[Any, Any, Any, Any]:
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def federation_of(data: Data, seed: int, workers: int = 1) -> Any:
+def federation_of(data: Data, seed: int, device: str = "cpu", workers: int = 1) -> Any:
     """The paper's clients, so many side by side: the partition follows the seed."""
     owners = fs.partition.dirichlet(data.labels, CLIENTS, alpha=ALPHA, seed=seed)
-    return fs.LocalFederation.from_arrays(data.images, data.labels, owners, clients=CLIENTS, workers=workers)
+    return fs.LocalFederation.from_arrays(
+        data.images, data.labels, owners, CLIENTS, workers=workers, device=device
+    )
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ def run_arm(
     data: Data, arm: str, seed: int, place: Place, rounds: int, device: str, until: float, **changed: Any
 ) -> bool:
     """Train one arm, from its checkpoint if there is one, until `time.time()`; whether it is finished."""
-    federation = federation_of(data, seed, place.workers)
-    method = method_of(arm, rounds, seed, device, **changed)
+    federation = federation_of(data, seed, device, place.workers)
+    method = method_of(arm, rounds, seed, **changed)
     run = method.start(federation.describe())
     checkpoint = place.work / f"{stem(arm, seed)}.checkpoint"
     if checkpoint.exists():
@@ -311,8 +313,8 @@ def profile(data: Data, device: str, **changed: Any) -> str:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    federation = federation_of(data, 0)
-    run = method_of("FedLC+lowest", 3, 0, device, **changed).start(federation.describe())
+    federation = federation_of(data, 0, device)
+    run = method_of("FedLC+lowest", 3, 0, **changed).start(federation.describe())
     rounds = exchanges(run, federation)
     next(rounds)
     started = time.time()

@@ -35,7 +35,7 @@ def measure(
     images = rng.integers(0, 256, (clients * rows, 784), dtype=np.uint8)
     labels = rng.integers(0, 10, clients * rows)
     owners = np.arange(clients * rows) // rows
-    federation = fs.LocalFederation.from_arrays(images, labels, owners, workers=1)
+    federation = fs.LocalFederation.from_arrays(images, labels, owners, workers=1, device=device)
     common: dict[str, Any] = {
         "network": network,
         "rounds": 4 * pairs + 10,
@@ -43,7 +43,6 @@ def measure(
         "rate": 0.01,
         "momentum": 0.9,
         "weight_decay": 1e-3,
-        "device": device,
     }
     plain = FedAvg(**common)
     arms = {

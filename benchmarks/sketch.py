@@ -59,7 +59,9 @@ def measure(
     images, labels, _, _ = pixel_rows(folder)
     images, labels = images[:limit], labels[:limit]
     owners = fs.partition.dirichlet(labels, CLIENTS, alpha=ALPHA, seed=0)
-    federation = fs.LocalFederation.from_arrays(images, labels, owners, clients=CLIENTS, workers=1)
+    federation = fs.LocalFederation.from_arrays(
+        images, labels, owners, clients=CLIENTS, workers=1, device=device
+    )
     method = FedAvgSketched(
         network=network,
         rounds=rounds,
@@ -68,7 +70,6 @@ def measure(
         rate=0.01,
         momentum=0.9,
         weight_decay=1e-3,
-        device=device,
         beside=sketch,
     )
     run = method.start(federation.describe())

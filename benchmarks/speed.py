@@ -89,14 +89,13 @@ def with_fedsolve(task: Task, workers: int) -> Iterator[None]:
     """Rounds of fedsolve's FedAvg, so many clients at once."""
     images, labels = task.images()
     owners = np.arange(len(labels)) // task.rows
-    federation = fs.LocalFederation.from_arrays(images, labels, owners, workers=workers)
+    federation = fs.LocalFederation.from_arrays(images, labels, owners, workers=workers, device=task.device)
     method = FedAvg(
         network=task.network,
         rounds=10**6,
         epochs=task.epochs,
         batch=task.batch,
         rate=task.rate,
-        device=task.device,
     )
     for _ in exchanges(method.start(federation.describe()), federation):
         _wait(task)

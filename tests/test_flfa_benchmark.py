@@ -91,11 +91,11 @@ def test_a_score_is_the_mean_of_rounds_41_to_60_of_finished_runs() -> None:
 
 
 def test_arms_differ_in_host_and_feedback_alone() -> None:
-    plain, chosen = (method_of(arm, 60, 3, "cpu").parameters() for arm in ("FedLC", "FedLC+lowest"))
+    plain, chosen = (method_of(arm, 60, 3).parameters() for arm in ("FedLC", "FedLC+lowest"))
     differs = {name: (plain[name], chosen[name]) for name in plain if plain[name] != chosen[name]}
     assert differs == {"feedback": (None, "lowest"), "feedback_first": (False, True)}
     assert (plain["crop"], plain["flip"], plain["pixel_mean"]) == (2, 0.5, "0.2860")
-    assert [method_of(arm, 60, 0, "cpu").key for arm in ARMS] == ["fedlc"] * 3 + ["fedavgm"] * 4
+    assert [method_of(arm, 60, 0).key for arm in ARMS] == ["fedlc"] * 3 + ["fedavgm"] * 4
 
 
 @pytest.fixture(scope="module")

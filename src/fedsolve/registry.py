@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -96,6 +96,13 @@ def method_class(key: str) -> type:
             text = next(iter((method.__doc__ or "").strip().splitlines()), method.__name__)
             register(Info(key, text))(method)
     return _METHODS[key][1]
+
+
+def method_of(opening: Mapping[str, Any]) -> Any:
+    """The method that an opening, or a file, names, with its parameters; retired ones are left out."""
+    kind: Any = method_class(opening["method"])
+    retired = getattr(kind, "retired", ())
+    return kind(**{name: value for name, value in opening["parameters"].items() if name not in retired})
 
 
 def is_foreign(key: Any) -> TypeGuard[str]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from threadpoolctl import ThreadpoolController
+
+T = TypeVar("T")
 
 
 @cache
@@ -25,6 +30,20 @@ def blas_threads(limit: int | None) -> AbstractContextManager[Any]:
         return nullcontext()
     context: AbstractContextManager[Any] = _controller().limit(limits=limit, user_api="blas")
     return context
+
+
+def run_beside(work: Callable[[], T]) -> Future[T]:
+    """Start this in a thread of its own; for what the interpreter need not wait for."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as problem:  # whoever asks for the result learns of it
+            found.set_exception(problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
 
 
 def several_threads() -> bool:

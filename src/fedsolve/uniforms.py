@@ -18,8 +18,17 @@ SCHEME = 1
 
 def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) -> Array:
     """(inputs + 1) * outputs uniforms in [0, 1) of 53 bits each."""
+    return philox_uniforms(uniform_key(seed, role, layer, inputs, outputs), (inputs + 1) * outputs)
+
+
+def uniform_key(seed: int, role: str, layer: int, inputs: int, outputs: int) -> int:
+    """The 128 bits by which the numbers of this name are drawn."""
     text = f"fedsolve projection {SCHEME}|{seed}|{role}|{layer}|{inputs}|{outputs}"
-    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
-    raw = np.random.Philox(key=key).random_raw((inputs + 1) * outputs)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+
+def philox_uniforms(key: int, count: int) -> Array:
+    """`count` uniforms in [0, 1) of 53 bits each."""
+    raw = np.random.Philox(key=key).random_raw(count)
     raw >>= np.uint64(11)
     return raw.astype(np.float64) * 2.0**-53

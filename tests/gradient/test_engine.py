@@ -475,7 +475,6 @@ def test_bytes_are_read_as_images_and_other_types_as_they_are() -> None:
     [
         ({"network": "lienar"}, "unknown network 'lienar'.*Did you mean 'linear'"),
         ({"network": "cnn"}, "6 features do not say of which shape"),
-        ({"device": "abacus"}, "device 'abacus' is not one that torch knows"),
         ({"network": "module", "feedback": "2,head"}, "head"),
         ({"network": "module", "feedback": "lowest", "feedback_layers": 3}, "choose 3 layers.*has 1"),
         ({"shape": "1,x,3", "network": "cnn"}, "channels,height,width"),
@@ -493,7 +492,9 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     features, labels = rows(40)
     with pytest.raises(DataError, match="no GPU here"):
-        FedAvg(device="cuda").fit(federation(features, labels, uneven()))
+        fs.LocalFederation.from_arrays(features, labels, np.zeros(40, int), device="cuda")
+    with pytest.raises(DataError, match="device 'abacus' is not one that torch knows"):
+        fs.LocalFederation.from_arrays(features, labels, np.zeros(40, int), device="abacus")
 
 
 def test_regression_is_refused() -> None:

@@ -54,16 +54,18 @@ PERSONAL = [Ditto, FedALA, FedAS, FedAvgFT, FedDBE, FedGen, FedPCL, FedProxFT, F
 AUGMENTED = {"crop": 2, "flip": 0.5, "pixel_mean": "0.3", "pixel_deviation": "0.35"}
 
 
-def federation(rows: int = 600, clients: int = 3, workers: int = 1) -> fs.LocalFederation:
+def federation(
+    rows: int = 600, device: str = "cuda", clients: int = 3, workers: int = 1
+) -> fs.LocalFederation:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, rows)
     images = np.clip(rng.normal(60 * labels[:, None], 40, (rows, 784)), 0, 255).astype(np.uint8)
     owners = rng.integers(0, clients, rows)
-    return fs.LocalFederation.from_arrays(images, labels, owners, clients, workers=workers)
+    return fs.LocalFederation.from_arrays(images, labels, owners, clients, workers=workers, device=device)
 
 
-def weights(method, rows: int = 600, clients: int = 3, workers: int = 1):
-    return method.fit(federation(rows, clients, workers)).weights
+def weights(method, rows: int = 600, device: str = "cuda", clients: int = 3, workers: int = 1):
+    return method.fit(federation(rows, device, clients, workers)).weights
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
@@ -77,7 +79,6 @@ def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, images, monk
         batch=32,
         rate=0.01,
         momentum=0.9,
-        device="cuda",
         feedback=feedback,
         **images,
     )
@@ -92,8 +93,7 @@ def test_replayed_steps_give_the_bits_of_plain_ones(kind, feedback, images, monk
 def test_results_are_those_of_the_processor(kind, images):
     setting = {"network": "cnn", "rounds": 2, "epochs": 2, "batch": 32, "rate": 0.01, "precision": "float64"}
     setting |= images
-    here = weights(kind(device="cuda", **setting), rows=200)
-    there = weights(kind(device="cpu", **setting), rows=200)
+    here, there = (weights(kind(**setting), 200, device) for device in ("cuda", "cpu"))
     for name in there:
         np.testing.assert_allclose(here[name], there[name], rtol=1e-9, atol=1e-11)
 
@@ -103,8 +103,8 @@ def test_personal_models_are_those_of_the_processor(kind):
     setting = {"network": "cnn", "rounds": 2, "batch": 32, "rate": 0.01, "precision": "float64"}
     found = []
     for device in ("cuda", "cpu"):
-        here = federation(rows=200)
-        model = kind(device=device, **setting).fit(here)
+        here = federation(200, device)
+        model = kind(**setting).fit(here)
         own = here.participants[0].personalise(model) if model.personalises else model
         found.append(own.decision_function(here.participants[0].data.source[:40]))
     np.testing.assert_allclose(*found, rtol=1e-8, atol=1e-9)
@@ -112,7 +112,7 @@ def test_personal_models_are_those_of_the_processor(kind):
 
 def test_heads_train_on_the_device_too():
     setting = {"network": "mlp:16", "rounds": 3, "batch": 32, "precision": "float64"}
-    here, there = (weights(FedAvg(device=device, **setting)) for device in ("cuda", "cpu"))
+    here, there = (weights(FedAvg(**setting), device=device) for device in ("cuda", "cpu"))
     for name in there:
         np.testing.assert_allclose(here[name], there[name], rtol=1e-9, atol=1e-11)
 
@@ -128,7 +128,6 @@ def test_clients_side_by_side_give_the_bits_of_one_after_the_other(kind, feedbac
         rate=0.01,
         rate_decay=0.9,
         momentum=0.9,
-        device="cuda",
         feedback=feedback,
         **AUGMENTED,
     )

@@ -14,6 +14,13 @@ Place = NDArray[Any]
 but what numpy's has too."""
 
 
+PIVOT = 0.999
+"""Share of a ridge that every pivot of ridge I + a positive semidefinite matrix reaches, rounding apart."""
+
+STEP = 1e-6
+"""Share of a solution that a step of refinement may change where the factorisation can be trusted."""
+
+
 class Kernels(ABC):
     """The kernels of one device. Arrays are float64 unless a `dtype`, named as numpy does, says otherwise.
 
@@ -104,6 +111,10 @@ class Kernels(ABC):
         """A row for each code, 1 at its place."""
 
     @abstractmethod
+    def uniforms(self, key: int, count: int) -> Place:
+        """`count` uniforms in [0, 1), with the bits of `uniforms.philox_uniforms`."""
+
+    @abstractmethod
     def where(self, condition: Place, values: Place, otherwise: float) -> Place:
         """values where the condition holds."""
 
@@ -116,8 +127,11 @@ class Kernels(ABC):
         """matrix += number I, in place."""
 
     @abstractmethod
-    def is_finite(self, array: Place) -> bool:
-        """Whether the sum of all numbers is finite: NaN or infinity anywhere makes it not so."""
+    def finite_sum(self, array: Place) -> Any:
+        """Whether the sum of all numbers is finite: NaN or infinity anywhere makes it not so.
+
+        As something that `bool` waits for.
+        """
 
     # -- factorisations ---------------------------------------------------------------------------
 
@@ -133,6 +147,18 @@ class Kernels(ABC):
     @abstractmethod
     def cholesky_solve(self, factor: Place, right: Place) -> Place:
         """The solution of system @ x = right (width, columns)."""
+
+    @abstractmethod
+    def prefers_shifts(self, width: int, columns: int) -> bool:
+        """Whether `shifted_solve` of so many systems takes less time than one `eigh`; follows from sizes."""
+
+    @abstractmethod
+    def shifted_solve(self, matrix: Place, scales: Place, ridge: float, right: Place) -> Place | None:
+        """Columns x_j with (ridge I + scale_j matrix) x_j = right_j, each refined by one step; ridge > 0.
+
+        None where the matrix is not positive semidefinite beside the ridge (a pivot falls below it), or where
+        a step of refinement changes more than a millionth: then eigenvalues must be looked at.
+        """
 
     @abstractmethod
     def eigh(self, matrix: Place) -> tuple[Place, Place]:

@@ -12,14 +12,18 @@ from scipy.linalg.lapack import dpocon
 
 from fedsolve.backends.activations import activate
 from fedsolve.backends.blas import add_gram
-from fedsolve.backends.kernels import Kernels
+from fedsolve.backends.kernels import PIVOT, STEP, Kernels
 from fedsolve.threads import blas_threads, several_threads
+from fedsolve.uniforms import philox_uniforms
 
 Array = NDArray[Any]
 
 _EPS = float(np.finfo(np.float64).eps)
 _CHUNK_BYTES = 16 << 20
 _TRIANGLE_ROWS = 128
+_SHIFTED_WIDTH, _SHIFTED_COLUMNS = 1536, 12
+"""From this width on, and up to so many columns, one thread factors all systems sooner than it finds
+eigenvectors; at 1024 there is nothing in it."""
 
 
 class NumpyKernels(Kernels):
@@ -104,6 +108,9 @@ class NumpyKernels(Kernels):
         values[np.arange(len(codes)), codes] = 1.0
         return values
 
+    def uniforms(self, key: int, count: int) -> Array:
+        return philox_uniforms(key, count)
+
     def where(self, condition: Array, values: Array, otherwise: float) -> Array:
         return np.where(condition, values, otherwise)
 
@@ -113,7 +120,7 @@ class NumpyKernels(Kernels):
     def add_diagonal(self, matrix: Array, number: float) -> None:
         matrix.flat[:: len(matrix) + 1] += number
 
-    def is_finite(self, array: Array) -> bool:
+    def finite_sum(self, array: Array) -> bool:
         # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
         with np.errstate(invalid="ignore", over="ignore"):
             return bool(np.isfinite(np.add.reduce(array, axis=None)))
@@ -128,6 +135,29 @@ class NumpyKernels(Kernels):
 
     def cholesky_solve(self, factor: Any, right: Array) -> Array:
         return np.ascontiguousarray(cho_solve(factor, right, check_finite=False))
+
+    def prefers_shifts(self, width: int, columns: int) -> bool:
+        return width >= _SHIFTED_WIDTH and columns <= _SHIFTED_COLUMNS
+
+    def shifted_solve(self, matrix: Array, scales: Array, ridge: float, right: Array) -> Array | None:
+        solution = np.empty(right.shape)
+        system = np.empty(matrix.shape, order="F")
+        for column, scale in enumerate(scales):
+            np.multiply(matrix.T, scale, out=system)
+            self.add_diagonal(system, ridge)
+            try:
+                factor = cho_factor(system, lower=True, overwrite_a=True, check_finite=False)
+            except LinAlgError:
+                return None
+            if np.min(np.diagonal(factor[0])) ** 2 < PIVOT * ridge:
+                return None
+            wanted = right[:, column]
+            found = cho_solve(factor, wanted, check_finite=False)
+            step = cho_solve(factor, wanted - ridge * found - scale * (matrix @ found), check_finite=False)
+            if not np.linalg.norm(step) <= STEP * np.linalg.norm(found):
+                return None
+            solution[:, column] = found + step
+        return solution
 
     def eigh(self, matrix: Array) -> tuple[Array, Array]:
         values, vectors = eigh(matrix, driver="evd", check_finite=False)

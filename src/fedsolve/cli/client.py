@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from fedsolve.backends.devices import resolve
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import BACKBONE, data_root_option, store_option
 from fedsolve.cli.keys import key_folder
@@ -79,6 +80,7 @@ _SITE = "This site"
     group=_SITE,
     help="What was sent (sent.jsonl), and scratch files.  [default: fedsolve-client-NAME]",
 )
+@option("--device", metavar="NAME", default="cpu", group=_SITE, help="Where to compute: cpu, cuda, auto.")
 @option("--once", is_flag=True, group=_SITE, help="End when a run is complete, instead of waiting for more.")
 @option("--data", metavar="DATA", required=True, group=_DATA, help="File or address, as for 'train'.")
 @option(
@@ -107,6 +109,7 @@ def client(**given: Any) -> None:
     name = given["name"]
     state = Path(given["state"] or f"fedsolve-client-{name}")
     address(given["server"])
+    resolve(given["device"])
     private_folder(state)
     with locked(state / "lock", f"the state folder {state} is used"):
         document = _take_part(given, output, name, state)
@@ -134,6 +137,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         scratch=state,
         states=state / "states",
         rows=state / "rows.json",
+        device=given["device"],
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)

@@ -144,7 +144,7 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
 
 
 def federate(
-    data: Table, split: Division, workers: int | None, schema: Schema | None = None
+    data: Table, split: Division, workers: int | None, schema: Schema | None = None, device: str = "cpu"
 ) -> LocalFederation:
     """The table's rows as a federation in this process; `schema` where one describes them for the run."""
     assert data.labels is not None
@@ -158,6 +158,7 @@ def federate(
             workers=workers,
             schema=schema,
             sample_weight=data.weights,
+            device=device,
         )
     assert data.owners is not None
     texts = data.owners.astype(str)
@@ -166,7 +167,7 @@ def federate(
     clients = tuple(names.tolist())
     deal = Deal(data.features, data.labels, data.weights, schema, *dealt, LOCAL_MEMORY, None, clients)
     classes = None if schema is None or not schema.classes else schema.classes
-    return LocalFederation(deal, workers=workers, classes=classes)
+    return LocalFederation(deal, workers=workers, classes=classes, device=device)
 
 
 def _flag(name: str) -> str:

@@ -138,6 +138,14 @@ PORT = 9092
 )
 @option("--out", metavar="FILE", group=_RUN, help="Where to save the model too.")
 @option(
+    "--device",
+    more=True,
+    metavar="NAME",
+    default="cpu",
+    group=_RUN,
+    help="Where this server solves: cpu, cuda, cuda:1, or auto for a GPU if any; sites have their own.",
+)
+@option(
     "--evaluate",
     is_flag=True,
     more=True,
@@ -256,6 +264,7 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
             patience=given["patience"],
             schema=given["schema"],
             spec=spec,
+            device=given["device"],
             report=heard,
             tell=output.note,
         )

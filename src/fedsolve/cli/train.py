@@ -13,7 +13,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from fedsolve.backends.devices import find_device
+from fedsolve.backends.devices import resolve
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
 from fedsolve.cli.command import Choice, option
@@ -157,6 +157,14 @@ train a head on the features or a whole network on the images, round by round.
     help="Clients computed at the same time.  [default: all cores]",
 )
 @option(
+    "--device",
+    more=True,
+    metavar="NAME",
+    default="cpu",
+    group=_GROUP,
+    help="Where to compute: cpu, cuda, or auto: a GPU if any.",
+)
+@option(
     "--engine",
     type=Choice(["local", "ray"]),
     default="local",
@@ -214,10 +222,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     checkpoint = _checkpoint(ctx, given, output)
     if isinstance(method, GradientMethod):
         pixel_rows.check_torch(method.network, f"method '{method.key}'")
-        find_device(method.device)
         method, given["backbone"] = pixel_rows.for_training(method, given)
     elif given["watch"] is not None:
         raise click.UsageError(f"--watch follows rounds of gradient methods; {method.key} has none", ctx)
+    given["device"] = resolve(given["device"])
     personal = personal_folder(ctx, given["personal"], method)
     if given["engine"] == "ray" and (given["secure"] or method.key in personal_keys()):
         what = "--secure" if given["secure"] else f"method '{method.key}', whose clients keep models,"
@@ -231,7 +239,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         data = reader.rows(given["data"], "train", owned=owned)
     else:
         data = reader.described(given["data"], described, owned)
-    federation = federate(data, split, given["workers"], described)
+    federation = federate(data, split, given["workers"], described, given["device"])
     spec = federation.describe()
     schema = _named(data.schema, spec)
     test = _test_rows(given, reader, spec, schema, own=len(files) == 1)
@@ -259,7 +267,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         if isinstance(model, GradientModel) and given["backbone"] is not None:
             model.parameters[pixel_rows.NOTED] = given["backbone"]
         check_finite(model, "the model, which was not saved,")
-        accuracy = _accuracy(method, model, engine, data, test)
+        accuracy = _accuracy(model, engine, data, test)
         accuracy["held_out"] = next(
             (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
         )
@@ -363,16 +371,12 @@ def _watch(ctx: click.Context, given: dict[str, Any], test: Table | None) -> Wat
     return Watch(test.features, test.labels, every=given["watch"])
 
 
-def _accuracy(
-    method: Method[Any], model: Model, federation: Engine, data: Table, test: Table | None
-) -> dict[str, Any]:
+def _accuracy(model: Model, federation: Engine, data: Table, test: Table | None) -> dict[str, Any]:
     if not isinstance(model, GradientModel):
         score = None if test is None else model.score(test.features, test.labels)
         return {"train": federation.evaluate(model), "test": score}
-    # All rows lie in this process: in one pass on the method's device they take a fraction of the time
+    # All rows lie in this process: in one pass on the model's device they take a fraction of the time
     # that every client by itself would, and the count is the same.
-    assert isinstance(method, GradientMethod)
-    model.device = str(find_device(method.device))
     rows = {"train": data, "test": test}
     return {part: None if held is None else pixel_rows.accuracy(model, held) for part, held in rows.items()}
 

@@ -83,16 +83,16 @@ class Cascade(Method["CascadeModel"]):
 
 def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outputs: int) -> Iterator[Array]:
     """Phi_0, Phi_1, ... of these rows: one more than there are classifiers to pass through."""
-    first = projection(method.seed, "zero", 0, features.shape[1], method.width)
     kernels = kernels_of(features)
+    first = projection(method.seed, "zero", 0, features.shape[1], method.width, kernels=kernels)
     phi = kernels.activate(method.zero_activation, first.apply(features))
     yield phi
     for layer, weight in enumerate(classifiers):
         scores = phi @ weight
         if method.strategy in (2, 4):
-            encoding = projection(method.seed, "encoding", layer, outputs, outputs).on(kernels)
+            encoding = projection(method.seed, "encoding", layer, outputs, outputs, kernels=kernels)
             scores = scores @ encoding.weight
-        back = projection(method.seed, "cascade", layer, outputs, method.width, method.gain).on(kernels)
+        back = projection(method.seed, "cascade", layer, outputs, method.width, method.gain, kernels=kernels)
         phi = scores @ back.weight
         if method.strategy in (3, 4):
             kernels.activate(method.activation, phi)

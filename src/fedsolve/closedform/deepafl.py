@@ -17,13 +17,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedsolve.backends import kernels_on
+from fedsolve.backends import NUMPY, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
@@ -34,7 +35,7 @@ from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
-from fedsolve.closedform.solvers import Sandwich, regularised_risk, ridge_solve, sandwich_solve
+from fedsolve.closedform.solvers import Decomposition, Sandwich, regularised_risk, ridge_solve, sandwich_solve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
@@ -42,6 +43,7 @@ from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
+from fedsolve.threads import run_beside
 
 CHOSEN = ("layers", "width", "ridge", "residual_ridge", "gain", "scale")
 """Parameters that may be "auto": chosen on rows held out."""
@@ -204,6 +206,11 @@ class DeepAFL(Method[DeepModel]):
         return max(spec.features, width, self.hidden_width or 0)
 
 
+_BESIDE = 32
+"""Columns of a classifier up to which its SVD runs beside an exchange: BLAS takes no second thread for it,
+which would keep a processor from the thread that launches the device's work."""
+
+
 @dataclass(frozen=True)
 class LayerSums:
     """G_t, H_t and sum of y² per output, valid for the cohort they were summed over.
@@ -244,6 +251,7 @@ class DeepAFLRun(Run[DeepModel]):
         self.sums: LayerSums | None = None
         self._pending: Request | None = None
         self._kernels = kernels_on(spec.device)
+        self._decomposing: Future[Decomposition] | None = None
 
     @property
     def exchanges(self) -> int:
@@ -365,7 +373,9 @@ class DeepAFLRun(Run[DeepModel]):
             residual = total_of("hidden_cross")  # without Phi_t the block must give all of Y
         if self.method.reconstruction:
             residual, weight = self._with_reconstruction(residual, weight, total)
-        exact = sandwich_solve(total_of("hidden_gram"), residual, weight, self._residual_ridge)
+        exact = sandwich_solve(
+            total_of("hidden_gram"), residual, weight, self._residual_ridge, self._decomposed(layer)
+        )
         block = self._append(exact.on_host())
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
@@ -377,6 +387,14 @@ class DeepAFLRun(Run[DeepModel]):
                 self.sums = None
         elif not self.plan.step:
             self.sums = None
+
+    def _decomposed(self, layer: int) -> Decomposition | None:
+        """The SVD of W_t, where it was computed while clients answered."""
+        known, self._decomposing = self._decomposing, None
+        if known is None or self.method.reconstruction or layer != len(self.classifiers) - 1:
+            return None
+        left, singular, right = map(self._kernels.array, known.result())
+        return left, singular, right
 
     def _with_reconstruction(self, residual: Array, weight: Array, total: Total) -> tuple[Array, Array]:
         """Eq. 88 as the same sandwich: the decoder Q_t = (G_t + lambda I)^-1 Phi_tᵀPhi_0 beside W_t."""
@@ -423,6 +441,9 @@ class DeepAFLRun(Run[DeepModel]):
         weight = ridge_solve(sums.gram, sums.cross, self._ridge)
         blocks = self._residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.classifiers.append(self._kernels.host(weight))
+        if self._kernels is not NUMPY and weight.shape[1] <= _BESIDE:
+            # Clients answer on the device meanwhile; numpy's SVD leaves the interpreter to them.
+            self._decomposing = run_beside(partial(np.linalg.svd, self.classifiers[-1], full_matrices=False))
         self.risks.append(
             regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self._ridge, blocks)
         )

@@ -5,6 +5,7 @@ The server's side, with the paper and its symbols, is `deepafl`.
 
 from __future__ import annotations
 
+from fedsolve.backends import NUMPY
 from fedsolve.closedform.deepafl_layers import LayerFeatures, Network
 from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
@@ -29,7 +30,6 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     if goal != len(blocks):
         raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
     kernels = rows.kernels
-    blocks = [None if block is None else block.on(kernels) for block in blocks]
     sums = Accumulator(workspace, network.precision, kernels)
     _declare(sums, ask, network, rows.outputs)
     weight = None if "weight" not in request.arrays else kernels.array(request.arrays["weight"])
@@ -38,11 +38,12 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
 
     steps = "step_gram" in ask
     start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
+    passed = {layer: block and block.on(kernels) for layer, block in enumerate(blocks) if layer >= start}
     for span in chunks(len(rows), network.width, kernels):
         targets = rows.weighted(span, rows.targets(span))
         current = features.start(span) if start < 0 else features.load(span)
         for layer in range(max(start, 0), goal):
-            block = blocks[layer]
+            block = passed[layer]
             hidden = features.hidden(span, current, layer, kept, workspace)
             output = network.output(hidden, block)
             if steps and layer == goal - 1:
@@ -73,6 +74,10 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
         if tracks:
             correct += rows.is_right(span, current @ weight)
     features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
+    ahead = goal + 1 if "hidden_gram" in ask else goal
+    if kernels is not NUMPY and network.projection == "random" and ahead < features.layers:
+        # A device works through the products above while the next projection is put in line behind them.
+        network.draw(ahead, kernels)
 
     term = sums.finish()
     term.counts["rows"] = len(rows)
@@ -115,7 +120,9 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     check_opening(data, memory.chain)
     check_projections(memory.chain)
     memory.cache.pop(KIND, None)
-    memory.cache[KIND] = LayerFeatures(rows, Network.from_parameters(data.width, parameters), memory)
+    memory.cache[KIND] = LayerFeatures(
+        rows, Network.from_parameters(data.width, parameters), memory, parameters["layers"]
+    )
     return memory.cache[KIND]  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of
-from fedsolve.closedform.projections import projection
+from fedsolve.closedform.projections import Projection, projection
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.closedform.sums import Rows
 from fedsolve.container import Array
@@ -56,18 +56,25 @@ class Network:
 
     def zero(self, inputs: Array, out: Array | None = None) -> Array:
         """Phi_0 = zero_activation(X A + a) (Eq. 10)."""
-        first = projection(self.seed, "zero", 0, self.features, self.width, 1.0, self.precision)
-        return kernels_of(inputs).activate(self.zero_activation, first.apply(inputs, out))
+        kernels = kernels_of(inputs)
+        shape = self.features, self.width
+        first = projection(self.seed, "zero", 0, *shape, 1.0, self.precision, kernels)
+        return kernels.activate(self.zero_activation, first.apply(inputs, out))
 
     def hidden(self, layer: int, phi: Array, initial: Array | None, out: Array) -> Array:
         """F_t = activation(Phi B_t + b_t) (Eq. 14) of Phi_t, or of Phi_0 (Eq. 89); no B_t when "identity"."""
+        kernels = kernels_of(out)
         source = initial if self.block_input == "initial" and initial is not None else phi
         if self.projection == "identity":
             out[...] = source
         else:
-            shape = self.width, self.hidden_width
-            projection(self.seed, "hidden", layer, *shape, self.gain, self.precision).apply(source, out)
-        return kernels_of(out).activate(self.activation, out)
+            self.draw(layer, kernels).apply(source, out)
+        return kernels.activate(self.activation, out)
+
+    def draw(self, layer: int, kernels: Kernels) -> Projection:
+        """The projection of a block, made where the kernels compute; remembered for when it is applied."""
+        shape = self.width, self.hidden_width
+        return projection(self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels)
 
     def output(self, hidden: Array, block: Sandwich | None) -> Array:
         """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""
@@ -93,11 +100,12 @@ class LayerFeatures:
     a file, and parts of it are carried to the device and back.
     """
 
-    def __init__(self, rows: Rows, network: Network, memory: Memory) -> None:
+    def __init__(self, rows: Rows, network: Network, memory: Memory, layers: int) -> None:
         count = len(rows)
         size = np.dtype(network.precision).itemsize * count
         self.rows = rows
         self.network = network
+        self.layers = layers
         self._kernels = rows.kernels
         budget = self._kernels.budget(memory.budget)
         needed = size * network.width * (2 if network.keeps_initial else 1)

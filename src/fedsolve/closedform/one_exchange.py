@@ -85,7 +85,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The method's own answer, with the client's rows counted."""
     check_opening(data, memory.chain)
     opening = memory.chain.blocks[0].note["opening"]
-    method: OneExchange[Any] = registry.method_class(opening["method"])(**opening["parameters"])
+    method: OneExchange[Any] = registry.method_of(opening)
     rows = cached_rows(data, memory, np.float64)
     term = method.answer(rows)
     term.counts["rows"] = len(rows)

@@ -19,7 +19,7 @@ from fedsolve.backends import NUMPY, Kernels, kernels_of
 from fedsolve.container import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Chain
-from fedsolve.uniforms import SCHEME, uniform_bits
+from fedsolve.uniforms import SCHEME, uniform_key
 
 _CACHED_BYTES = 256 << 20
 _cache: OrderedDict[tuple[object, ...], Projection] = OrderedDict()
@@ -28,54 +28,71 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Projection:
-    """A fixed affine map: weight (inputs, outputs) and bias (outputs,)."""
+    """A fixed affine map: weight (inputs, outputs) and bias (outputs,), both where it is to be applied."""
 
     weight: Array
     bias: Array
 
     def apply(self, rows: Array, out: Array | None = None) -> Array:
-        """rows @ weight + bias, where the rows lie"""
-        kernels = kernels_of(rows)
-        here = self.on(kernels)
-        return kernels.affine(rows, here.weight, here.bias, out)
-
-    def on(self, kernels: Kernels) -> Projection:
-        """This projection where the kernels compute; copied once, for as long as it is remembered."""
-        if kernels is NUMPY:
-            return self
-        copies: dict[str, Projection] = self.__dict__.setdefault("_copies", {})
-        if kernels.device not in copies:
-            copies[kernels.device] = Projection(kernels.array(self.weight), kernels.array(self.bias))
-        return copies[kernels.device]
+        """rows @ weight + bias"""
+        return kernels_of(rows).affine(rows, self.weight, self.bias, out)
 
 
 def projection(
-    seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float = 1.0, dtype: str = "float64"
+    seed: int,
+    role: str,
+    layer: int,
+    inputs: int,
+    outputs: int,
+    gain: float = 1.0,
+    dtype: str = "float64",
+    kernels: Kernels = NUMPY,
 ) -> Projection:
     """The projection of this seed, role and layer; entries uniform in ±gain / sqrt(inputs).
 
-    Recently made ones are remembered (up to 256 MB): all clients of a process share them.
+    It is made where the kernels compute, with the same bits everywhere. Recently made ones are remembered
+    (up to 256 MB on each device): all clients of a process share them.
     """
-    key = (seed, role, layer, inputs, outputs, gain, dtype)
+    key = (kernels.device, seed, role, layer, inputs, outputs, gain, dtype)
     with _lock:
         cached = _cache.get(key)
         if cached is None:
-            cached = _cache[key] = _make(seed, role, layer, inputs, outputs, gain, dtype)
-            while len(_cache) > 1 and sum(p.weight.nbytes for p in _cache.values()) > _CACHED_BYTES:
-                _cache.popitem(last=False)
+            cached = _cache[key] = _make(seed, role, layer, inputs, outputs, gain, dtype, kernels)
+            _forget(kernels.device)
         else:
             _cache.move_to_end(key)
     return cached
 
 
-def _make(seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str) -> Projection:
-    scale = gain / np.sqrt(np.float64(inputs))
-    values = uniform_bits(seed, role, layer, inputs, outputs)
+def _forget(device: str) -> None:
+    """Drop what was not used for longest, until a device holds no more than it may."""
+    held = [key for key in _cache if key[0] == device]
+    size = sum(_cache[key].weight.nbytes for key in held)
+    for key in held[:-1]:
+        if size <= _CACHED_BYTES:
+            return
+        size -= _cache.pop(key).weight.nbytes
+
+
+def _make(
+    seed: int,
+    role: str,
+    layer: int,
+    inputs: int,
+    outputs: int,
+    gain: float,
+    dtype: str,
+    kernels: Kernels = NUMPY,
+) -> Projection:
+    scale = float(gain / np.sqrt(np.float64(inputs)))
+    key = uniform_key(seed, role, layer, inputs, outputs)
+    values = kernels.uniforms(key, (inputs + 1) * outputs)
     values *= 2.0
     values -= 1.0
     values *= scale
-    values = values.astype(dtype, copy=False).reshape(inputs + 1, outputs)
-    values.setflags(write=False)
+    values = kernels.array(values, dtype).reshape(inputs + 1, outputs)
+    if kernels is NUMPY:
+        values.setflags(write=False)
     return Projection(values[:inputs], values[inputs])
 
 

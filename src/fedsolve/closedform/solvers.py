@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class Sandwich:
     def astype(self, dtype: Any) -> Sandwich:
         return Sandwich(self.left.astype(dtype, copy=False), self.right.astype(dtype, copy=False))
 
-    @property
+    @cached_property
     def square(self) -> float:
         """|Omega|²"""
         return float((self.left**2).sum())
@@ -98,22 +99,43 @@ class Sandwich:
         return Sandwich(host(self.left), host(self.right))
 
 
-def sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: float) -> Sandwich:
+Decomposition = tuple[Array, Array, Array]
+"""U, s and Zᵀ of the thin SVD of a classifier."""
+
+
+def sandwich_solve(
+    hidden_gram: Array,
+    residual: Array,
+    weight: Array,
+    ridge: float,
+    decomposition: Decomposition | None = None,
+) -> Sandwich:
     """Omega minimising |R - F Omega W|² + ridge |Omega|² (DeepAFL Eq. 7), in thin form.
 
     hidden_gram = FᵀF (d_F, d_F), residual = FᵀR (d_F, C), weight = W (d, C). With the thin SVD
     W = U S Zᵀ and FᵀF = V diag(l) Vᵀ:
         Omega = A Uᵀ,  A = V [(Vᵀ residual Z S) / (ridge + l ⊗ S²)],
     which is Eq. 8 without the d - C directions in which W vanishes. Eigenvalues are clamped at 0;
-    at ridge 0 the directions with l S² below d_F·eps of the largest are dropped.
+    at ridge 0 the directions with l S² below d_F·eps of the largest are dropped. Where there are few
+    columns beside the width, each column of A is its own system, (ridge I + S_j² FᵀF) a_j, and is solved by
+    Cholesky instead; a matrix that fails there falls back to its eigenvalues. decomposition: that of W,
+    where it is known already.
     """
     with kernels_of(hidden_gram).threads(_threads(len(hidden_gram))):
-        return _sandwich_solve(hidden_gram, residual, weight, ridge)
+        known = kernels_of(weight).thin_svd(weight) if decomposition is None else decomposition
+        return _sandwich_solve(hidden_gram, residual, known, ridge)
 
 
-def _sandwich_solve(hidden_gram: Array, residual: Array, weight: Array, ridge: float) -> Sandwich:
+def _sandwich_solve(
+    hidden_gram: Array, residual: Array, decomposition: Decomposition, ridge: float
+) -> Sandwich:
     kernels = kernels_of(hidden_gram)
-    right, singular, z = kernels.thin_svd(weight)
+    right, singular, z = decomposition
+    if ridge > 0.0 and kernels.prefers_shifts(len(hidden_gram), len(singular)):
+        target = residual @ (z.T * singular)
+        found = kernels.shifted_solve(hidden_gram, singular**2, ridge, target)
+        if found is not None:
+            return Sandwich(kernels.contiguous(found), kernels.contiguous(right))
     values, vectors = kernels.eigh(hidden_gram)
     below = max(0.0, -float(values[0]))
     values = values.clip(min=0.0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsolve import container
 from fedsolve.errors import DataError
-from fedsolve.experiments.algorithms import build, parameter_names
+from fedsolve.experiments.algorithms import algorithm_class, build, parameter_names
 from fedsolve.federation.method import Method
 
 SCHEME = 2
@@ -180,6 +180,7 @@ class Cell:
     seed: int
     measure: Measure
     engine: str = ENGINES[0]
+    device: str = "cpu"
 
     @property
     def id(self) -> str:
@@ -210,7 +211,7 @@ class Cell:
             "dataset": dataset,
             "partition": self.partition.identity(),
             "algorithm": self.method.algorithm,
-            "parameters": dict(self.parameters),
+            "parameters": dict(self.parameters) | self._formerly(),
             "noise": self.noise,
             "seed": self.seed,
             "measure": self.measure.identity(),
@@ -218,6 +219,11 @@ class Cell:
         if self.engine != ENGINES[0]:  # cells of before there was a choice keep their digests
             description["engine"] = self.engine
         return hashlib.sha256(container.canonical_json(description).encode()).hexdigest()
+
+    def _formerly(self) -> dict[str, Any]:
+        """What was a parameter when older cells were digested; they keep their digests."""
+        retired = getattr(algorithm_class(self.method.algorithm), "retired", ())
+        return {name: getattr(self, name) for name in retired}
 
 
 @dataclass(frozen=True)
@@ -237,6 +243,7 @@ class Experiment:
     table: TableSpec
     text: str
     engine: str = ENGINES[0]
+    device: str = "cpu"
 
     def cells(self) -> list[Cell]:
         """All cells, the first seed of everything before the second."""
@@ -247,7 +254,7 @@ class Experiment:
                     for grid in _points(method.grid):
                         parameters = _parameters(dataset, method, grid)
                         point = (dataset, partition, method, parameters, grid, noise, seed)
-                        cells.append(Cell(*point, self.measure, self.engine))
+                        cells.append(Cell(*point, self.measure, self.engine, self.device))
         return cells
 
     @property

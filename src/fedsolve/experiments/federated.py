@@ -31,7 +31,9 @@ class Federated:
 
     def run(self, trial: Trial) -> Outcome:
         if trial.cell.measure.local:
-            return run_locally(self.method, trial.parts, trial.classes, trial.workers, trial.tick)
+            return run_locally(
+                self.method, trial.parts, trial.classes, trial.workers, trial.tick, trial.cell.device
+            )
         rows, clients = trial.rows, trial.clients
         if trial.cell.engine == "ray":
             from fedsolve.cluster.ray_federation import RayFederation
@@ -41,7 +43,12 @@ class Federated:
             ) as workers:
                 return self._train(trial, workers)
         federation = LocalFederation.from_arrays(
-            rows.x_train, trial.labels, trial.owners, clients=clients, workers=trial.workers
+            rows.x_train,
+            trial.labels,
+            trial.owners,
+            clients=clients,
+            workers=trial.workers,
+            device=trial.cell.device,
         )
         return self._train(trial, federation)
 
@@ -54,7 +61,6 @@ class Federated:
         # Looking at test rows is not training.
         outcome.enter_costs(model, clock.ends, clock.now() - (watch.seconds if watch is not None else 0.0))
         trial.tick("scoring")
-        round_metrics.score_where_trained(model, self.method)
         parts = {"train": (rows.x_train, trial.labels)} if measure.train or measure.separability else {}
         if rows.x_test is not None and rows.y_test is not None:
             parts["test"] = (rows.x_test, rows.y_test)

@@ -20,7 +20,12 @@ from fedsolve.model import Model
 
 
 def run_locally(
-    method: Method[Any], parts: LocalParts, classes: Array, workers: int | None, tick: Tick
+    method: Method[Any],
+    parts: LocalParts,
+    classes: Array,
+    workers: int | None,
+    tick: Tick,
+    device: str = "cpu",
 ) -> Outcome:
     """Scores and costs of a method whose accuracy is the mean of its clients' local accuracies."""
     total = sum(map(len, parts.train))
@@ -28,7 +33,7 @@ def run_locally(
         Participant(name, data, memory_budget=LOCAL_MEMORY * len(data) // max(1, total))
         for name, data in zip(parts.names, parts.train, strict=True)
     ]
-    federation = LocalFederation(participants, classes=classes.tolist(), workers=workers)
+    federation = LocalFederation(participants, classes=classes.tolist(), workers=workers, device=device)
     clock = Clock(tick)
     model = method.fit(federation, progress=clock)
     trained = clock.now()

@@ -135,7 +135,8 @@ def _experiment(top: _Section, stem: str, text: str) -> Experiment:
     notes = top.take("notes", str, "")
     paper = _paper(top.take("paper", dict, None))
     seeds = _seeds(top.take("seeds", list))
-    shared = top.take("parameters", dict, {})
+    shared = dict(top.take("parameters", dict, {}))
+    device = top.take("device", str, shared.pop("device", "cpu"))  # it was a parameter once
     datasets = tuple(_dataset(section, shared) for section in top.tables("dataset"))
     # The same dataset may be seen through several backbones; tables tell them apart by these.
     _unique([f"{dataset.name} ({dataset.backbone})" for dataset in datasets], "dataset")
@@ -160,7 +161,20 @@ def _experiment(top: _Section, stem: str, text: str) -> Experiment:
         )
     top.done()
     return Experiment(
-        name, title, notes, paper, seeds, datasets, partitions, methods, noise, measure, table, text, engine
+        name,
+        title,
+        notes,
+        paper,
+        seeds,
+        datasets,
+        partitions,
+        methods,
+        noise,
+        measure,
+        table,
+        text,
+        engine,
+        device,
     )
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from fedsolve.experiments.config import Measure
 from fedsolve.experiments.sources import ExperimentRows
 from fedsolve.federation.method import Method, Record
-from fedsolve.model import Model
 
 REPRESENTATION = ("intra", "inter", "ratio")
 """FLFA, Eqs. 56-58, of the features that enter the classifier."""
@@ -35,16 +34,6 @@ def watch(method: Method[Any], rows: ExperimentRows, measure: Measure) -> Any:
     from fedsolve.gradient.watch import Watch
 
     return Watch(rows.x_test, rows.y_test, representation=measure.representation)
-
-
-def score_where_trained(model: Model, method: Method[Any]) -> None:
-    """Let a gradient model predict on the device it was trained on."""
-    from fedsolve.backends.devices import find_device
-    from fedsolve.gradient.gradient_method import GradientMethod
-    from fedsolve.gradient.network_model import GradientModel
-
-    if isinstance(method, GradientMethod) and isinstance(model, GradientModel):
-        model.device = str(find_device(method.device))
 
 
 def enter(outcome: dict[str, Any], history: Sequence[Record], score: str) -> None:

@@ -136,7 +136,7 @@ def record_of(
         "seed": cell.seed,
         **outcome,
         "versions": versions("network" in cell.parameters),
-        "machine": machine(cell.parameters.get("device")),
+        "machine": machine(cell.device),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -150,7 +150,7 @@ def versions(networks: bool = False) -> dict[str, str]:
 
 
 @cache
-def machine(device: str | None = None) -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """The machine it ran on: processor, usable cores, system, and the GPU where `device` is one."""
     model = platform.processor() or platform.machine()
     try:
@@ -163,14 +163,14 @@ def machine(device: str | None = None) -> dict[str, Any]:
     return host | _gpu(device)
 
 
-def _gpu(device: str | None) -> dict[str, str]:
-    if device in (None, "cpu"):
+def _gpu(device: str) -> dict[str, str]:
+    if device == "cpu":
         return {}
     import torch
 
     from fedsolve.backends.devices import find_device
 
-    place = find_device(str(device))
+    place = find_device(device)
     return {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}
 
 

@@ -174,8 +174,7 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
     The schemas of the run and of the rows must agree. What is derived from rows is dropped from the cache
     when the preparation changes.
     """
-    place = next((i for i, block in enumerate(chain.blocks) if TABLE_BLOCK in block.note), None)
-    mark = (chain.digests[1], "" if place is None else chain.digests[place + 1])
+    place, mark = shown_by(chain)
     known = cache.get("table")
     if known is None or known[0] != mark:
         rows, schema = data, run_schema(chain)
@@ -193,6 +192,12 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
         )
     shown: ClientData = known[1]
     return shown
+
+
+def shown_by(chain: Chain) -> tuple[int | None, tuple[str, str]]:
+    """Where in a chain the preparation of a table stands, if anywhere, and what tells it from others."""
+    place = next((i for i, block in enumerate(chain.blocks) if TABLE_BLOCK in block.note), None)
+    return place, (chain.digests[1], "" if place is None else chain.digests[place + 1])
 
 
 def run_schema(chain: Chain) -> Schema | None:

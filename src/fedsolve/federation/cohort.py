@@ -93,9 +93,9 @@ class CohortReport:
             raise self._too_few(least)
         return Total(
             term=sums.take(),
-            cohort=tuple(self.answered),
+            cohort=tuple(sorted(self.answered)),
             missing=self.missing,
-            empty=tuple(self.empty),
+            empty=tuple(sorted(self.empty)),
             bytes_up=self.bytes_up,
             bytes_down=request.nbytes * len(self.answered),
             catch_up_bytes=self.catch_up_bytes,

@@ -18,6 +18,7 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
+from fedsolve.federation.device_pools import DevicePools
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.members import Deal, Members, Pools
 from fedsolve.federation.messages import Chain, Request, Term, Total
@@ -49,11 +50,16 @@ Terms of one client each would cost more to make and to add than the products in
 """
 
 
+SMALL_TERM = 32 << 20
+"""Bytes of a client's latest term up to which more than one for each worker may wait to be added."""
+
+
 class LocalFederation:
     """Participants in this process.
 
-    The result does not depend on `workers`: terms are added in client order, and at most
-    workers + 1 of them exist at a time. With more than one client every worker uses one BLAS
+    The result does not depend on `workers`: terms are added in client order, and at most workers + 1 of them
+    exist at a time, or twice as many where they are small (32 MB), so that nobody waits for a client with
+    many rows. With more than one client every worker uses one BLAS
     thread; a single client has all of them.
 
     missing: "error" stops at the first participant that fails, naming it; "continue" goes on
@@ -82,6 +88,7 @@ class LocalFederation:
         self._device = None if device is None else resolve(device)
         self._members = Members(participants if isinstance(participants, Deal) else None, self._device)
         self._pools = Pools()
+        self._device_pools = DevicePools()
         for participant in () if isinstance(participants, Deal) else participants:
             self.add(participant)
         if not len(self._members):
@@ -92,6 +99,7 @@ class LocalFederation:
         self.min_clients = min_clients
         self._declared = classes
         self._slots: list[Workspace] = []
+        self._term_bytes = SMALL_TERM + 1
 
     @classmethod
     def from_arrays(
@@ -209,6 +217,11 @@ class LocalFederation:
         started = time.perf_counter()
         report, sums = CohortReport.of(request, self._members), RunningSum()
         cohort = [name for name in report.asked if name not in report.absent]
+        apart: Exception | None = None
+        if len(cohort) == len(self._members) and self._members.elsewhere:
+            # Only where everybody is asked: who is asked now and then keeps features of its own.
+            apart = self._device_pools.ask(self._members, request, chain, report, sums)
+            cohort = [name for name in cohort if name not in set(report.answered)]
         size = group_size(request, chain)
         in_blocks = size == 1 and len(cohort) >= MANY and adds_up(request.kind)
         if in_blocks:
@@ -217,9 +230,11 @@ class LocalFederation:
         else:
             groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
         workers = max(1, min(self.workers, len(groups)))
-        while len(self._slots) < workers + 1:
+        slots = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
+        while len(self._slots) < slots:
             self._slots.append(Workspace())
-        ledger = _Ledger(report, sums, groups, self._slots[: workers + 1], self.missing == "error")
+        sizes = [sum(self._members.rows(name) for name in group) for group in groups]
+        ledger = _Ledger(report, sums, groups, sizes, self._slots[:slots], self.missing == "error")
 
         def work() -> None:
             while (task := ledger.take()) is not None:
@@ -235,7 +250,7 @@ class LocalFederation:
                     ledger.stop()  # the other workers must not wait for a turn that never comes
                     raise
 
-        with blas_threads(None if len(self._members) == 1 else 1):
+        with blas_threads(None if len(self._members) == 1 or not cohort else 1):
             if workers == 1:
                 work()
             else:
@@ -247,10 +262,18 @@ class LocalFederation:
                         ledger.stop()
                         raise
         report.seconds = time.perf_counter() - started
+        if report.answered:
+            self._term_bytes = report.bytes_up // len(report.answered)
         if ledger.failure is not None:
             name, cause = ledger.failure
             raise report.stopped(name, cause) from cause
+        if apart is not None and not report.missing:
+            _warn_apart(len(cohort), cohort[0], apart)
         return report.total(sums, request, self.min_clients)
+
+    def place_rows(self) -> None:
+        """Copy the rows of clients that compute on a device there now, not in the first exchange."""
+        self._device_pools.place_rows(self._members)
 
     def _block(self, names: list[str], request: Request, chain: Chain, workspace: Workspace) -> BlockSum:
         members = self._members
@@ -321,21 +344,25 @@ def _ask_group(
         except Exception as problem:  # reported with the participant's name by the ledger
             outcomes.append(problem)
     if failed is not None and not any(isinstance(outcome, Exception) for outcome in outcomes):
-        warnings.warn(
-            f"{len(group)} clients from '{group[0].name}' on could not answer together "
-            f"({type(failed).__name__}: {failed}) and answered one by one, which is slower.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn_apart(len(group), group[0].name, failed)
     return outcomes
 
 
-class _Ledger:
-    """Hands out groups of clients in order and adds their terms in the same order.
+def _warn_apart(clients: int, first: str, why: Exception) -> None:
+    warnings.warn(
+        f"{clients} clients from '{first}' on could not answer together ({type(why).__name__}: {why}) and "
+        "answered one by one, which is slower.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
-    A term keeps its workspace until it has been added, and a group is only started with a
-    workspace in hand: at most as many groups' terms exist as there are workspaces, and the earliest
-    unfinished group always holds one, so the sum cannot deadlock.
+
+class _Ledger:
+    """Hands out groups of clients, large ones first, and adds their terms in the order of the groups.
+
+    A term keeps its workspace until it has been added, and a group is only started with a workspace in hand.
+    Of those that come next, as many as there are workspaces, the one with most rows is started first; no
+    others are, so that a workspace is always left for the earliest and the sum cannot deadlock.
 
     failure: the participant that stops the exchange, and why.
     """
@@ -345,6 +372,7 @@ class _Ledger:
         report: CohortReport,
         sums: RunningSum,
         groups: list[list[str]],
+        sizes: list[int],
         workspaces: list[Workspace],
         stop_on_failure: bool,
     ) -> None:
@@ -352,11 +380,13 @@ class _Ledger:
         self._report = report
         self._sums = sums
         self._groups = groups
+        self._sizes = sizes
+        self._window = len(workspaces)
         self._free = workspaces
         self._stop_on_failure = stop_on_failure
         self._changed = threading.Condition()
         self._stopped = False
-        self._taken = 0
+        self._taken: set[int] = set()
         self._added = 0
         self._waiting: dict[int, tuple[Workspace, list[_Outcome]]] = {}
 
@@ -366,8 +396,10 @@ class _Ledger:
             self._changed.wait_for(lambda: self._free or self._finished())
             if self._finished():
                 return None
-            self._taken += 1
-            return self._taken - 1, self._free.pop()
+            near = range(self._added, min(self._added + self._window, len(self._groups)))
+            turn = max((turn for turn in near if turn not in self._taken), key=self._sizes.__getitem__)
+            self._taken.add(turn)
+            return turn, self._free.pop()
 
     def stop(self) -> None:
         """Start no further client, so that an interrupted exchange ends soon."""
@@ -376,7 +408,7 @@ class _Ledger:
             self._changed.notify_all()
 
     def _finished(self) -> bool:
-        return self._stopped or self.failure is not None or self._taken == len(self._groups)
+        return self._stopped or self.failure is not None or len(self._taken) == len(self._groups)
 
     def deliver(self, turn: int, workspace: Workspace, outcomes: list[_Outcome]) -> None:
         """Add these outcomes and all waiting ones whose turn has come."""

@@ -134,6 +134,12 @@ class Members:
         for participant in self._made.values():
             participant.keep_states(folder)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether somebody computes on a device other than the host."""
+        devices = {self._device or "cpu", *(participant.device for participant in self._made.values())}
+        return devices != {"cpu"}
+
     def rows(self, name: str) -> int:
         """How many rows a client has."""
         client = self._unmade.get(name)

@@ -8,7 +8,7 @@ made whole once before a method reads their `Total`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,12 @@ class Chain:
     def append(self, block: Block) -> None:
         self.digests.append(block.digest(self.digests[-1]))
         self.blocks.append(block)
+
+    def copy(self, position: int) -> Chain:
+        """The same model up to this position, as a chain of its own; the blocks are shared."""
+        chain = Chain()
+        chain.blocks, chain.digests = self.blocks[:position], self.digests[: position + 1]
+        return chain
 
     def truncate(self, position: int) -> None:
         del self.blocks[position:]
@@ -230,12 +236,17 @@ class Term:
 
     def check_finite(self, who: str) -> None:
         """Refuse NaN and infinity, by name: one bad term would spoil the sum for everyone."""
-        for name, array in self.arrays.items():
-            if not kernels_of(array).is_finite(array):
+        for name, finite in self._finite():
+            if not finite:
                 raise TermError(
                     f"{who}: '{name}' contains NaN or infinite values. Check its features for values "
                     "whose squares overflow; rescale such columns."
                 )
+
+    def _finite(self) -> Iterator[tuple[str, bool]]:
+        """By name, whether an array's sum is finite; a device is waited for once."""
+        found = {name: kernels_of(array).finite_sum(array) for name, array in self.arrays.items()}
+        return ((name, bool(finite)) for name, finite in found.items())
 
     def on_host(self) -> Term:
         """This term with every array in the host's memory."""
@@ -271,7 +282,8 @@ class Total:
 
     def on(self, kernels: Kernels, name: str) -> Any:
         """The array of this name where these kernels compute."""
-        return kernels.array(self._found(name))
+        found = self._found(name)
+        return kernels.array(found if kernels_of(found) is kernels else host(found))
 
     def _found(self, name: str) -> Any:
         try:

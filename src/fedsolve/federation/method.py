@@ -205,12 +205,19 @@ class Run(ABC, Generic[M]):
                 f"checkpoint {path} is incomplete ({type(problem).__name__}: {problem}). Start afresh."
             ) from problem
 
+    def _current(self, first: Block) -> Block:
+        """The opening of a stored chain without the parameters that methods no longer have."""
+        opening = dict(first.note.get("opening", {}))
+        told = opening.get("parameters", {})
+        opening["parameters"] = {n: v for n, v in told.items() if n not in self.method.retired}
+        return Block({**first.note, "opening": opening}, first.arrays)
+
     def _take_over(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
         chain = Chain(
             Block(block_note, container.with_prefix(arrays, f"block.{index}."))
             for index, block_note in enumerate(note["blocks"])
         )
-        if not len(chain) or chain.digests[1] != self.chain.digests[1]:
+        if not len(chain) or self._current(chain.blocks[0]).digest("") != self.chain.digests[1]:
             raise ModelFileError(
                 f"checkpoint {path} belongs to a run with other parameters, classes or features. "
                 "Resume with the settings it was started with, or choose another checkpoint path."
@@ -243,6 +250,7 @@ class Method(ABC, Generic[M]):
              send them in half the bytes. Not gradients: their total vanishes while the terms do not.
     laws:    what holds of the method in every federation.
     friendly: what commands and estimators set where nobody says anything: "auto" for what can be chosen.
+    retired: names of former parameters that say nothing of the model; files that have them are still read.
     """
 
     key: ClassVar[str]
@@ -250,6 +258,7 @@ class Method(ABC, Generic[M]):
     additive: ClassVar[frozenset[str]] = frozenset()
     laws: ClassVar[Laws] = Laws()
     friendly: ClassVar[Mapping[str, Any]] = {}
+    retired: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

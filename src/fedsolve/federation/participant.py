@@ -81,7 +81,8 @@ def step(kind: str, *, over_rows: bool = False) -> Callable[[Step], Step]:
     """Register a client step: the function that answers requests of this kind.
 
     over_rows: whether the term is a sum over rows, so that the answer of clients who pool their rows is the
-        sum of their answers. Engines with very many clients then ask neighbours as one.
+        sum of their answers. Engines with very many clients then ask neighbours as
+        one, and clients that share a device answer as one.
     """
 
     def register(function: Step) -> Step:
@@ -136,6 +137,11 @@ def group_size(request: Request, chain: Chain) -> int:
     """How many clients of one process answer this request together."""
     entry = _GROUP_STEPS.get(request.kind)
     return 1 if entry is None else max(1, entry[1](request, chain))
+
+
+def answered_by(kind: str, data: ClientData, request: Request, memory: Memory) -> Term:
+    """The term of these rows, where it was computed."""
+    return _STEPS[kind](data, request, memory)
 
 
 class Participant:
@@ -217,6 +223,16 @@ class Participant:
         if registry.is_foreign(key):
             check_allowed("method", key)
             registry.method_class(key)
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes it may keep in memory for what it derives from its rows."""
+        return self._memory.budget
+
+    @property
+    def scratch(self) -> Path | None:
+        """Where its mapped arrays live."""
+        return self._memory.scratch
 
     @property
     def device(self) -> str:

@@ -36,7 +36,7 @@ def _together(request: Request, chain: Chain) -> int:
 
 
 def method_of(opening: Mapping[str, Any]) -> GradientMethod:
-    method: GradientMethod = registry.method_class(opening["method"])(**opening["parameters"])
+    method: GradientMethod = registry.method_of(opening)
     return method
 
 
@@ -58,7 +58,7 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
                 f"method '{method.key}' does not take sample weights or class weights; leave them out, or "
                 "use another method, such as FedAvg or DeepAFL."
             )
-    device = find_device(method.device)
+    device = find_device(memories[0].device)
     with borrowed(method, opening["features"], opening["outputs"], device) as slot, surroundings(device):
         group = ClientGroup(method, clients, request, memories, device, slot)
         group.train()

@@ -127,7 +127,7 @@ def answer(client: ClientData, request: Request, memory: Memory) -> Term:
     assert isinstance(method, FedDisco)
     classes = opening_classes(memory.chain)
     assert classes is not None
-    trains = _trains(method, len(client), opening)
+    trains = _trains(method, len(client), opening, memory.device)
     size = (float(len(client)) if method.weighting == "size" else 1.0) if trains else 0.0
     counts = np.bincount(encode_labels(client.own_labels(), classes), minlength=len(classes))
     away = label_discrepancy(counts) if trains else 0.0
@@ -140,11 +140,11 @@ def answer(client: ClientData, request: Request, memory: Memory) -> Term:
     )
 
 
-def _trains(method: GradientMethod, rows: int, opening: dict[str, Any]) -> bool:
+def _trains(method: GradientMethod, rows: int, opening: dict[str, Any], device: str) -> bool:
     """Whether a client with so many rows has a batch to train on."""
     features, outputs = opening["features"], opening["outputs"]
     least = 1
     if not method.trains_together(features, outputs):
-        with borrowed(method, features, outputs, find_device(method.device)) as slot:
+        with borrowed(method, features, outputs, find_device(device)) as slot:
             least = 2 if networks.normalises_by_batch(slot.lend()) else 1
     return int(rows_per_epoch(method, np.array([rows]), least)[0]) > 0

@@ -50,6 +50,8 @@ class GradientMethod(Method[GradientModel]):
     reported: ClassVar[str] = "global"
     """Which of a run's targets is the model: where it is not the global one, the paper says so."""
 
+    retired: ClassVar[frozenset[str]] = frozenset({"device"})
+
     keeps_state: ClassVar[bool] = False
     """Whether clients keep something from exchange to exchange."""
 
@@ -149,7 +151,6 @@ class GradientMethod(Method[GradientModel]):
         None, "Deviation of each channel, likewise.", metavar="NUMBERS", group=IMAGES
     )
     precision: Literal["float32", "float64"] = parameter("float32", "float32 is faster.")
-    device: str = parameter("cpu", "cpu, cuda, cuda:1, or auto: a GPU if any.", metavar="NAME")
     seed: int = parameter(0, "Seed of weights, batches, participation.", least=0)
 
     def __post_init__(self) -> None:

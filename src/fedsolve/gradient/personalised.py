@@ -85,7 +85,7 @@ def alone(
     client: str = ALONE,
     round_: int | None = None,
 ) -> Iterator[ClientGroup]:
-    """A group of one client outside an exchange, as if the model's weights had just been received.
+    """A group of one client outside an exchange, on the model's device, as if its weights had just come.
 
     state: what the client kept. rate: that of the round when None. client, round_: name the random streams;
     the round after the last when None.
@@ -103,7 +103,7 @@ def alone(
     arrays = {f"w.{name}": array for name, array in model.weights.items()}
     arrays |= {f"b.{name}": array for name, array in model.buffers.items()}
     request = Request(KIND, 1, number, (client,), note, arrays)
-    device = find_device(method.device)
+    device = find_device(model.device)
     with borrowed(method, model.features, model.outputs, device) as slot, surroundings(device):
         yield ClientGroup(method, [data], request, [memory], device, slot)
 

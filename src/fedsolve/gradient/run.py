@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsolve.backends.devices import find_device
 from fedsolve.checks import check_rows
 from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError, TermError
@@ -258,13 +259,15 @@ class GradientRun(Run[GradientModel]):
 
     def _model(self, weights: Weights) -> GradientModel:
         precision = np.dtype(self.method.precision)
-        return GradientModel(
+        model = GradientModel(
             {name: np.array(array, dtype=precision) for name, array in weights.items()},
             {name: np.array(array, dtype=precision) for name, array in self.server.buffers.items()},
             self.spec.classes,
             self.spec.features,
             {"method": self.method.key} | self.method.parameters(),
         )
+        model.device = str(find_device(self.spec.device))
+        return model
 
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         server = self.server

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.backends.devices import find_device
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import REFITTING, CalibratedRun
@@ -73,7 +72,6 @@ class Watch:
         for number, target in enumerate(self.targets or (inner.reported(),)):
             # Before anybody has trained there is no mean of local models; the global one is what there is.
             model = models.get(target, models["global"])
-            model.device = str(find_device(inner.method.device))
             features, scores = model.representation(self.features)
             prefix = "" if number == 0 else f"{target}_"
             assert model.classes is not None

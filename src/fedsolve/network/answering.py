@@ -88,6 +88,7 @@ class Answerer:
                    in the middle of a run refuses to go on, for the sums would be of two different data sets.
     states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
                    variates and the like); in memory when None, and lost with the process.
+    device:        where answers are computed, see `backends`.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Answerer:
         state: Path | None = None,
         states: Path | None = None,
         rows: Path | None = None,
+        device: str = "cpu",
         show: Callable[[Event], None] | None = None,
     ) -> None:
         self.name = name
@@ -115,6 +117,7 @@ class Answerer:
         self._networks = None if networks is None else frozenset(networks)
         self._methods = None if methods is None else frozenset(methods)
         self._scratch = scratch
+        self._device = device
         self._show = show or (lambda event: None)
         self._kept = None if state is None else state / "model-so-far.safetensors"
         self._states = states
@@ -306,7 +309,7 @@ class Answerer:
         return {**about, "empty": len(self._participant) == 0}, encoded
 
     def _new_participant(self, data: ClientData) -> Participant:
-        return Participant(self.name, data, scratch=self._scratch, states=self._states)
+        return Participant(self.name, data, scratch=self._scratch, states=self._states, device=self._device)
 
     def _remember(self, request: Request) -> None:
         if self._kept is None or not request.blocks:

@@ -31,7 +31,7 @@ def _largest_side(chain: Chain, spec: Spec) -> int:
     if not len(chain):
         return spec.features
     opening = chain.blocks[0].note["opening"]
-    method: Method[Any] = registry.method_class(opening["method"])(**opening["parameters"])
+    method: Method[Any] = registry.method_of(opening)
     return method.largest_side(spec)
 
 

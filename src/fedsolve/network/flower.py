@@ -6,10 +6,12 @@ not depend on who was first, and one answer at a time is in this process.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedsolve.backends.devices import resolve
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.cohort import CohortReport, Missing
@@ -66,6 +68,7 @@ class FlowerFederation:
         interval: float = 0.05,
         schema: Schema | None = None,
         spec: Spec | None = None,
+        device: str = "cpu",
         report: Callable[[CohortReport], None] | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -83,6 +86,7 @@ class FlowerFederation:
         self.expected = clients
         self.given = None if classes is None else class_list(classes)
         self._patience = patience
+        self._device = resolve(device)
         self._grace = grace
         self._interval = interval
         self._report = report or (lambda report: None)
@@ -165,7 +169,8 @@ class FlowerFederation:
                     f"{self._roster.why_refused()}Start them and resume."
                 )
             time.sleep(self._interval)
-        return self._agreement.settle(sorted(self._roster.members), self.prefers)
+        spec = self._agreement.settle(sorted(self._roster.members), self.prefers)
+        return dataclasses.replace(spec, device=self._device)
 
     def enrol(self, members: Mapping[str, Node]) -> None:
         """Make these nodes members without asking them; their answers must carry their names."""

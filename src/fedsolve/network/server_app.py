@@ -25,7 +25,7 @@ app = ServerApp()
 def main(grid: Any, context: Any) -> None:
     """Train and leave model, checkpoint and report in the state folder."""
     config = context.run_config
-    method = registry.method_class(config["method"])(**_json(config, "parameters"))
+    method = registry.method_of({"method": config["method"], "parameters": _json(config, "parameters")})
     classes = _json(config, "classes") if config["classes"] else None
     patience = float(config["patience"]) or None
 

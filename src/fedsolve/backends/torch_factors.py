@@ -1,0 +1,114 @@
+"""Many Cholesky factorisations of one size at once, in few steps: a GPU should not wait for the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_BLOCK = 128
+_WIDE, _MANY = 2048, 56
+"""From this width or this number of systems on, products of blocks take less time than the library's factors
+and their inverses: on an H200, at width 1024, 8.0 and 2.8 ms for 10 systems, 8.5 and 12.3 ms for 100."""
+_WIDEST = 4096
+"""From this width on, blocks are twice as wide: each of them goes through all systems once."""
+
+
+def factored(systems: Any) -> InvertedFactors | BlockFactors:
+    """The factors of symmetric systems (count, width, width), which are overwritten.
+
+    Both kinds have `solve`, and `least_pivot`, the least square of a diagonal entry of any factor: below zero
+    or not a number where a system is not positive definite.
+    """
+    few = systems.shape[0] < _MANY and systems.shape[1] < _WIDE
+    return InvertedFactors(systems) if few else BlockFactors(systems)
+
+
+class InvertedFactors:
+    """Factors of the library, inverted: a solution is then two products for all systems."""
+
+    def __init__(self, systems: Any) -> None:
+        factors, info = torch.linalg.cholesky_ex(systems)
+        least = factors.diagonal(dim1=1, dim2=2).square().amin()
+        self.least_pivot = torch.where((info == 0).all(), least, -torch.ones_like(least))
+        self._inverses = _inverted(factors)
+
+    def solve(self, right: Any) -> Any:
+        """Column j solved by system j: (width, count)."""
+        inner = self._inverses @ right.T[:, :, None]
+        return (self._inverses.mT @ inner)[:, :, 0].T
+
+
+def _inverted(factors: Any) -> Any:
+    """The inverses of lower triangles: of blocks of the diagonal first, then of ever larger ones.
+
+    The inverse of [A 0; B C] is [A' 0; -C'BA' C'], with A' and C' the inverses of A and C.
+    """
+    count, width, _ = factors.shape
+    size = _BLOCK
+    while size < width:
+        size *= 2
+    padded = factors
+    if size > width:
+        padded = torch.eye(size, dtype=factors.dtype, device=factors.device).repeat(count, 1, 1)
+        padded[:, :width, :width] = factors
+    blocks = _diagonal_blocks(padded, _BLOCK)
+    unit = torch.eye(_BLOCK, dtype=factors.dtype, device=factors.device)
+    inverses = torch.linalg.solve_triangular(blocks, unit.expand_as(blocks), upper=False)
+    half = _BLOCK
+    while half < size:
+        first, last = inverses[0::2], inverses[1::2]
+        below = _diagonal_blocks(padded, 2 * half)[:, half:, :half]
+        joined = torch.zeros((len(first), 2 * half, 2 * half), dtype=factors.dtype, device=factors.device)
+        joined[:, :half, :half] = first
+        joined[:, half:, half:] = last
+        joined[:, half:, :half] = -(last @ (below @ first))
+        inverses, half = joined, 2 * half
+    return inverses[:, :width, :width]
+
+
+def _diagonal_blocks(matrices: Any, size: int) -> Any:
+    """Blocks of the diagonals, those of one matrix after those of the other: (all of them, size, size)."""
+    count, width, _ = matrices.shape
+    parted = matrices.reshape(count, width // size, size, width // size, size)
+    return parted.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
+
+
+class BlockFactors:
+    """Factors made block by block: those of the diagonal are factored and inverted, the rest is products."""
+
+    def __init__(self, systems: Any) -> None:
+        self._factors = systems
+        width = systems.shape[1]
+        size = _BLOCK if width < _WIDEST else 2 * _BLOCK
+        self._spans = [slice(k, min(k + size, width)) for k in range(0, width, size)]
+        self._inverses = []
+        pivots = []
+        for span in self._spans:
+            factor, info = torch.linalg.cholesky_ex(systems[:, span, span])
+            unit = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
+            inverse = torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
+            self._inverses.append(inverse)
+            least = factor.diagonal(dim1=1, dim2=2).square().amin()
+            pivots.append(torch.where((info == 0).all(), least, -torch.ones_like(least)))
+            below = slice(span.stop, width)
+            if span.stop < width:
+                panel = systems[:, below, span] @ inverse.mT
+                systems[:, below, span] = panel
+                systems[:, below, below].baddbmm_(panel, panel.mT, alpha=-1.0)
+        self.least_pivot = torch.stack(pivots).amin()
+
+    def solve(self, right: Any) -> Any:
+        """Column j solved by system j: (width, count)."""
+        values = right.T[:, :, None].contiguous()
+        for span, inverse in zip(self._spans, self._inverses, strict=True):
+            before = slice(0, span.start)
+            if span.start:
+                values[:, span] -= self._factors[:, span, before] @ values[:, before]
+            values[:, span] = inverse @ values[:, span]
+        for span, inverse in zip(reversed(self._spans), reversed(self._inverses), strict=True):
+            after = slice(span.stop, None)
+            if span.stop < values.shape[1]:
+                values[:, span] -= self._factors[:, after, span].mT @ values[:, after]
+            values[:, span] = inverse.mT @ values[:, span]
+        return values[:, :, 0].T
