@@ -258,3 +258,18 @@ def test_a_file_that_is_not_npz_is_a_usage_error(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["plans", "--data", str(tmp_path / "rows.npz")])
     assert done.exit_code == 2
     assert "np.savez" in done.stderr
+
+
+def test_a_round_is_timed_beside_plain_loops() -> None:
+    pytest.importorskip("torch")
+    from benchmarks import speed
+
+    found = speed.measure(rounds=1, flower=False, workers=(1, 2), clients=2, rows=16, network="cnn")
+    assert [one["way"] for one in found["ways"]] == [
+        "fedsolve, 1 worker",
+        "fedsolve, 2 workers",
+        "plain loop",
+        "PFLlib's loop",
+    ]
+    assert found["ways"][0]["ratio"] == 1
+    assert "| plain loop | " in speed.table(found)

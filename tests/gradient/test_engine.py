@@ -512,7 +512,7 @@ def test_regression_is_refused() -> None:
         ({"batch": 0}, "batch must be a whole number, at least 1"),
         ({"rate": float("nan")}, "rate must be a finite number"),
         ({"weighting": "rows"}, "weighting must be 'size' or 'uniform'"),
-        ({"optimiser": "lion"}, "optimiser must be 'sgd' or 'adam'"),
+        ({"optimiser": "lion"}, "optimiser must be 'sgd', 'adam' or 'adamw'"),
         ({"track": "loss"}, "track must be"),
     ],
 )

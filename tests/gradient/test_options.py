@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedsolve.errors import DataError
+from fedsolve.experiments.reading import read_experiment
 from fedsolve.gradient import (
     MOON,
     FedAvg,
@@ -27,6 +28,7 @@ from fedsolve.gradient.batches import plan_batches
 from fedsolve.gradient.networks import register_network
 from fedsolve.gradient.optimisers import Optimiser
 from fedsolve.gradient.schedules import factor_of
+from tests.command import document
 from tests.gradient import plain
 from tests.gradient.plain import far, federation, finished, rows, same_bits, uneven
 from tests.gradient.trials import SHORT, short
@@ -71,6 +73,38 @@ def adding(extra: Any) -> Any:
         return change
 
     return edit
+
+
+OPTIONS = {
+    FedAvg: {"schedule": "cosine", "warmup": "1", "nesterov": True, "momentum": "0.9", "local_steps": "2"}
+    | {"optimiser": "adamw", "server_step": "0.5", "feedback_sync": "2"},
+    FedDyn: {"dynamic_by_rows": True},
+    Scaffold: {"control": "gradient"},
+    FedProx: {"stragglers": "0.5"},
+    MOON: {"previous_models": "2", "newcomer": "first"},
+    FedRS: {"classifier_bias": False},
+    FedSOL: {"perturbed": "head"},
+    FedGen: {"generator_decay": "0.98"},
+    FedDBE: {"discard_first": True},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS, ids=lambda kind: kind.key)
+def test_every_option_is_reached_from_the_command_line_and_from_a_file(kind: Any, tmp_path: Any) -> None:
+    words, lines = [], []
+    for name, value in OPTIONS[kind].items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option if value else f"--no-{option[2:]}"] if isinstance(value, bool) else [option, value]
+        plain_value = str(value).lower() if isinstance(value, bool) or value[0].isdigit() else f'"{value}"'
+        lines.append(f"{name} = {plain_value}")
+    common = ["--method", kind.key, "--network", "mlp:4", "--rounds", "2", "--clients", "3"]
+    asked = document("train", "digits", *common, *words)["parameters"]
+    head = ["[dataset]", 'address = "digits"', "[[partition]]", 'kind = "iid"', "clients = 3"]
+    own = ["[[method]]", 'name = "one"', f'method = "{kind.key}"', f"parameters = {{{', '.join(lines)}}}"]
+    (tmp_path / "own.toml").write_text("\n".join(['title = "own"', "seeds = [0]", *head, *own]))
+    (spec,) = read_experiment(tmp_path / "own.toml").methods
+    for name in OPTIONS[kind]:
+        assert asked[name] == kind(**spec.parameters).parameters()[name] != kind().parameters()[name]
 
 
 # -- the rate ----------------------------------------------------------------------------------------------
