@@ -230,6 +230,26 @@ def _overhead(json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+@main.command("speed")
+@click.option("--network", default="cnn", show_default=True)
+@click.option("--clients", default=10, show_default=True)
+@click.option("--rows", default=300, show_default=True, help="Images of each client.")
+@click.option("--epochs", default=1, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--workers", multiple=True, type=int, help="Clients at once; 1 and all cores without it.")
+@click.option("--flower/--no-flower", default=True, show_default=True, help="Flower's simulation too.")
+@_json
+def _speed(json_path: Path | None, **how: Any) -> None:
+    """A round of FedAvg beside plain loops and Flower's simulation (needs torch; flwr and ray)."""
+    from benchmarks import speed
+
+    found = speed.measure(**how)
+    click.echo(speed.table(found))
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 @main.command("sketch")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--rounds", default=40, show_default=True)
@@ -266,6 +286,19 @@ def _masks(json_path: Path | None, **how: Any) -> None:
     masks.show(Console(width=140, highlight=False, markup=False), measured)
     if json_path is not None:
         json_path.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+@main.command("calibration")
+@click.argument("path", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_json
+def _calibration(path: Path | None, json_path: Path | None) -> None:
+    """Calibration error and log loss before and after, on digits, breast cancer and a feature file PATH."""
+    from benchmarks import calibration
+
+    found = calibration.measure(path)
+    calibration.show(Console(width=140, highlight=False, markup=False), found)
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 @main.command("heads")

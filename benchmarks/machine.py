@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,40 @@ def _memory() -> int | None:
     except OSError:
         return None
     return int(first[1]) * 1024
+
+
+ANONYMOUS = ("RssAnon",)
+"""Memory that a process alone has."""
+
+MAPPED = ("RssFile", "RssShmem")
+"""Resident pages of files, which the system takes back when it needs them."""
+
+
+class Memory:
+    """Memory of a process, sampled beside the work: megabytes at the start, and the peak."""
+
+    def __init__(self, kinds: tuple[str, ...] = ANONYMOUS) -> None:
+        self._kinds = kinds
+        self._stop = threading.Event()
+        self.start = self.peak = 0.0
+
+    def __enter__(self) -> Memory:
+        self.start = self.peak = self._now()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def grown(self) -> float:
+        return self.peak - self.start
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.01):
+            self.peak = max(self.peak, self._now())
+
+    def _now(self) -> float:
+        return sum(_status(kind) or 0 for kind in self._kinds) / 1e6

@@ -1,19 +1,15 @@
-"""`python -m benchmarks.network [exchange|large|virtual]`: what a federation over Flower costs.
+"""`python -m benchmarks.network [exchange|large]`: what a federation over Flower costs.
 
 exchange   seconds per exchange with nodes that are small processes of this machine
 large      memory of the server process while answers of hundreds of megabytes are summed
-virtual    AFL over many virtual clients, by the local engine and in Ray
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedsolve as fs
+from benchmarks.machine import Memory
 from fedsolve.closedform.deepafl_client import KIND
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.link import RuntimeLink
@@ -88,60 +85,6 @@ def _process(line: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-class Memory:
-    """Anonymous memory of processes, sampled beside the work: megabytes at the start, and the peak."""
-
-    def __init__(self, *pids: int) -> None:
-        self._pids = pids or (os.getpid(),)
-        self._stop = threading.Event()
-        self.start = self.peak = 0.0
-
-    def __enter__(self) -> Memory:
-        self.start = self.peak = self._now()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    @property
-    def grown(self) -> float:
-        return self.peak - self.start
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.005):
-            self.peak = max(self.peak, self._now())
-
-    def _now(self) -> float:
-        return sum(_anonymous(pid) for pid in self._pids)
-
-
-def _anonymous(pid: int) -> float:
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) / 1e3
-    except OSError:
-        pass  # ended meanwhile
-    return 0.0
-
-
-def _family(pid: int) -> list[int]:
-    """A process and everything it started."""
-    found, parents = [pid], {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-    for child, parent in sorted(parents.items()):
-        if parent in found:
-            found.append(child)
-    return found
-
-
 def _table(title: str, columns: tuple[str, ...], lines: list[tuple[Any, ...]]) -> None:
     table = Table(title=title, title_justify="left")
     for column in columns:
@@ -195,33 +138,6 @@ def large(nodes: int, width: int, insecure: bool) -> None:
     _table(f"width {width}, single plan, {'plain HTTP' if insecure else 'TLS'}", columns, lines)
     if memory.grown > 3 * term:
         raise click.ClickException(f"{memory.grown / term:.2f} terms above idle; the limit is 3.")
-
-
-@main.command()
-@click.option("--clients", default=1000, show_default=True)
-@click.option("--width", default=512, show_default=True)
-@click.option("--rows-each", default=20, show_default=True)
-@click.option("--workers", type=int, help="Processes of the simulation, threads of the local engine.")
-def virtual(clients: int, width: int, rows_each: int, workers: int | None) -> None:
-    """AFL over virtual clients: the local engine and Ray, the same work, each in a fresh process."""
-    lines = []
-    for engine in ("local", "flower-simulation"):
-        words = [str(clients), str(width), str(rows_each), str(workers or 0), engine]
-        with tempfile.TemporaryDirectory() as folder:
-            line = [sys.executable, "-m", "benchmarks.network_virtual", *words, folder]
-            with _process(line, Path(folder) / "log") as process:
-                peak = 0.0
-                while process.poll() is None:
-                    peak = max(peak, sum(map(_anonymous, _family(process.pid))))
-                    time.sleep(0.05)
-            if process.returncode:
-                raise click.ClickException((Path(folder) / "log").read_text()[-2000:])
-            found = json.loads((Path(folder) / "found.json").read_text())
-        lines.append((engine, found["start"], found["exchange"], found["server"], peak, found["digest"][:12]))
-    columns = ("engine", "seconds to start", "seconds of exchange", "engine MB", "all processes MB", "model")
-    _table(f"AFL, {clients} clients of {rows_each} rows, width {width}", columns, lines)
-    if lines[0][-1] != lines[1][-1]:
-        raise click.ClickException("the two models differ.")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedsolve import gradient, privacy
@@ -18,7 +19,12 @@ from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.closedform.kernel_afl import KernelAFL
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.data import partitions as partition
+from fedsolve.data.proposal import propose as propose_schema
+from fedsolve.data.schema_file import read_schema, write_schema
+from fedsolve.data.table_files import read_described
+from fedsolve.data.text_tables import Dialect
 from fedsolve.errors import (
+    CalibrationWarning,
     CohortError,
     ConditionWarning,
     DataError,
@@ -26,17 +32,24 @@ from fedsolve.errors import (
     ModelFileError,
     TermError,
 )
+from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
+from fedsolve.federation.evaluation import evaluate, evaluation
+from fedsolve.federation.importance import Importance, importances
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
 from fedsolve.federation.on_part import OnPart
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.federation.parts import Part
+from fedsolve.federation.quality import Evaluation
 from fedsolve.model import Model, load_model
 from fedsolve.schema import Column, Schema
 from fedsolve.version import __version__
 
 if TYPE_CHECKING:
+    from fedsolve.cluster.ray_federation import RayFederation
+    from fedsolve.cluster.row_file import RowFile
+    from fedsolve.data.parquet_rows import ParquetRows
     from fedsolve.estimators import (
         AFLClassifier,
         AFLRegressor,
@@ -52,6 +65,8 @@ __all__ = [
     "APFL",
     "AFLClassifier",
     "AFLRegressor",
+    "Calibrated",
+    "CalibrationWarning",
     "Cascade",
     "ClientData",
     "CohortError",
@@ -62,8 +77,11 @@ __all__ = [
     "DeepAFLClassifier",
     "DeepAFLRegressor",
     "Described",
+    "Dialect",
+    "Evaluation",
     "FedsolveError",
     "FlowerFederation",
+    "Importance",
     "KernelAFL",
     "KernelAFLClassifier",
     "LocalFederation",
@@ -71,20 +89,39 @@ __all__ = [
     "Model",
     "ModelFileError",
     "OnPart",
+    "ParquetRows",
     "Part",
     "Participant",
+    "RayFederation",
+    "RowFile",
     "Schema",
     "Softmax",
     "SoftmaxClassifier",
     "TermError",
     "__version__",
+    "evaluate",
+    "evaluation",
     "gradient",
+    "importances",
     "load_model",
     "local_scores",
     "partition",
     "privacy",
+    "propose_schema",
+    "read_described",
+    "read_schema",
+    "write_schema",
 ]
 
+_LATER = {
+    "FlowerFederation": "fedsolve.network.flower",
+    "ParquetRows": "fedsolve.data.parquet_rows",
+    "RayFederation": "fedsolve.cluster.ray_federation",
+    "RowFile": "fedsolve.cluster.row_file",
+}
+"""Names that are imported when they are asked for, and where from."""
+
+_ESTIMATORS = {"AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor"}
 _ESTIMATORS = {
     "AFLClassifier",
     "AFLRegressor",
@@ -101,8 +138,6 @@ def __getattr__(name: str) -> Any:
         from fedsolve import estimators
 
         return getattr(estimators, name)
-    if name == "FlowerFederation":
-        from fedsolve.network.flower import FlowerFederation
-
-        return FlowerFederation
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'fedsolve' has no attribute {name!r}")

@@ -3,22 +3,27 @@
 Each estimator checks its input the scikit-learn way, hands the rows to the method that a
 federation would run, and keeps the resulting `Model` as `model_`. Over any partition of the same
 rows, the method gives the same model.
+
+Fitted on a DataFrame, an estimator refuses other columns or another order by name, as scikit-learn wants it;
+`model_` finds columns by name in any order, and so does the command on a file.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from fedsolve.calibration import LEAST_ROWS, Calibration, fitted, project_to_simplex
 from fedsolve.checks import check_arrays
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import DeepAFL
@@ -28,11 +33,13 @@ from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.container import Array
-from fedsolve.errors import DataError
+from fedsolve.errors import CalibrationWarning, DataError
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Total
-from fedsolve.labels import plain_labels
+from fedsolve.held_out import held_out
+from fedsolve.labels import encode_labels, plain_labels
 from fedsolve.model import Model
+from fedsolve.schema import Column, Schema
 
 __all__ = [
     "AFLClassifier",
@@ -48,21 +55,10 @@ _NEWTON_AT_HOME = 1024
 """Coefficients up to which Softmax takes Newton steps where nothing travels."""
 
 _REAL = (np.float64, np.float32)
+_SHARE, _KEY = 0.2, "calibration"
+"""Which rows are held out for the probabilities."""
 
-
-def project_to_simplex(scores: Array) -> Array:
-    """Rows p (rows, classes) minimising |p - s|² over p >= 0, sum p = 1.
-
-    p = max(s - tau, 0) with the one tau per row that makes the sum 1, found by sorting. Order is
-    kept: no class overtakes another.
-    """
-    # tau lies at most 1 below the largest score, so anything further down is 0 all the same.
-    shifted = np.maximum(scores - np.max(scores, axis=1, keepdims=True), -1.0)
-    descending = -np.sort(-shifted, axis=1)
-    excess = np.cumsum(descending, axis=1) - 1.0
-    support = np.sum(descending * np.arange(1, scores.shape[1] + 1) > excess, axis=1)
-    tau = excess[np.arange(len(scores)), support - 1] / support
-    return np.asarray(np.maximum(shifted - tau[:, None], 0.0))
+M = TypeVar("M", bound=Model)
 
 
 # -- what is predicted: classes or numbers ---------------------------------------------------------
@@ -84,8 +80,25 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _features(self, X: Any) -> Array:
         check_is_fitted(self, "model_")
-        features: Array = validate_data(self, X, dtype=_REAL, reset=False)
+        try:
+            features: Array = validate_data(self, X, dtype=_REAL, reset=False)
+        except ValueError as problem:
+            if "feature names should match" not in str(problem):
+                raise
+            raise DataError(
+                f"{problem}Give the columns of the training rows in their order, "
+                "X[estimator.feature_names_in_], or ask estimator.model_, which finds them by name."
+            ) from problem
         return features
+
+    def _knowing_columns(self, model: M) -> M:
+        """The model, which knows the columns of a DataFrame it was fitted on and finds them by name."""
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        if names and len(set(names)) == len(names):
+            classes = () if model.classes is None else tuple(model.classes.tolist())
+            columns = tuple(Column(name, missing="refuse") for name in names)
+            model.schema = Schema(columns, classes=classes)
+        return model
 
     @abstractmethod
     def _decide(self, scores: Array) -> Array:
@@ -109,6 +122,8 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Labels of any type that sorts."""
 
     _task = "classification"
+    calibrate: bool
+    _too_few = False
 
     @property
     def classes_(self) -> Array:
@@ -123,14 +138,22 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability vectors nearest to the scores, (rows, classes).
+        """Probabilities of the classes, (rows, classes), in the order of the scores.
 
-        Least squares estimates class probabilities but may leave [0, 1]; this is the Euclidean
-        projection of the scores onto the probability simplex. It keeps the order of the classes
-        and is not calibrated: zeros and ones are common and mean "clipped", not "certain". Wrap
-        the estimator in `sklearn.calibration.CalibratedClassifierCV` where probabilities matter.
+        With `calibrate`, softmax of the scores times a slope that was fitted to rows which the model of the
+        others had not seen. Without, after `partial_fit`, and where rows are too few, the probability vectors
+        nearest to the scores: zeros and ones are common then and mean "clipped", not "certain".
         """
-        return project_to_simplex(self._scores(X))
+        scores = self._scores(X)
+        known = self.model_.calibration
+        if known is None and self._too_few:
+            warnings.warn(
+                "these probabilities are not calibrated: the rows, or those of a class, were too few to hold "
+                "some out. Pass calibrate=False if that is as it should be.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
+        return project_to_simplex(scores) if known is None else known.probabilities(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy, rows counted by their weight."""
@@ -138,6 +161,35 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def _decide(self, scores: Array) -> Array:
         return np.asarray(self.classes_[np.argmax(scores, axis=1)])
+
+    @abstractmethod
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        """Learn from these rows, of which some classes may have none."""
+
+    def _learn_calibrated(self, features: Array, labels: Array, weights: Array | None) -> Self:
+        """Learn from all rows; the calibration is that of the model without those held out, on those."""
+        classes = np.unique(labels)
+        self._train(features, labels, weights, classes)
+        if not self.calibrate:
+            return self
+        apart = held_out(features, labels, _SHARE, _KEY)
+        counted = apart if weights is None else apart & (weights > 0)
+        found = None
+        if np.count_nonzero(counted) >= LEAST_ROWS:
+            kept = None if weights is None else weights[~apart]
+            try:
+                other = clone(self)._train(features[~apart], labels[~apart], kept, classes)
+            except DataError:  # a class of which all rows are held out
+                pass
+            else:
+                scores = other.model_.decision_function(features[counted])
+                codes = encode_labels(labels[counted], classes)
+                found = fitted(scores, codes, None if weights is None else weights[counted])
+        self._too_few = found is None
+        if found is None:
+            return self
+        self.model_.calibration = Calibration(*found, _SHARE, _KEY, int(np.count_nonzero(counted)))
+        return self
 
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
         """Features, labels and weights of a whole training set."""
@@ -230,7 +282,7 @@ class _Linear(_Estimator):
         model.classes = spec.classes
         if origin is not None:
             model.intercept = model.intercept - origin @ model.weight
-        self._total, self._origin, self.model_ = total, origin, model
+        self._total, self._origin, self.model_ = total, origin, self._knowing_columns(model)
         return self
 
 
@@ -283,6 +335,7 @@ class _Deep(_Estimator):
 
     def _method(self) -> DeepAFL:
         parameters = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        parameters.pop("calibrate", None)
         return DeepAFL(
             intercept=bool(parameters.pop("fit_intercept")),
             seed=_seed(parameters.pop("random_state")),
@@ -300,14 +353,22 @@ class AFLClassifier(_Classifier, _Linear):
                    `RidgeClassifier`, keeps small and collinear tables solvable; the paper's is 0.
     fit_intercept: centre features and labels by their sums, since tables seldom pass through the
                    origin. The paper has no intercept: it starts from a backbone's features.
+    calibrate:     hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`, `coef_`,
     `intercept_`, `n_features_in_`, `feature_names_in_`.
     """
 
+    def __init__(self, *, ridge: float = 1.0, fit_intercept: bool = True, calibrate: bool = True) -> None:
+        super().__init__(ridge=ridge, fit_intercept=fit_intercept)
+        self.calibrate = calibrate
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows alone; `partial_fit` may add to them later."""
-        return self._learn(*self._read(X, y, sample_weight), first=True)
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        return self._learn(features, labels, weights, first=True, classes=classes)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Add rows: any sequence of batches gives the model of one `fit` on all their rows.
@@ -387,6 +448,7 @@ class DeepAFLClassifier(_Classifier, _Deep):
     precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
+    calibrate:      hold a fifth of the rows out to calibrate `predict_proba`, then learn from all.
 
     The defaults are for unscaled tables of some hundred to some thousand rows. Columns are
     standardised because the first activation saturates on large values; width 256 takes a fraction
@@ -397,10 +459,48 @@ class DeepAFLClassifier(_Classifier, _Deep):
     `n_features_in_`, `feature_names_in_`.
     """
 
+    def __init__(
+        self,
+        layers: int = 5,
+        *,
+        width: int = 256,
+        hidden_width: int | None = None,
+        ridge: float = 10.0,
+        residual_ridge: float = 1.0,
+        activation: str = "gelu",
+        zero_activation: str = "tanh",
+        gain: float = 1.0,
+        block_input: Literal["previous", "initial"] = "previous",
+        scale: Literal["standard"] | None = "standard",
+        fit_intercept: bool = True,
+        precision: Literal["float64", "float32"] = "float64",
+        random_state: Any = 0,
+        calibrate: bool = True,
+    ) -> None:
+        super().__init__(
+            layers,
+            width=width,
+            hidden_width=hidden_width,
+            ridge=ridge,
+            residual_ridge=residual_ridge,
+            activation=activation,
+            zero_activation=zero_activation,
+            gain=gain,
+            block_input=block_input,
+            scale=scale,
+            fit_intercept=fit_intercept,
+            precision=precision,
+            random_state=random_state,
+        )
+        self.calibrate = calibrate
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         method = self._method()
-        self.model_ = method.fit(self._silo(*self._read(X, y, sample_weight)))
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
 
@@ -419,7 +519,7 @@ class DeepAFLRegressor(_Regressor, _Deep):
         features, targets, weights = self._read(X, y, sample_weight)
         spread = _spread(targets, weights, centred=method.intercept)
         model = method.fit(self._silo(features, targets / spread, weights))
-        self.model_ = _rescaled(model, spread)
+        self.model_ = self._knowing_columns(_rescaled(model, spread))
         return self
 
 
@@ -437,6 +537,7 @@ class SoftmaxClassifier(_Classifier):
     """
 
     model_: SoftmaxModel
+    calibrate = False  # its logits are those of probabilities already
 
     def __init__(
         self,
@@ -455,14 +556,16 @@ class SoftmaxClassifier(_Classifier):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
-        features, labels, weights = self._read(X, y, sample_weight)
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
         method = Softmax(
             intercept=bool(given.pop("fit_intercept")),
             curvature="exact" if _coefficients(features, labels) <= _NEWTON_AT_HOME else "auto",
             **given,
         )
-        self.model_ = method.fit(self._silo(features, labels, weights))
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
     def decision_function(self, X: Any) -> Array:
@@ -495,6 +598,7 @@ class KernelAFLClassifier(_Classifier):
     bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
     scale:        "standard" standardises columns by their sums; None leaves them as they are.
     random_state: seed of the landmarks, as in `DeepAFLClassifier`.
+    calibrate:    hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
 
     Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
     """
@@ -510,6 +614,7 @@ class KernelAFLClassifier(_Classifier):
         bandwidth: float = 1.0,
         scale: Literal["standard"] | None = "standard",
         random_state: Any = 0,
+        calibrate: bool = True,
     ) -> None:
         self.landmarks = landmarks
         self.steps = steps
@@ -517,13 +622,18 @@ class KernelAFLClassifier(_Classifier):
         self.bandwidth = bandwidth
         self.scale = scale
         self.random_state = random_state
+        self.calibrate = calibrate
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        del given["calibrate"]
         # One silo draws its own landmarks, so that a class of few rows may have some.
         method = KernelAFL(seed=_seed(given.pop("random_state")), least_rows=1, **given)
-        self.model_ = method.fit(self._silo(*self._read(X, y, sample_weight)))
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
 

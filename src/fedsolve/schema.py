@@ -18,16 +18,20 @@ from fedsolve.container import Array, canonical_json
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import class_list, labels_from_note, labels_note
 
-Kind = Literal["number", "category", "date", "text", "unused"]
+Kind = Literal["number", "category", "date", "text", "identifier", "unused"]
 
 RULES: dict[str, tuple[str, ...]] = {
     "number": ("mean", "flag", "refuse"),
     "date": ("mean", "flag", "refuse"),
     "category": ("other", "flag", "refuse"),
     "text": ("empty", "refuse"),
+    "identifier": ("ignore",),
     "unused": ("ignore",),
 }
 """What may be done about a missing value, by the kind of its column; the first is the default."""
+
+LEFT_OUT = ("identifier", "unused")
+"""Kinds of columns that are known and become no feature."""
 
 DAYS_A_YEAR = 365.25
 
@@ -36,7 +40,8 @@ DAYS_A_YEAR = 365.25
 class Column:
     """One column of a table, by its name.
 
-    kind:       what its cells are; an "unused" column is known and left out.
+    kind:       what its cells are; an "unused" column is known and left out, and so is an "identifier",
+                which stands beside predictions to tell whose they are.
     unit:       for people; sites must agree on it.
     categories: the values of a category in the order of their columns; all others are "other".
     missing:    the rule for a missing value. "mean": the mean over all sites. "flag": the same, and a column
@@ -111,7 +116,7 @@ class Column:
     def to_note(self) -> dict[str, Any]:
         """The column as JSON values; only what its kind uses."""
         note: dict[str, Any] = {"name": self.name, "kind": self.kind}
-        if self.kind == "unused":
+        if self.kind in LEFT_OUT:
             return note
         note["missing"] = self.missing
         if self.unit is not None:
@@ -129,12 +134,61 @@ class Column:
 
 @dataclass(frozen=True)
 class Extractor:
-    """Where features of images come from: a backbone's address, preprocessing, and weights by digest."""
+    """Where features of images come from: a backbone's preprocessing, and its weights by digest.
 
-    address: str
+    address: how the backbone is named where the model was made; its files may lie elsewhere, so that this is
+             no part of what must agree. Nothing for features that a dataset of images came with.
+    weights: SHA-256 of the weights; nothing where there are none.
+    recipe:  what else names the function that is computed: its kind, version, output and the like.
+    """
+
+    address: str = field(compare=False)
     preprocessing: Mapping[str, Any]
     weights: str
     width: int
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, address: str, identity: Mapping[str, Any], width: int) -> Extractor:
+        """The backbone of this identity (`Backbone.identity`)."""
+        # Devices round differently, which is no reason to refuse a model elsewhere.
+        parts = ("preprocessing", "weights", "device")
+        recipe = {name: value for name, value in identity.items() if name not in parts}
+        return cls(
+            address, dict(identity.get("preprocessing", {})), str(identity.get("weights", "")), width, recipe
+        )
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return self.address or str(self.recipe.get("name", "unknown"))
+
+    def differences(self, other: Extractor) -> list[str]:
+        """What is otherwise than in `other`, one phrase each."""
+        if self.recipe.get("name") != other.recipe.get("name"):
+            return [f"the backbone is {self.name}, there {other.name}"]
+        phrases = []
+        for what in ("recipe", "preprocessing"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            phrases += [
+                f"the {'preprocessing' if what == 'preprocessing' else 'backbone'}'s {key} is "
+                f"{mine.get(key)!r}, there {theirs.get(key)!r}"
+                for key in sorted({*mine, *theirs})
+                if mine.get(key) != theirs.get(key)
+            ]
+        if self.weights != other.weights:
+            phrases.append(
+                f"the weights of {self.name} have the digest {self.weights[:12]}..., there "
+                f"{other.weights[:12]}..."
+            )
+        if not phrases and self.width != other.width:
+            phrases.append(f"an image has {self.width} features, there {other.width}")
+        return phrases
+
+    def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
+        """The extractor as JSON values; `elsewhere` leaves out its address."""
+        note = dataclasses.asdict(self)
+        return {name: value for name, value in note.items() if not (elsewhere and name == "address")}
 
 
 @dataclass(frozen=True)
@@ -163,12 +217,20 @@ class Schema:
         if twice:
             raise DataError(f"the schema names {_quoted(twice)} more than once; a name says one thing.")
         if self.columns and not self.used:
-            raise DataError("the schema uses no column; at least one must be of another kind than 'unused'.")
+            raise DataError(
+                "the schema uses no column; at least one must be of another kind than 'unused' or "
+                "'identifier'."
+            )
 
     @cached_property
     def used(self) -> tuple[Column, ...]:
         """The columns that become features."""
-        return tuple(column for column in self.columns if column.kind != "unused")
+        return tuple(column for column in self.columns if column.kind not in LEFT_OUT)
+
+    @property
+    def identifiers(self) -> tuple[str, ...]:
+        """The columns that tell whose a row is."""
+        return tuple(column.name for column in self.columns if column.kind == "identifier")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -205,7 +267,7 @@ class Schema:
             "label": self.label,
             "classes": labels_note(self.class_array),
             "client": self.client,
-            "extractor": None if self.extractor is None else dataclasses.asdict(self.extractor),
+            "extractor": None if self.extractor is None else self.extractor.to_note(),
         }
 
     @classmethod
@@ -225,6 +287,7 @@ class Schema:
         """SHA-256 of what sites must agree on: not of unused columns and the one that names owners."""
         note = self.to_note() | {"client": None}
         note["columns"] = [column.to_note() for column in self.used]
+        note["extractor"] = None if self.extractor is None else self.extractor.to_note(elsewhere=True)
         return hashlib.sha256(canonical_json(note).encode()).hexdigest()
 
     def differences(self, other: Schema) -> list[str]:
@@ -241,7 +304,12 @@ class Schema:
                 for key in sorted(ours.keys() | others.keys())
                 if ours.get(key) != others.get(key)
             ]
-        for key in ("label", "classes", "extractor"):
+        if self.extractor is not None and other.extractor is not None:
+            phrases += self.extractor.differences(other.extractor)
+        elif self.extractor is not None or other.extractor is not None:
+            rows = ("features of images", "columns of a table")
+            phrases.append("its rows are {}, there {}".format(*(rows if self.extractor else rows[::-1])))
+        for key in ("label", "classes"):
             if getattr(self, key) != getattr(other, key):
                 phrases.append(f"{key} is {getattr(self, key)!r}, there {getattr(other, key)!r}")
         return sorted(phrases) or ["the columns are in another order"]

@@ -127,4 +127,4 @@ def test_an_engine_that_cannot_measure_client_by_client_is_refused(tmp_path: Pat
 
     assert read_experiment(file(None)).measure.local
     with pytest.raises(DataError, match="cannot measure 'local'"):
-        read_experiment(file("flower-simulation"))
+        read_experiment(file("ray"))

@@ -12,9 +12,12 @@ import numpy as np
 from fedsolve.cli.command import Choice, F, option, options
 from fedsolve.container import Array
 from fedsolve.data import partitions
+from fedsolve.data.datasets import is_address
+from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.data.tables import Table
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
-from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.members import Deal
+from fedsolve.owners import rows_by_client
 from fedsolve.schema import Schema
 
 CLIENTS = 20
@@ -117,7 +120,8 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
     schema = given.get("schema")
     if schema is not None and schema.client is not None and not used:
         return Division(None)
-    if given["client"] is not None:
+    data = Address.parse(given["data"]) if is_address(given["data"]) else None
+    if given["client"] is not None or (data is not None and "client" in data.options and not used):
         if used:
             raise click.UsageError(
                 f"--client-column already says who owns each row; leave out {_flag(used[0])}", ctx
@@ -150,14 +154,12 @@ def federate(
             data.features, data.labels, owners, clients=split.clients, workers=workers, schema=schema
         )
     assert data.owners is not None
-    participants = []
-    for name in np.unique(data.owners):
-        rows = np.flatnonzero(data.owners == name)
-        share = LOCAL_MEMORY * len(rows) // len(data)
-        held = ClientData(data.features, data.labels, rows, checked=True, schema=schema)
-        participants.append(Participant(str(name), held, memory_budget=share))
+    texts = data.owners.astype(str)
+    names, owners = np.unique(texts, return_inverse=True)
+    dealt = rows_by_client(owners, len(names))
+    deal = Deal(data.features, data.labels, None, schema, *dealt, LOCAL_MEMORY, None, tuple(names.tolist()))
     classes = None if schema is None or not schema.classes else schema.classes
-    return LocalFederation(participants, workers=workers, classes=classes)
+    return LocalFederation(deal, workers=workers, classes=classes)
 
 
 def _flag(name: str) -> str:

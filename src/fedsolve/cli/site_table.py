@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fedsolve.cli.command import F, option
+from fedsolve.data.columns import dialect_of
 from fedsolve.data.datasets import is_address
-from fedsolve.data.schema_file import read_schema
 from fedsolve.data.table_files import DescribedRows, file_columns, read_described
 from fedsolve.data.tables import ColumnLayout
 from fedsolve.data.text_tables import Dialect
@@ -21,17 +21,14 @@ def schema_option(group: str, help: str) -> Callable[[F], F]:
     return option("--schema", metavar="FILE", group=group, help=help)
 
 
-def table_schema(path: str) -> Schema:
-    """The schema of tables in a file."""
-    schema = read_schema(path)
-    if schema.extractor is not None:
-        raise DataError(f"{path} describes features of images; --schema takes one of tables.")
-    return schema
-
-
 def read_site(data: str, schema: Schema, layout: ColumnLayout) -> DescribedRows:
     """The labelled rows of a site's file; where it does not fit, all columns are named, with their lines."""
-    plain = dataclasses.replace(layout, delimiter=",", header=True)
+    if schema.extractor is not None:
+        raise DataError(f"{data} is a table, and the schema is of images. Name a dataset: folder:PATH.")
+    spelling = ("decimal", "thousands", "encoding")
+    plain = dataclasses.replace(
+        layout, delimiter=",", header=True, **{name: getattr(ColumnLayout(), name) for name in spelling}
+    )
     if plain != ColumnLayout():
         raise DataError(
             "--label, --drop and --*-key do not go with --schema: it names the label column, and columns "
@@ -40,7 +37,7 @@ def read_site(data: str, schema: Schema, layout: ColumnLayout) -> DescribedRows:
     if is_address(data):
         raise DataError(f"{data}: a schema describes a csv or parquet file; give its path.")
     # The names are known, so that the delimiter shows by itself.
-    dialect = Dialect("auto" if layout.delimiter == "," else layout.delimiter, header=layout.header)
+    dialect = dialect_of(layout, "auto" if layout.delimiter == "," else None)
     try:
         return read_described(data, schema, dialect)
     except DataError as problem:

@@ -16,7 +16,7 @@ from rich.console import Console
 from fedsolve.backends.devices import find_device
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
-from fedsolve.cli.command import option
+from fedsolve.cli.command import Choice, option
 from fedsolve.cli.doubts import check_finite, gap_doubt, identifier_doubt, majority_doubt
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.method_options import (
@@ -40,6 +40,8 @@ from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
+from fedsolve.federation.calibrated import Calibrated
+from fedsolve.federation.card import card, training_card
 from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.history import totals
@@ -53,9 +55,10 @@ from fedsolve.model import Model
 from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
+    from fedsolve.cluster.ray_federation import RayFederation
     from fedsolve.privacy.secure import SecureFederation
 
-    Engine = LocalFederation | SecureFederation
+    Engine = LocalFederation | SecureFederation | RayFederation
 
 _GROUP = "Training"
 
@@ -149,10 +152,26 @@ train a head on the features or a whole network on the images, round by round.
     help="Clients computed at the same time.  [default: all cores]",
 )
 @option(
+    "--engine",
+    type=Choice(["local", "ray"]),
+    default="local",
+    group=_GROUP,
+    more=True,
+    help="local: threads here; ray: workers in Ray, on the cluster of RAY_ADDRESS or started here "
+    "(needs fedsolve[ray]).  [default: local]",
+)
+@option(
     "--secure",
     is_flag=True,
     group=_GROUP,
     help="Sum in secret: only totals are seen (needs fedsolve[privacy]).",
+)
+@option(
+    "--calibrate/--no-calibrate",
+    default=None,
+    group=_GROUP,
+    more=True,
+    help="Probabilities calibrated on rows held out: trains twice.  [default: closed-form methods do]",
 )
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
@@ -194,6 +213,9 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     elif given["watch"] is not None:
         raise click.UsageError(f"--watch follows rounds of gradient methods; {method.key} has none", ctx)
     personal = personal_folder(ctx, given["personal"], method)
+    if given["engine"] == "ray" and (given["secure"] or method.key in personal_keys()):
+        what = "--secure" if given["secure"] else f"method '{method.key}', whose clients keep models,"
+        raise click.UsageError(f"{what} needs --engine local", ctx)
 
     reader = Reader(given, output)
     owned = split.kind is None
@@ -210,37 +232,43 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
-    engine = _secured(federation) if given["secure"] else federation
-    started = time.perf_counter()
-    try:
-        with _progress(output, method) as progress:
-            model = (method if described is None else Described(method, described)).fit(
-                engine,
-                checkpoint,
-                resume=given["resume"],
-                progress=progress,
-                watch=_watch(ctx, given, test),
-            )
-    except KeyboardInterrupt as stop:
-        raise Interrupted(_stopped(checkpoint)) from stop
-    seconds = time.perf_counter() - started
-    model.schema = schema
-    if isinstance(model, GradientModel) and given["backbone"] is not None:
-        model.parameters[pixel_rows.NOTED] = given["backbone"]
-    check_finite(model, "the model, which was not saved,")
-    if given["out"] is not None:
-        model.save(given["out"])
-    accuracy = _accuracy(method, model, engine, data, test)
+    whole = method if described is None else Described(method, described)
+    if given["calibrate"] or (given["calibrate"] is None and not isinstance(method, GradientMethod)):
+        whole = Calibrated(whole)
+    with _engine(federation, given) as engine:
+        started = time.perf_counter()
+        try:
+            with _progress(output, method) as progress:
+                model = whole.fit(
+                    engine,
+                    checkpoint,
+                    resume=given["resume"],
+                    progress=progress,
+                    watch=_watch(ctx, given, test),
+                )
+        except KeyboardInterrupt as stop:
+            raise Interrupted(_stopped(checkpoint)) from stop
+        seconds = time.perf_counter() - started
+        model.schema = schema
+        if isinstance(model, GradientModel) and given["backbone"] is not None:
+            model.parameters[pixel_rows.NOTED] = given["backbone"]
+        check_finite(model, "the model, which was not saved,")
+        accuracy = _accuracy(method, model, engine, data, test)
+        model.card = training_card(model, whole, rows=len(data), accuracy=accuracy, secure=given["secure"])
+        if given["out"] is not None:
+            model.save(given["out"])
     document = {
         "method": method.key,
         "parameters": method.parameters(),
         **_counts(data, federation, split, spec),
         **_traffic(model),
+        "engine": given["engine"],
         "secure": given["secure"],
         **(_rounds(method, model) if isinstance(method, GradientMethod) else {}),
         "seconds": seconds,
         "accuracy": accuracy,
         "test_rows": None if test is None else len(test),
+        "calibration": card(model)["calibration"],
         "predicts": model.predicts,
         "personal": personalise(model, federation, test, personal, own_files, output),
         "model": given["out"],
@@ -287,10 +315,20 @@ def _progress(output: Output, method: Method[Any]) -> Iterator[Callable[[Record,
         yield tell
 
 
-def _secured(federation: LocalFederation) -> SecureFederation:
-    from fedsolve.privacy.secure import SecureFederation
+@contextmanager
+def _engine(federation: LocalFederation, given: dict[str, Any]) -> Iterator[Engine]:
+    """What carries the requests: this process, secure sums within it, or workers in Ray."""
+    if given["secure"]:
+        from fedsolve.privacy.secure import SecureFederation
 
-    return SecureFederation(federation)
+        yield SecureFederation(federation)
+    elif given["engine"] == "ray":
+        from fedsolve.cluster.ray_federation import RayFederation
+
+        with RayFederation.of(federation, workers=given["workers"]) as workers:
+            yield workers
+    else:
+        yield federation
 
 
 def _watch(ctx: click.Context, given: dict[str, Any], test: Table | None) -> Watch | None:
@@ -446,7 +484,7 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         ("clients", f"{told['clients']}{empty} ({dealt}; heterogeneity {split['heterogeneity']:.2f} of 1)"),
         ("rows", f"{told['rows']:,} of {told['features']:,} features, {len(told['classes'])} classes"),
         *_network_lines(told),
-        ("exchanges", f"{told['exchanges']}"),
+        ("exchanges", f"{told['exchanges']}{_calibrating(told)}"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
         *(
             [("sums", "secret: clients' answers were masked, only totals were opened")]
@@ -458,6 +496,15 @@ def _show(page: Console, told: dict[str, Any]) -> None:
     ]
     if accuracy["test"] is not None:
         lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
+    if told["calibration"] is not None:
+        seen = told["calibration"]["metrics"]
+        lines.append(
+            (
+                "probabilities",
+                f"calibrated on {told['calibration']['held_out_rows']:,} rows held out "
+                f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})",
+            )
+        )
     if not told["predicts"]:
         lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
     if told.get("final_accuracy") is not None:
@@ -483,6 +530,13 @@ def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
         last = f", last in {', '.join(told['feedback_layers'])}" if told["feedback_layers"] else ""
         lines.append(("feedback", f"{parameters['feedback']}{last}"))
     return lines
+
+
+def _calibrating(told: dict[str, Any]) -> str:
+    """Why there are more exchanges than the method takes."""
+    if told["calibration"] is None:
+        return ""
+    return " (training twice, once without the rows held out, and the calibration between them)"
 
 
 def _changed(told: dict[str, Any]) -> str:

@@ -172,7 +172,7 @@ class AFLRun(Run[LinearModel]):
             )
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted.
 

@@ -180,7 +180,7 @@ class CascadeRun(Run[CascadeModel]):
         self.classifiers = [block.arrays["weight"] for block in self.chain.blocks if "layer" in block.note]
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_t and H_t of the client's rows; features are made anew, which costs little beside G_t."""
     check_opening(data, memory.chain)

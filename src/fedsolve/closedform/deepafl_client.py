@@ -16,7 +16,7 @@ from fedsolve.federation.participant import ClientData, Memory, step
 KIND = "deepafl"
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The statistics asked for, in one pass over the rows that also brings Phi to the request's layer.
 

@@ -59,7 +59,7 @@ class Preparation:
         return (np.asarray(features, dtype=np.float64) - self.mean) / self.scale
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """n (as sum of weights), sum x, sum x² and sum y of the client's rows."""
     check_opening(data, memory.chain)

@@ -1,6 +1,6 @@
 """A schema proposed from one site's table, with what was noticed in every column, for people to review.
 
-Proposed as unused: what looks like an identifier, what never changes, what is the label under another name,
+Left out: what looks like an identifier, what never changes, what is the label under another name,
 and text with many different values. Everything else is proposed as what it looks like.
 """
 
@@ -23,7 +23,7 @@ from fedsolve.data.text_tables import Dialect, TextSource, read_names, read_text
 from fedsolve.encoder import MISSING, NUMBER, category_text, column_names
 from fedsolve.errors import DataError, ModelFileError, did_you_mean
 from fedsolve.labels import spelled_labels
-from fedsolve.schema import DAYS_A_YEAR, Column, Schema
+from fedsolve.schema import DAYS_A_YEAR, LEFT_OUT, Column, Schema
 
 ROWS = 100_000
 """Rows that a proposal looks at."""
@@ -72,7 +72,7 @@ def _of_texts(texts: dict[str, Array], label: str | None, client: str | None) ->
         raise DataError("no rows at all. Check the file or the query that made it.")
     labels = texts[label]
     columns = [_proposed(name, texts[name], labels) for name in names if name not in (label, client)]
-    if not any(column.kind != "unused" for column in columns):
+    if not any(column.kind not in LEFT_OUT for column in columns):
         told = "; ".join(f"'{column.name}': {column.remark}" for column in columns)
         raise DataError(f"no column looks like one to learn from: {told or 'there is none but the label'}.")
     return Schema(tuple(columns), label, _classes(labels, label), client)
@@ -168,6 +168,9 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
     unused = _reason_to_leave_out(look, texts, labels)
     if unused:
         return Column(name, "unused", remark=f"unused: {unused}")
+    if _is_identifier(look):
+        seen = f"{len(look.distinct)} different values in {len(look.cells)} rows"
+        return Column(name, "identifier", remark=f"unused: looks like an identifier ({seen})")
     numbers = _numbers(look.distinct)
     if numbers is not None:
         return _number_column(look)
@@ -202,12 +205,14 @@ def _reason_to_leave_out(look: _Look, texts: Array, labels: Array) -> str:
         return f"constant, always {look.distinct[0]!r}"
     if _is_the_label(texts, labels):
         return "leak: one value for each label and one label for each value, so it is the label"
+    return ""
+
+
+def _is_identifier(look: _Look) -> bool:
     numbers = _numbers(look.distinct)
     whole = numbers is not None and all(value.is_integer() for value in numbers)
     single = numbers is None and all(len(text.split()) <= 2 for text in look.distinct)
-    if look.nearly_unique and (whole or (single and _date_format(look.distinct) is None)):
-        return f"looks like an identifier ({len(look.distinct)} different values in {len(look.cells)} rows)"
-    return ""
+    return look.nearly_unique and (whole or (single and _date_format(look.distinct) is None))
 
 
 def whole_and_nearly_unique(values: Array) -> bool:

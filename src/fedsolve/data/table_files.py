@@ -78,13 +78,18 @@ def file_columns(path: str | Path, dialect: Dialect | None = None) -> list[str]:
     try:
         if table_kind(path) == "csv":
             return read_names(TextSource(path), dialect or Dialect())[0]
-        arrow, parquet = _pyarrow()
-        with open(path, "rb") as stream:
-            return [str(name) for name in parquet.ParquetFile(stream).schema_arrow.names]
+        return _parquet_names(path)
     except DataError as problem:
         raise DataError(f"{path}: {problem}") from problem
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+
+
+def _parquet_names(path: str | Path) -> list[str]:
+    arrow, parquet = _pyarrow()
+    try:
+        with open(path, "rb") as stream:
+            return [str(name) for name in parquet.ParquetFile(stream).schema_arrow.names]
     except arrow.ArrowException as problem:
         raise damaged(path, "a parquet file", problem) from problem
 
@@ -165,7 +170,7 @@ class _Reader:
         features = encode(self.schema, table, extra="ignore")
         labels = None if self.label is None else self._labels(_texts_of(table, self.label))
         owners = None if self.client is None else _filled(_texts_of(table, self.client), self.client)
-        kept = {name: _texts_of(table, name) for name in self.keep}
+        kept = {name: _as_it_is(table, name) for name in self.keep}
         return DescribedRows(features, labels, owners, str(self.path), kept)
 
     def _labels(self, texts: Array) -> Array:
@@ -210,7 +215,7 @@ class _Reader:
                         skip_rows=int(self.dialect.header),
                         encoding=self.dialect.encoding,
                     ),
-                    parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=source.quoted),
                     convert_options=csv.ConvertOptions(
                         column_types=kinds,
                         include_columns=list(wanted),
@@ -247,6 +252,19 @@ def _texts_of(table: Any, name: str) -> Array:
     values = np.asarray(column, dtype=object)
     spelled = {value: "" if value is None else category_text(value) for value in dict.fromkeys(values)}
     return np.array([spelled[value] for value in values], dtype=str)
+
+
+def _as_it_is(table: Any, name: str) -> Array:
+    """A column as text, as the file spells it; null as nothing."""
+    column = table.column(name).to_numpy() if hasattr(table, "column_names") else table[name]
+    values = np.asarray(column, dtype=object)
+    if len(values) and isinstance(values[0], str) and None not in values:
+        return values
+    return np.array(["" if value is None else _spelt(value) for value in values.tolist()], dtype=object)
+
+
+def _spelt(value: Any) -> str:
+    return value if isinstance(value, str) else category_text(value)
 
 
 def _filled(texts: Array, name: str) -> Array:

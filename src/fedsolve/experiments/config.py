@@ -26,8 +26,12 @@ PARTITIONS: dict[str, tuple[str, str] | None] = {
     "dirichlet": ("alpha", "α"),
     "shards": ("per_client", "s"),
     "pathological": ("classes_per_client", "c"),
+    "column": ("column", "by"),
 }
-"""For each kind of partition: the option it needs, and the sign the papers give it."""
+"""For each kind of partition: the option it needs, and the sign the papers give it.
+
+"column" is the natural one: the column of that name, which may be text, says who owns each row.
+"""
 
 SCORES = ("last", "best", "tail")
 """Which rounds of a gradient method its accuracy is taken from."""
@@ -36,8 +40,8 @@ AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "stage
 """What rows and columns of a table can stand for, besides the methods' parameters."""
 
 
-ENGINES = ("local", "flower-simulation")
-"""What carries requests to clients: one process, or virtual clients in Ray."""
+ENGINES = ("local", "ray")
+"""What carries requests to clients: threads of one process, or workers in Ray."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How rows are dealt; `options` holds the kind's own option and min_size."""
+    """How rows are dealt; `options` holds the kind's own option and min_size.
+
+    clients: how many; 0 of the kind "column", whose data say it.
+    """
 
     name: str
     kind: str
@@ -78,6 +85,8 @@ class PartitionSpec:
     def setting(self) -> str:
         """The partition in the papers' signs, such as "α = 0.1"."""
         named = PARTITIONS[self.kind]
+        if self.kind == "column":
+            return f"by {self.options['column']}"
         return "IID" if named is None else f"{named[1]} = {self.options[named[0]]:g}"
 
     def as_dict(self) -> dict[str, Any]:

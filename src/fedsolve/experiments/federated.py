@@ -33,17 +33,13 @@ class Federated:
         if trial.cell.measure.local:
             return run_locally(self.method, trial.parts, trial.classes, trial.workers, trial.tick)
         rows, clients = trial.rows, trial.clients
-        if trial.cell.engine == "flower-simulation":
-            from fedsolve.network.simulation import simulate
+        if trial.cell.engine == "ray":
+            from fedsolve.cluster.ray_federation import RayFederation
 
-            return simulate(
-                rows.x_train,
-                trial.labels,
-                trial.owners,
-                lambda federation: self._train(trial, federation),
-                clients=clients,
-                workers=trial.workers,
-            )
+            with RayFederation.from_arrays(
+                rows.x_train, trial.labels, trial.owners, clients, workers=trial.workers
+            ) as workers:
+                return self._train(trial, workers)
         federation = LocalFederation.from_arrays(
             rows.x_train, trial.labels, trial.owners, clients=clients, workers=trial.workers
         )

@@ -17,6 +17,7 @@ from fedsolve.held_out import row_marks
 from fedsolve.labels import encode_labels, labels_from_note, plain_labels
 from fedsolve.preparation import TablePreparation
 from fedsolve.schema import Schema
+from fedsolve.streamed import as_features
 
 TABLE_MOMENTS = "table-moments"
 """The kind of request whose answer a table is prepared by."""
@@ -25,10 +26,14 @@ TABLE_BLOCK = "table preparation"
 """The note of the block that holds the preparation."""
 
 
+_ROWS = 65536
+"""Rows read at a time where all are looked at."""
+
+
 class ClientData:
     """A client's rows: features, and labels (classification) or targets (regression), never copied whole.
 
-    features: (rows of the source, width), any real dtype, may be memory-mapped.
+    features: (rows of the source, width), any real dtype, may be memory-mapped or `StreamedRows`.
     labels:   (rows of the source,) labels of any sortable type, or float targets (…,) / (…, outputs).
     rows:     which rows of the source belong to this client; all when None.
     weights:  (rows of the source,) non-negative sample weights; they enter sums, never the row count.
@@ -45,7 +50,7 @@ class ClientData:
         checked: bool = False,
         schema: Schema | None = None,
     ) -> None:
-        self.source = features if isinstance(features, np.ndarray) else np.asarray(features)
+        self.source = as_features(features)
         self.labels = plain_labels(labels)
         self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
         self.rows = rows
@@ -90,7 +95,10 @@ class ClientData:
 
     def marks(self, key: int | str = 0) -> Array:
         """A number for each of this client's rows that its content alone decides: see `held_out`."""
-        return row_marks(self._own(self.source, slice(None)), self.own_labels(), key)
+        labels = self.own_labels()
+        spans = [slice(start, start + _ROWS) for start in range(0, max(1, len(self)), _ROWS)]
+        marks = [row_marks(self._own(self.source, span), labels[span], key) for span in spans]
+        return np.concatenate(marks)
 
     def taking(self, chosen: Array) -> ClientData:
         """The rows of this client where `chosen` is true, nothing copied."""
@@ -133,7 +141,7 @@ class PreparedData(ClientData):
         return self._raw.width
 
     @cached_property
-    def source(self) -> Array:  # type: ignore[override]
+    def source(self) -> Array:
         return self._preparation.apply(self._raw.features(slice(None)))
 
     def marks(self, key: int | str = 0) -> Array:

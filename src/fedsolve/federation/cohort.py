@@ -6,7 +6,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedsolve.errors import CohortError, DataError, FedsolveError
+from fedsolve.errors import CohortError, DataError, DivergenceError, FedsolveError
+from fedsolve.federation.blocks import BlockSum
 from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 
@@ -14,6 +15,7 @@ UNKNOWN = "not part of the federation"
 """Why a client that the engine does not know is missing."""
 
 _LONGEST = 2000
+_DIVERGED = "DivergenceError: "
 
 
 class Missing(Exception):
@@ -70,6 +72,13 @@ class CohortReport:
         if answer.empty:
             self.empty.append(answer.client)
 
+    def enter_block(self, block: BlockSum) -> None:
+        """Note that the sum of these answers was added."""
+        self.answered += block.answered
+        self.empty += block.empty
+        self.bytes_up += block.bytes_up
+        self.catch_up_bytes += block.catch_up_bytes
+
     def lose(self, name: str, cause: Exception) -> None:
         """Note that a member is not in the sum, and why."""
         if isinstance(cause, Missing):
@@ -105,12 +114,17 @@ class CohortReport:
         why = self.missing[name]
         if why.startswith("DataError: "):
             return DataError(f"participant '{name}': {why.removeprefix('DataError: ')}")
+        if why.startswith(_DIVERGED):
+            return DivergenceError(f"{self._where}: {why.removeprefix(_DIVERGED)}")
         return CohortError(
             f"participant '{name}' failed in {self._where}: {why.rstrip('.')}. "
             "Mend it and resume, or let the federation go on without it (missing='continue')."
         )
 
-    def _too_few(self, least: int) -> CohortError:
+    def _too_few(self, least: int) -> FedsolveError:
+        diverged = [why for why in self.missing.values() if why.startswith(_DIVERGED)]
+        if diverged and len(diverged) == len(self.missing):
+            return DivergenceError(f"{self._where}: {diverged[0].removeprefix(_DIVERGED)}")
         reasons = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*self.missing.items()][:3])
         return CohortError(
             f"{self._where}: {len(self.answered)} of {len(self.asked)} participants answered, at least "

@@ -163,7 +163,7 @@ def _measured(schema: Schema) -> tuple[Array, Array, Array]:
     return places, references, units
 
 
-@step(TABLE_MOMENTS)
+@step(TABLE_MOMENTS, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum z and sum z² of every number and date, over the rows that have it; rows by class."""
     opening = memory.chain.blocks[0].note["opening"]

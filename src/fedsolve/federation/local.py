@@ -16,21 +16,24 @@ from fedsolve.backends.devices import resolve
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
+from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
+from fedsolve.federation.members import Deal, Members, Pools
+from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import (
     DEFAULT_MEMORY,
-    ClientData,
     Participant,
+    adds_up,
     answer_together,
     group_size,
 )
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import class_list, plain_labels
-from fedsolve.owners import owned_rows
+from fedsolve.owners import check_owners, rows_by_client
 from fedsolve.schema import Schema
+from fedsolve.streamed import as_features
 from fedsolve.threads import blas_threads, usable_cores
 
 if TYPE_CHECKING:
@@ -38,6 +41,12 @@ if TYPE_CHECKING:
 
 LOCAL_MEMORY = 4 * DEFAULT_MEMORY
 """Bytes that all participants of a local federation may keep together."""
+
+MANY = 1024
+"""Cohorts of at least so many clients are summed in blocks, where a step's answer is a sum over rows.
+
+Terms of one client each would cost more to make and to add than the products in them.
+"""
 
 
 class LocalFederation:
@@ -57,7 +66,7 @@ class LocalFederation:
 
     def __init__(
         self,
-        participants: Sequence[Participant],
+        participants: Sequence[Participant] | Deal,
         *,
         classes: Sequence[Any] | None = None,
         task: Literal["classification", "regression"] = "classification",
@@ -70,12 +79,12 @@ class LocalFederation:
             check_whole(1, workers=workers)
         check_choice("missing", missing, ("error", "continue"))
         check_choice("task", task, ("classification", "regression"))
-        self._participants: dict[str, Participant] = {}
-        self._states: Path | None = None
         self._device = None if device is None else resolve(device)
-        for participant in participants:
+        self._members = Members(participants if isinstance(participants, Deal) else None, self._device)
+        self._pools = Pools()
+        for participant in () if isinstance(participants, Deal) else participants:
             self.add(participant)
-        if not self._participants:
+        if not len(self._members):
             raise DataError("a federation needs at least one participant; got none.")
         self.task = task
         self.workers = workers if workers is not None else usable_cores()
@@ -105,41 +114,30 @@ class LocalFederation:
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
-        features: (rows, width); not copied. labels: (rows,). owners: (rows,) integers from 0.
+        features: (rows, width); not copied, and read as they are used where they are mapped or `ParquetRows`.
+        labels: (rows,). owners: (rows,) integers from 0, or the names of clients as text.
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
         schema: what the features are, where `encoder.encode` made them of a table; its classes are those of
             the federation unless others are declared.
         """
-        features, labels, owners = _as_array(features), plain_labels(labels), np.asarray(owners)
+        features, labels, owners = as_features(features), plain_labels(labels), np.asarray(owners)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         check_arrays(features, labels, weights, missing=schema is not None)
         if len(features) == 0:
             raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
-        if owners.shape != (len(features),) or owners.dtype.kind not in "iu":
-            raise DataError(
-                f"owners must be {len(features)} integers, one client per row; "
-                f"got shape {owners.shape}, dtype {owners.dtype}."
-            )
-        count = int(owners.max()) + 1 if clients is None else clients
-        if owners.min() < 0 or owners.max() >= count:
-            raise DataError(
-                f"owners must lie between 0 and {count - 1}; got {owners.min()} to {owners.max()}. "
-                "Raise clients= or fix the partition."
-            )
-        digits = len(str(count - 1))
+        names: tuple[str, ...] | None = None
+        if owners.shape == (len(features),) and owners.dtype.kind in "USO":
+            names, owners = _named_owners(owners, clients)
+        count = check_owners(owners, len(features), clients)
         folder = None if scratch is None else Path(scratch)
-        participants = []
-        for client, rows in enumerate(owned_rows(owners, count)):
-            data = ClientData(features, labels, rows, weights, checked=True, schema=schema)
-            share = memory_budget * len(rows) // len(features)
-            name = f"client-{client:0{digits}d}"
-            participants.append(Participant(name, data, memory_budget=share, scratch=folder))
+        dealt = rows_by_client(owners, count)
+        deal = Deal(features, labels, weights, schema, *dealt, memory_budget, folder, names)
         if classes is None and schema is not None and schema.classes:
             classes = schema.classes
         return cls(
-            participants,
+            deal,
             classes=classes,
             task=task,
             workers=workers,
@@ -156,68 +154,68 @@ class LocalFederation:
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the participants, sorted: the order of every sum."""
-        return tuple(sorted(self._participants))
+        return self._members.names
 
     @property
     def participants(self) -> tuple[Participant, ...]:
-        return tuple(self._participants[name] for name in self.clients)
+        return tuple(self._members[name] for name in self.clients)
+
+    @property
+    def deal(self) -> Deal:
+        """The rows of all clients, where they lie in common arrays."""
+        return self._members.deal
+
+    @property
+    def classes(self) -> Sequence[Any] | None:
+        """The classes that were declared."""
+        return self._declared
+
+    def client_rows(self) -> dict[str, int]:
+        """How many rows each client has."""
+        return {name: self._members.rows(name) for name in self.clients}
 
     def add(self, participant: Participant) -> None:
         """Let a participant join; it takes part from the next exchange on."""
-        if participant.name in self._participants:
-            raise DataError(f"two participants are called '{participant.name}'; names must differ.")
-        widths = {other.data.width for other in self._participants.values()} | {participant.data.width}
-        if len(widths) > 1:
-            raise DataError(
-                f"'{participant.name}' has {participant.data.width} features per row, the others "
-                f"{sorted(widths - {participant.data.width})}. All must use the same backbone."
-            )
-        self._participants[participant.name] = participant
-        if self._device is not None:
-            participant.move(self._device)
-        if self._states is not None:
-            participant.keep_states(self._states)
+        self._members.add(participant)
 
     def remove(self, client: str) -> Participant:
         """Let a participant leave; it is not asked any more."""
-        if client not in self._participants:
-            raise DataError(f"no participant is called '{client}'.")
-        return self._participants.pop(client)
+        return self._members.remove(client)
 
     def keep_states(self, folder: Path | None) -> None:
         """Keep the clients' shares of a method's state in this folder, so that a resumed run finds them.
 
         Participants that join later follow. None: in each participant's own folder, or in memory.
         """
-        self._states = folder
-        for participant in self.participants:
-            participant.keep_states(folder)
+        self._members.keep_states(folder)
 
     def describe(self) -> Spec:
         """What a method needs to know before the first exchange."""
-        participants = self.participants
-        width = participants[0].data.width
+        width = self._members.width
         if self.task == "regression":
-            for participant in participants:
-                if participant.data.labels.dtype.kind not in "fiub":
-                    raise DataError(
-                        f"'{participant.name}' has targets of type {participant.data.labels.dtype}; "
-                        "regression needs numbers."
-                    )
-            outputs = {1 if p.data.labels.ndim == 1 else p.data.labels.shape[1] for p in participants}
+            outputs = set()
+            for name, labels in self._members.label_sets():
+                if labels.dtype.kind not in "fiub":
+                    raise DataError(f"'{name}' has targets of type {labels.dtype}; regression needs numbers.")
+                outputs.add(1 if labels.ndim == 1 else labels.shape[1])
             if len(outputs) > 1:
                 raise DataError(f"participants have different numbers of targets: {sorted(outputs)}.")
             return Spec(width, None, outputs.pop(), self.prefers, self.device)
-        classes = class_list(self._declared, [p.data.own_labels() for p in participants])
+        classes = class_list(self._declared, [labels for _, labels in self._members.label_sets()])
         return Spec(width, classes, len(classes), self.prefers, self.device)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, added in client order."""
         started = time.perf_counter()
-        report, sums = CohortReport.of(request, self._participants), RunningSum()
+        report, sums = CohortReport.of(request, self._members), RunningSum()
         cohort = [name for name in report.asked if name not in report.absent]
         size = group_size(request, chain)
-        groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
+        in_blocks = size == 1 and len(cohort) >= MANY and adds_up(request.kind)
+        if in_blocks:
+            groups = blocks_of_clients(cohort)
+            self._pools.begin(groups, self._members, request, chain)
+        else:
+            groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
         workers = max(1, min(self.workers, len(groups)))
         while len(self._slots) < workers + 1:
             self._slots.append(Workspace())
@@ -227,13 +225,17 @@ class LocalFederation:
             while (task := ledger.take()) is not None:
                 turn, workspace = task
                 try:
-                    asked = [self._participants[name] for name in groups[turn]]
-                    ledger.deliver(turn, workspace, _ask_group(asked, request, chain, workspace, sums))
+                    if in_blocks:
+                        outcomes: list[_Outcome] = [self._block(groups[turn], request, chain, workspace)]
+                    else:
+                        asked = [self._members[name] for name in groups[turn]]
+                        outcomes = _ask_group(asked, request, chain, workspace, sums)
+                    ledger.deliver(turn, workspace, outcomes)
                 except BaseException:
                     ledger.stop()  # the other workers must not wait for a turn that never comes
                     raise
 
-        with blas_threads(None if len(self._participants) == 1 else 1):
+        with blas_threads(None if len(self._members) == 1 else 1):
             if workers == 1:
                 work()
             else:
@@ -250,14 +252,19 @@ class LocalFederation:
             raise report.stopped(name, cause) from cause
         return report.total(sums, request, self.min_clients)
 
+    def _block(self, names: list[str], request: Request, chain: Chain, workspace: Workspace) -> BlockSum:
+        members = self._members
+        pool = self._pools.of(names)
+        return block_sum(names, members.__getitem__, members.rows, pool, request, chain, workspace)
+
     def carry(self, channel: str, letters: Mapping[str, bytes]) -> Iterator[tuple[str, bytes | Exception]]:
         """The clients' replies to letters, as many at a time as there are workers."""
 
         def ask(name: str) -> bytes | Exception:
             try:
-                if name not in self._participants:
+                if name not in self._members:
                     raise Missing("absent", UNKNOWN)
-                return self._participants[name].reply(channel, letters[name])
+                return self._members[name].reply(channel, letters[name])
             except Exception as problem:  # one client's failure does not affect the others
                 return problem
 
@@ -276,32 +283,18 @@ class LocalFederation:
         return evaluate(self, model)
 
     def __repr__(self) -> str:
-        rows = sum(len(participant) for participant in self.participants)
-        return f"LocalFederation({len(self._participants)} clients, {rows} rows, workers={self.workers})"
+        rows = sum(self.client_rows().values())
+        return f"LocalFederation({len(self._members)} clients, {rows} rows, workers={self.workers})"
 
 
-_Outcome = tuple[Answer, int] | Exception
-"""An answer and the bytes of the model blocks that its client lacked, or what went wrong."""
+_Outcome = tuple[Answer, int] | BlockSum | Exception
+"""An answer and the bytes of the model blocks that its client lacked; those of a block; what went wrong."""
 
 
 def _ask(
     participant: Participant, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum
 ) -> tuple[Answer, int]:
-    term = participant.answer(request, workspace)
-    catch_up = 0
-    # Twice at most: that a participant holds blocks of another run shows only when newer ones do not
-    # continue them; then it asks for everything.
-    for _ in range(2):
-        if not isinstance(term, Needs):
-            break
-        fuller = request.starting_at(term.have, chain)
-        catch_up += fuller.nbytes
-        term = participant.answer(fuller, workspace)
-    if isinstance(term, Needs):
-        raise TermError(
-            f"it still lacks model blocks from {term.have} on after being sent them. Restart it "
-            "(participant.forget()) and resume."
-        )
+    term, catch_up = ask(participant, request, chain, workspace)
     return _checked(participant, term, sums), catch_up
 
 
@@ -391,13 +384,27 @@ class _Ledger:
             self._waiting[turn] = (workspace, outcomes)
             while self._added in self._waiting:
                 workspace, outcomes = self._waiting.pop(self._added)
-                for name, outcome in zip(self._groups[self._added], outcomes, strict=True):
-                    self._enter(name, outcome)
+                for name, outcome in zip(self._groups[self._added], outcomes, strict=False):
+                    if isinstance(outcome, BlockSum):
+                        self._enter_block(outcome)
+                    else:
+                        self._enter(name, outcome)
                 self._added += 1
                 self._free.append(workspace)
             self._changed.notify_all()
 
-    def _enter(self, name: str, outcome: _Outcome) -> None:
+    def _enter_block(self, block: BlockSum) -> None:
+        if block.answered:
+            try:
+                self._sums.add(block.answer)
+            except TermError as problem:
+                block.failed |= dict.fromkeys(block.answered, problem)
+            else:
+                self._report.enter_block(block)
+        for name, cause in sorted(block.failed.items()):
+            self._lose(name, cause)
+
+    def _enter(self, name: str, outcome: tuple[Answer, int] | Exception) -> None:
         if not isinstance(outcome, Exception):
             answer, catch_up_bytes = outcome
             try:
@@ -408,10 +415,19 @@ class _Ledger:
                 self._report.enter(answer)
                 self._report.catch_up_bytes += catch_up_bytes
                 return
-        self._report.lose(name, outcome)
-        if self.failure is None and (self._stop_on_failure or isinstance(outcome, Contradiction)):
-            self.failure = name, outcome
+        self._lose(name, outcome)
+
+    def _lose(self, name: str, problem: Exception) -> None:
+        self._report.lose(name, problem)
+        if self.failure is None and (self._stop_on_failure or isinstance(problem, Contradiction)):
+            self.failure = name, problem
 
 
-def _as_array(features: Any) -> Array:
-    return features if isinstance(features, np.ndarray) else np.asarray(features)
+def _named_owners(owners: Array, clients: int | None) -> tuple[tuple[str, ...], Array]:
+    """The names of clients, sorted, and which of them owns each row."""
+    if any(not isinstance(owner, str | bytes) or not owner for owner in owners.tolist()):
+        raise DataError("owners that are names must all be text; one is empty or of another type.")
+    names, places = np.unique(np.asarray(owners, dtype=str), return_inverse=True)
+    if clients is not None and clients != len(names):
+        raise DataError(f"owners name {len(names)} clients, and clients is {clients}. Leave clients out.")
+    return tuple(names.tolist()), places

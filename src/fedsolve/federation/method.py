@@ -192,15 +192,7 @@ class Run(ABC, Generic[M]):
 
     def restore(self, data: bytes, path: str) -> None:
         """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
-        before = container.previous(path)
-        remedy = (
-            f"The one before it is {before}: move it to {path} and resume."
-            if before.exists()
-            else "Start afresh."
-        )
-        arrays, note = container.from_bytes(
-            data, what=f"checkpoint {path}", error=ModelFileError, remedy=remedy
-        )
+        arrays, note = checkpoint_contents(data, path)
         if note.get("checkpoint") not in (1, CHECKPOINT_VERSION):
             raise ModelFileError(
                 f"{path} is not a checkpoint of version {CHECKPOINT_VERSION} "
@@ -352,6 +344,24 @@ def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
         "classes": labels_note(spec.classes),
         **method.agreement(),
     }
+
+
+def checkpoint_contents(data: bytes, path: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and note of a checkpoint; a damaged one is refused with the way to the one before."""
+    before = container.previous(path)
+    remedy = (
+        f"The one before it is {before}: move it to {path} and resume."
+        if before.exists()
+        else "Start afresh."
+    )
+    return container.from_bytes(data, what=f"checkpoint {path}", error=ModelFileError, remedy=remedy)
+
+
+def unwrapped(method: Method[Any]) -> Method[Any]:
+    """The method that others are around, such as `Described` and `Calibrated`."""
+    while isinstance(inner := getattr(method, "method", None), Method):
+        method = inner
+    return method
 
 
 def opening_classes(chain: Chain) -> Array | None:

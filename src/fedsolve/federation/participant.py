@@ -26,7 +26,16 @@ from fedsolve.permissions import check_allowed
 if TYPE_CHECKING:
     from fedsolve.model import Model
 
-__all__ = ["ClientData", "Memory", "Participant", "answer_together", "group_size", "group_step", "step"]
+__all__ = [
+    "ClientData",
+    "Memory",
+    "Participant",
+    "adds_up",
+    "answer_together",
+    "group_size",
+    "group_step",
+    "step",
+]
 
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
@@ -64,10 +73,15 @@ GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Ter
 
 _STEPS: dict[str, Step] = {}
 _GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain], int]]] = {}
+_ADDING_UP: set[str] = set()
 
 
-def step(kind: str) -> Callable[[Step], Step]:
-    """Register a client step: the function that answers requests of this kind."""
+def step(kind: str, *, over_rows: bool = False) -> Callable[[Step], Step]:
+    """Register a client step: the function that answers requests of this kind.
+
+    over_rows: whether the term is a sum over rows, so that the answer of clients who pool their rows is the
+        sum of their answers. Engines with very many clients then ask neighbours as one.
+    """
 
     def register(function: Step) -> Step:
         known = _STEPS.get(kind)
@@ -77,9 +91,16 @@ def step(kind: str) -> Callable[[Step], Step]:
                 f"such as '{function.__module__}.{kind}'."
             )
         _STEPS[kind] = function
+        if over_rows:
+            _ADDING_UP.add(kind)
         return function
 
     return register
+
+
+def adds_up(kind: str) -> bool:
+    """Whether answers to requests of this kind are sums over rows."""
+    return kind in _ADDING_UP
 
 
 def _place(function: Any) -> str:

@@ -46,6 +46,9 @@ class Arithmetic(Protocol):
     def take(self) -> Term:
         """The sum as methods read it; nothing can be added afterwards."""
 
+    def so_far(self) -> Term:
+        """The sum as an addend of another one."""
+
 
 class PlainArithmetic:
     """Finite numbers, added in float64: the sum, not the addend, sets the error of a float32 term."""
@@ -67,6 +70,9 @@ class PlainArithmetic:
 
     def take(self) -> Term:
         self._sum.mirror()
+        return self._sum
+
+    def so_far(self) -> Term:
         return self._sum
 
 
@@ -95,7 +101,7 @@ class TermLayout:
     @property
     def shared(self) -> TermLayout:
         """Only the arrays that are added to those of others; methods that gather have some besides."""
-        return TermLayout({name: form for name, form in self.forms.items() if not name.endswith("@")})
+        return TermLayout({name: form for name, form in self.forms.items() if "@" not in name})
 
     @property
     def numbers(self) -> int:
@@ -186,6 +192,10 @@ class RunningSum:
     def take(self) -> Term:
         """The sum as methods read it; nothing can be added afterwards."""
         return self._arithmetic.take()
+
+    def so_far(self) -> Term:
+        """The sum as an addend of another one: symmetric arrays as upper triangles."""
+        return self._arithmetic.so_far()
 
 
 def _is_own(name: str, client: str) -> bool:

@@ -11,7 +11,6 @@
     node        a node in one process, over Flower's Fleet API
     superlink   a SuperLink and a run on it, started and stopped by us
     server_app, client_app   the same for `flwr run` and Flower's own SuperNodes
-    simulation  virtual clients in Ray
 
 Nothing is imported before it is used: flwr is an optional extra.
 """
@@ -28,14 +27,11 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Without it Ray listens on the machine's public address.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Environment in which Flower and Ray call nobody and install nothing."""
+"""Environment in which Flower calls nobody and installs nothing."""
 
 
-def require_flower(simulation: bool = False) -> None:
+def require_flower() -> None:
     """Refuse, with the extra to install, where Flower is missing; and switch off what it sends home.
 
     Must come before the first import of flwr, which reads these variables once.
@@ -45,12 +41,9 @@ def require_flower(simulation: bool = False) -> None:
         # A proxy for the outside must not be asked for what is on this machine.
         listed = [host for host in os.environ.get(name, "").split(",") if host]
         os.environ[name] = ",".join(dict.fromkeys([*listed, "127.0.0.1", "localhost", "::1"]))
-    extra = "flower-simulation" if simulation else "flower"
-    for module in ("flwr", "ray") if simulation else ("flwr",):
-        if importlib.util.find_spec(module) is None:
-            raise DataError(
-                f"this needs {'Ray' if module == 'ray' else 'Flower'}, which is not installed. "
-                f"Install it: pip install 'fedsolve[{extra}]'."
-            )
+    if importlib.util.find_spec("flwr") is None:
+        raise DataError(
+            "this needs Flower, which is not installed. Install it: pip install 'fedsolve[flower]'."
+        )
     # Its modules import each other in circles, which two threads at once would not survive.
     importlib.import_module("flwr.app")

@@ -64,7 +64,7 @@ class Link(Protocol):
 
 
 class GridLink:
-    """Any Flower grid, through its public interface: simulation, and grids yet to come."""
+    """Any Flower grid, through its public interface."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid

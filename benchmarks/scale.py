@@ -1,0 +1,305 @@
+"""`python -m benchmarks.scale [clients|machines|rows]`: many clients, workers in Ray, rows beyond memory.
+
+clients    AFL over 10,000 and 100,000 clients in one process, beside scikit-learn's Ridge on the pooled rows
+machines   AFL over 1,000 clients in Ray with 1, 2 and 4 workers, beside the local engine
+rows       AFL and DeepAFL on rows that are mapped or read from parquet, growing to 2,000,000 x 512
+Every measurement is a process of its own. --json stores the table with the machine and its load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.machine import MAPPED, Memory, OtherWork
+
+CLASSES = 10
+_GROUP = 16384
+
+
+@click.group()
+def main() -> None:
+    """What grows with clients, with machines and with rows."""
+
+
+_json = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+
+
+@main.command()
+@_json
+@click.option("--size", multiple=True, default=("10000x50x512", "100000x20x256"), show_default=True)
+def clients(size: tuple[str, ...], json_path: Path | None) -> None:
+    """Building a federation of KxROWSxWIDTH, and AFL on it."""
+    lines = []
+    for text in size:
+        count, rows, width = (int(number) for number in text.split("x"))
+        for what in ("fedsolve", "ridge"):
+            lines.append(_apart("clients", what=what, clients=count, rows=rows, width=width))
+            machine.progress(f"{text} {what}: {lines[-1]}")
+    columns = ("what", "clients", "rows", "width", "build", "seconds", "processor", "above_rows", "others")
+    _finish("AFL over very many clients", columns, lines, json_path)
+
+
+@main.command()
+@_json
+@click.option("--clients", "count", default=1000, show_default=True)
+@click.option("--rows-each", default=20, show_default=True)
+@click.option("--width", default=512, show_default=True)
+@click.option("--workers", multiple=True, type=int, default=(1, 2, 4), show_default=True)
+def machines(
+    count: int, rows_each: int, width: int, workers: tuple[int, ...], json_path: Path | None
+) -> None:
+    """AFL in Ray, started here with so many workers, and in this process."""
+    size = {"clients": count, "rows": rows_each, "width": width}
+    lines = [_apart("machines", engine="local", workers=0, **size)]
+    lines += [_apart("machines", engine="ray", workers=number, **size) for number in workers]
+    columns = ("engine", "workers", "clients", "rows", "width", "start", "seconds", "model", "others")
+    _finish("AFL by both engines", columns, lines, json_path)
+
+
+@main.command()
+@_json
+@click.option("--rows", "counts", multiple=True, type=int, default=(250_000, 500_000, 1_000_000, 2_000_000))
+@click.option("--width", default=512, show_default=True)
+@click.option("--layers", default=3, show_default=True)
+@click.option("--clients", "count", default=8, show_default=True)
+@click.option("--budget", default=256, show_default=True, help="MB for derived features, and for row groups.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="For the files; temporary.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Where to draw the growth.")
+def rows(
+    counts: tuple[int, ...],
+    width: int,
+    layers: int,
+    count: int,
+    budget: int,
+    folder: Path | None,
+    json_path: Path | None,
+    plot: Path | None,
+) -> None:
+    """AFL and DeepAFL on rows that do not lie in memory; parquet at the largest size only."""
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="fedsolve-rows-", dir=folder) as name:
+        for number in counts:
+            for source in ("npy", "parquet") if number == max(counts) else ("npy",):
+                path = Path(name) / f"rows.{source}"
+                write_rows(path, number, width)
+                given = {"path": str(path), "rows": number, "width": width, "clients": count}
+                for method in ("afl", "deepafl"):
+                    lines.append(
+                        _apart("rows", source=source, method=method, layers=layers, budget=budget, **given)
+                    )
+                    machine.progress(f"{number} rows by {source}: {lines[-1]}")
+                for file in Path(name).iterdir():
+                    file.unlink()
+    columns = ("source", "method", "rows", "width", "seconds", "anonymous", "mapped", "others")
+    _finish("Rows beyond memory", columns, lines, json_path)
+    if plot is not None:
+        _draw(lines, plot)
+
+
+def write_rows(path: Path, count: int, width: int) -> None:
+    """Rows of float32 with labels by a linear rule, span by span: .npy with .labels.npy, or .parquet."""
+    rng = np.random.default_rng(0)
+    rule = rng.standard_normal((width, CLASSES)).astype(np.float32)
+    labels = np.empty(count, dtype=np.int64)
+    with _Writer(path, count, width) as write:
+        for start in range(0, count, _GROUP):
+            stop = min(count, start + _GROUP)
+            features = rng.standard_normal((stop - start, width), dtype=np.float32)
+            labels[start:stop] = np.argmax(features @ rule, axis=1)
+            write(start, features, labels[start:stop])
+    if path.suffix == ".npy":
+        np.save(path.with_suffix(".labels.npy"), labels)
+
+
+class _Writer:
+    def __init__(self, path: Path, count: int, width: int) -> None:
+        self._path, self._shape = path, (count, width)
+
+    def __enter__(self) -> Callable[[int, Any, Any], None]:
+        if self._path.suffix == ".npy":
+            file = np.lib.format.open_memmap(self._path, "w+", np.float32, self._shape)
+
+            def write(start: int, features: Any, labels: Any) -> None:
+                file[start : start + len(features)] = features
+
+            self._close: Callable[[], None] = file.flush
+            return write
+        import pyarrow
+        from pyarrow import parquet
+
+        kind = pyarrow.list_(pyarrow.float32(), self._shape[1])
+        schema = pyarrow.schema([("features", kind), ("label", pyarrow.int64())])
+        writer = parquet.ParquetWriter(self._path, schema, compression="none", use_dictionary=False)
+
+        def write_group(start: int, features: Any, labels: Any) -> None:
+            lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(features.ravel()), type=kind)
+            writer.write_table(pyarrow.table([lists, pyarrow.array(labels)], schema=schema))
+
+        self._close = writer.close
+        return write_group
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+
+# -- one measurement, in a process of its own --------------------------------------------------------
+
+
+def measure_clients(what: str, clients: int, rows: int, width: int) -> dict[str, Any]:
+    """Building and AFL, or Ridge on the same rows."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((clients * rows, width))
+    labels = rng.integers(0, CLASSES, len(features))
+    owners = rng.permutation(np.repeat(np.arange(clients), rows))
+    import fedsolve as fs
+
+    if what == "ridge":
+        from sklearn.linear_model import Ridge
+
+        targets = np.eye(CLASSES)[labels]
+        with _Timed() as timed, Memory() as memory:
+            Ridge(alpha=1.0, fit_intercept=False).fit(features, targets)
+        return timed.found | {"build": 0.0, "above_rows": memory.grown}
+    with Memory() as memory:
+        with _Timed() as built:
+            federation = fs.LocalFederation.from_arrays(features, labels, owners, clients)
+        with _Timed() as timed:
+            fs.AFL(ridge=1.0).fit(federation)
+    return timed.found | {"build": built.found["seconds"], "above_rows": memory.grown}
+
+
+def measure_machines(engine: str, workers: int, clients: int, rows: int, width: int) -> dict[str, Any]:
+    """The second of two runs: the first one waits for everything to start."""
+    import hashlib
+
+    import fedsolve as fs
+    from fedsolve.container import to_bytes
+
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((clients * rows, width))
+    labels = np.arange(len(features)) % CLASSES
+    owners = np.repeat(np.arange(clients), rows)
+    with _Timed() as started:
+        federation: Any
+        if engine == "local":
+            federation = fs.LocalFederation.from_arrays(features, labels, owners, clients)
+        else:
+            federation = fs.RayFederation.from_arrays(features, labels, owners, clients, workers=workers)
+        fs.AFL(ridge=1.0).fit(federation)
+    with _Timed() as timed:
+        model = fs.AFL(ridge=1.0).fit(federation)
+    if engine == "ray":
+        federation.close()
+    digest = hashlib.sha256(to_bytes(*model.contents())).hexdigest()[:12]
+    return timed.found | {"start": started.found["seconds"], "model": digest}
+
+
+def measure_rows(
+    source: str, method: str, path: str, rows: int, width: int, clients: int, layers: int, budget: int
+) -> dict[str, Any]:
+    """Peak anonymous and mapped memory of one training."""
+    import fedsolve as fs
+
+    if source == "npy":
+        features: Any = np.load(path, mmap_mode="r")
+        labels = np.load(Path(path).with_suffix(".labels.npy"))
+    else:
+        features = fs.ParquetRows(path, "label", memory=budget << 20)
+        labels = features.labels
+    owners = np.arange(rows) * clients // rows
+    deep = fs.DeepAFL(layers=layers, width=width)
+    with Memory() as memory, Memory(MAPPED) as mapped, _Timed() as timed:
+        federation = fs.LocalFederation.from_arrays(
+            features, labels, owners, clients, memory_budget=budget << 20, scratch=Path(path).parent
+        )
+        (fs.AFL(ridge=1.0) if method == "afl" else deep).fit(federation)
+    return timed.found | {"anonymous": memory.peak, "mapped": mapped.peak}
+
+
+class _Timed:
+    """Seconds, seconds of processor time, and the share of the machine that others had."""
+
+    def __enter__(self) -> _Timed:
+        self._others, self._processor, self._started = OtherWork(), time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.found: dict[str, Any] = {
+            "seconds": time.perf_counter() - self._started,
+            "processor": time.process_time() - self._processor,
+            "others": self._others.share(),
+        }
+
+
+_MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
+    "clients": measure_clients,
+    "machines": measure_machines,
+    "rows": measure_rows,
+}
+
+
+def _apart(name: str, **sizes: Any) -> dict[str, Any]:
+    line = [sys.executable, "-m", "benchmarks.scale", "measure", name, json.dumps(sizes)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise click.ClickException(f"{name} {sizes}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return sizes | found
+
+
+@main.command(hidden=True)
+@click.argument("name")
+@click.argument("sizes")
+def measure(name: str, sizes: str) -> None:
+    """One measurement, as a line of JSON."""
+    click.echo(json.dumps(_MEASURES[name](**json.loads(sizes))))
+
+
+def _finish(title: str, columns: tuple[str, ...], lines: list[dict[str, Any]], path: Path | None) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for line in lines:
+        table.add_row(*(f"{v:.2f}" if isinstance(v := line[name], float) else str(v) for name in columns))
+    Console(width=140, highlight=False).print(table)
+    print("seconds of the clock and of the processor; MB; others: share of the machine that others had.")
+    if path is not None:
+        found = {"machine": machine.describe(), "load": os.getloadavg(), "lines": lines}
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _draw(lines: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (seconds, memory) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for method, label in (("afl", "AFL"), ("deepafl", "DeepAFL")):
+        chosen = [line for line in lines if line["method"] == method and line["source"] == "npy"]
+        counts = [line["rows"] / 1e6 for line in chosen]
+        seconds.plot(counts, [line["processor"] for line in chosen], "o-", label=label)
+        memory.plot(counts, [line["anonymous"] / 1e3 for line in chosen], "o-", label=label)
+    seconds.set(xlabel="million rows", ylabel="processor seconds", ylim=(0, None), xlim=(0, None))
+    memory.set(xlabel="million rows", ylabel="anonymous memory, GB", ylim=(0, 1.5), xlim=(0, None))
+    seconds.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks.scale")

@@ -1,0 +1,162 @@
+"""Features of a parquet file, read one row group at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.layout import damaged
+from fedsolve.data.table_files import NEEDS_PYARROW
+from fedsolve.errors import DataError, ModelFileError
+from fedsolve.labels import plain_labels
+from fedsolve.streamed import StreamedRows
+
+
+class ParquetRows(StreamedRows):
+    """The rows of a parquet file of numbers, of which at most `memory` bytes are in memory.
+
+    label:   the column of labels or targets, read once, as `labels`; None where there is none.
+    columns: those that are features, in this order; all but the label when None. A single column of lists of
+             one length is the features of a row.
+    memory:  bytes of row groups kept. A file whose row groups are larger is refused: they are the least that
+             can be read. Rows are read fastest where each client's lie together.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        label: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        memory: int = 256 << 20,
+    ) -> None:
+        self.path = str(path)
+        self.label = label
+        self.memory = memory
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, Array] = OrderedDict()
+        with self._reading() as file:
+            names = [str(name) for name in file.schema_arrow.names]
+            self.columns = [name for name in names if name != label] if columns is None else list(columns)
+            for name in [*self.columns, *([] if label is None else [label])]:
+                if name not in names:
+                    raise DataError(f"{path} has no column '{name}'; it has {', '.join(names[:10])}.")
+            if not self.columns:
+                raise DataError(f"{path} has no columns of features.")
+            groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            self._bounds = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+            self.labels: Array | None = None
+            if label is not None:
+                self.labels = plain_labels(file.read(columns=[label]).column(0).to_numpy())
+            width, self._lists = self._layout(file)
+        self.shape = (int(self._bounds[-1]), width)
+        largest = max(groups, default=0) * width * self.dtype.itemsize
+        if largest > memory:
+            raise DataError(
+                f"{path} has row groups of {largest >> 20} MB as numbers, and {memory >> 20} MB may be in "
+                "memory. Write it with smaller ones (row_group_size=), or allow more (memory=)."
+            )
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step != 1:
+                return self[np.arange(start, stop, step)]
+            wanted = np.empty((max(0, stop - start), self.shape[1]), dtype=self.dtype)
+            for group in self._groups(start, stop):
+                first, last = self._bounds[group : group + 2]
+                low, high = max(start, first), min(stop, last)
+                wanted[low - start : high - start] = self._group(group)[low - first : high - first]
+            return wanted
+        rows = np.asarray(rows)
+        if rows.dtype == bool:
+            rows = np.flatnonzero(rows)
+        wanted = np.empty((len(rows), self.shape[1]), dtype=self.dtype)
+        places = np.searchsorted(self._bounds, rows, side="right") - 1
+        for group in np.unique(places):
+            here = places == group
+            wanted[here] = self._group(int(group))[rows[here] - self._bounds[group]]
+        return wanted
+
+    def __reduce__(self) -> Any:
+        # The path travels, the rows do not.
+        return _opened, (self.path, self.label, self.columns, self.memory)
+
+    def _groups(self, start: int, stop: int) -> range:
+        if stop <= start:
+            return range(0)
+        first, last = np.searchsorted(self._bounds, [start, stop - 1], side="right") - 1
+        return range(int(first), int(last) + 1)
+
+    def _group(self, group: int) -> Array:
+        """The features of a row group: kept ones, or read now in place of those used longest ago."""
+        with self._lock:
+            if group in self._kept:
+                self._kept.move_to_end(group)
+                return self._kept[group]
+            size = int(self._bounds[group + 1] - self._bounds[group]) * self.shape[1] * self.dtype.itemsize
+            while self._kept and size + sum(array.nbytes for array in self._kept.values()) > self.memory:
+                self._kept.popitem(last=False)
+            with self._reading() as file:
+                table = file.read_row_group(group, columns=self.columns)
+            self._kept[group] = array = self._numbers(table)
+            return array
+
+    def _numbers(self, table: Any) -> Array:
+        if any(column.null_count for column in table.columns):
+            raise DataError(f"{self.path} has missing values. Remove or impute them before training.")
+        if self._lists:
+            values = [part.flatten().to_numpy(zero_copy_only=False) for part in table.column(0).chunks]
+            flat = np.concatenate(values).astype(self.dtype, copy=False)
+            if flat.size != len(table) * self.shape[1]:
+                raise DataError(f"{self.path}: '{self.columns[0]}' has lists of different lengths.")
+            return flat.reshape(len(table), self.shape[1])
+        array = np.empty((len(table), len(self.columns)), dtype=self.dtype)
+        for place, name in enumerate(self.columns):
+            array[:, place] = table.column(name).to_numpy()
+        return array
+
+    def _layout(self, file: Any) -> tuple[int, bool]:
+        """The width, and whether one column of lists holds it; `dtype` is set."""
+        from pyarrow import types
+
+        fields = [file.schema_arrow.field(name).type for name in self.columns]
+        lists = types.is_fixed_size_list(fields[0]) or types.is_list(fields[0])
+        if lists and len(fields) > 1:
+            raise DataError(f"{self.path}: '{self.columns[0]}' holds lists; name it alone (columns=).")
+        kinds = [fields[0].value_type] if lists else fields
+        for name, kind in zip(self.columns, kinds, strict=True):
+            if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+                raise DataError(
+                    f"{self.path}: column '{name}' holds {kind}, not numbers. Leave it out (columns=)."
+                )
+        self.dtype = np.result_type(*{np.dtype(kind.to_pandas_dtype()) for kind in kinds})
+        if not lists:
+            return len(fields), False
+        if types.is_fixed_size_list(fields[0]):
+            return int(fields[0].list_size), True
+        first = next(iter(file.iter_batches(batch_size=1, columns=self.columns)), None)
+        return (0 if first is None else len(first.column(0)[0])), True
+
+    def _reading(self) -> Any:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as problem:
+            raise DataError(NEEDS_PYARROW) from problem
+        try:
+            return parquet.ParquetFile(self.path)
+        except OSError as problem:
+            raise ModelFileError(f"cannot read {self.path}: {problem.strerror or problem}.") from problem
+        except pyarrow.ArrowException as problem:
+            raise damaged(self.path, "a parquet file", problem) from problem
+
+
+def _opened(path: str, label: str | None, columns: list[str], memory: int) -> ParquetRows:
+    return ParquetRows(path, label, columns=columns, memory=memory)

@@ -1,0 +1,155 @@
+"""What the engine on Ray is made of, without Ray: the tree, packets, workers, and where rows are."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve.cluster.placing import Placing, file_of, packets_of
+from fedsolve.cluster.shard import Packet, Shard
+from fedsolve.cluster.sum_tree import SumTree
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.messages import Needs, Term
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def terms(places: int) -> list[Term]:
+    rng = np.random.default_rng(0)
+    return [
+        Term({"a": rng.standard_normal(5) * 10.0 ** rng.integers(-9, 9)}, {"n": 1}) for _ in range(places)
+    ]
+
+
+@pytest.mark.parametrize("places", [1, 2, 3, 7, 64, 101])
+def test_the_tree_gives_the_same_bits_whoever_adds_what(places: int):
+    rng = np.random.default_rng(places)
+    found = []
+    for workers in (1, 2, 5):
+        whole = SumTree(places)
+        leaves = [[f"{place}"] for place in range(places)]
+        work = Placing([None] * workers, {}).divided(leaves, lambda name: int(name) % 7)
+        packets = [packet for own in work.values() for packet in packets_of(own)]
+        for number in rng.permutation(len(packets)):
+            part = SumTree(places)
+            for place, _ in packets[number]:
+                part.add(0, place, terms(places)[place])
+            for node in part.nodes():
+                whole.add(*node)
+        assert whole.root().counts == {"n": places}
+        found.append(whole.root().arrays["a"])
+    assert all(np.array_equal(array, found[0]) for array in found)
+    assert np.allclose(found[0], sum(term.arrays["a"] for term in terms(places)), rtol=1e-12)
+
+
+def test_a_tree_refuses_terms_unlike_each_other_and_passes_over_clients_without_rows():
+    tree = SumTree(2)
+    tree.add(0, 0, Term({"a": np.ones(2)}))
+    with pytest.raises(TermError, match="do not fit"):
+        tree.add(0, 1, Term({"a": np.ones(3)}))
+    tree = SumTree(3)
+    for place, term in enumerate((Term(), Term({"a": np.ones(2)}), Term(counts={"rows": 0}))):
+        tree.add(0, place, term)
+    assert tree.root().arrays["a"].tolist() == [1, 1]
+
+
+def test_a_file_stands_for_features_only_as_a_whole(tmp_path: Path):
+    np.save(tmp_path / "features.npy", np.arange(40.0).reshape(20, 2))
+    whole = np.load(tmp_path / "features.npy", mmap_mode="r")
+    changed = np.load(tmp_path / "features.npy", mmap_mode="c")
+    assert file_of(whole) == str(tmp_path / "features.npy")
+    for other in (whole[10:], whole[:, :1], whole[::-1], changed, whole.reshape(10, 4), np.array(whole)):
+        assert file_of(other) is None
+
+
+def write_parquet(path: Path, features: np.ndarray, labels: np.ndarray, lists: bool, group: int) -> None:
+    if lists:
+        flat = pyarrow.array(features.ravel())
+        table = {"x": pyarrow.FixedSizeListArray.from_arrays(flat, features.shape[1])}
+    else:
+        table = {f"x{number}": column for number, column in enumerate(features.T)}
+    parquet.write_table(pyarrow.table({**table, "y": labels}), path, row_group_size=group)
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_parquet_rows_are_the_array_they_were_written_from(tmp_path: Path, lists: bool):
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((1000, 6)).astype(np.float32), rng.integers(0, 3, 1000)
+    write_parquet(tmp_path / "rows.parquet", features, labels, lists, 64)
+    streamed = fs.ParquetRows(tmp_path / "rows.parquet", "y", memory=4000)
+    again = pickle.loads(pickle.dumps(streamed))
+    chosen = rng.permutation(1000)[:300]
+    for rows in (streamed, again):
+        assert rows.shape == (1000, 6)
+        assert rows.dtype == np.float32
+        assert np.array_equal(rows.labels, labels)
+        for asked in (slice(None), slice(60, 200), slice(5, 5), slice(0, 1000, 7), chosen, chosen > 100):
+            expected = features[:300][asked] if np.asarray(asked).dtype == bool else features[asked]
+            found = rows[asked] if np.asarray(asked).dtype != bool else rows[np.flatnonzero(asked)]
+            assert np.array_equal(found, expected)
+        assert sum(array.nbytes for array in rows._kept.values()) <= 4000
+    with pytest.raises(DataError, match="row groups of"):
+        fs.ParquetRows(tmp_path / "rows.parquet", "y", memory=100)
+    with pytest.raises(DataError, match="no column 'z'"):
+        fs.ParquetRows(tmp_path / "rows.parquet", "z")
+
+
+@pytest.mark.parametrize("method", [fs.AFL(ridge=0.1), fs.DeepAFL(layers=2, width=12)], ids=lambda m: m.key)
+def test_streamed_and_mapped_rows_give_the_bits_of_rows_in_memory(tmp_path: Path, method):
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((3000, 8)).astype(np.float32)
+    labels, owners = np.argmax(features[:, :3], axis=1), np.sort(rng.integers(0, 5, 3000))
+    write_parquet(tmp_path / "rows.parquet", features, labels, True, 500)
+    np.save(tmp_path / "rows.npy", features)
+    found = []
+    sources = [features, fs.ParquetRows(tmp_path / "rows.parquet", "y", memory=40_000)]
+    for source in [*sources, np.load(tmp_path / "rows.npy", mmap_mode="r")]:
+        federation = fs.LocalFederation.from_arrays(source, labels, owners, memory_budget=1000)
+        found.append(method.fit(federation).contents()[0])
+    for other in found[1:]:
+        assert all(np.array_equal(other[name], found[0][name]) for name in found[0])
+
+
+def sources(folder: Path) -> tuple[dict[str, fs.RowFile | list[fs.RowFile]], np.ndarray, np.ndarray]:
+    """Four clients in files of all kinds, one of them in two parts."""
+    rng = np.random.default_rng(1)
+    features = rng.standard_normal((400, 5)).astype(np.float32)
+    labels = np.argmax(features[:, :3] + rng.standard_normal((400, 3)), axis=1)
+    np.savez(folder / "a.npz", x=features[:100], y=labels[:100])
+    np.save(folder / "b.npy", features[100:200])
+    np.save(folder / "b-labels.npy", labels[100:200])
+    write_parquet(folder / "c.parquet", features[200:], labels[200:], False, 50)
+    files = {
+        "a": fs.RowFile(str(folder / "a.npz")),
+        "b": [
+            fs.RowFile(str(folder / "b.npy"), labels=str(folder / "b-labels.npy"), stop=40),
+            fs.RowFile(str(folder / "b.npy"), labels=str(folder / "b-labels.npy"), start=40),
+        ],
+        "c": fs.RowFile(str(folder / "c.parquet"), stop=120),
+        "d": fs.RowFile(str(folder / "c.parquet"), start=120),
+    }
+    return files, features, labels
+
+
+def test_a_worker_answers_for_files_and_asks_for_the_model_it_lacks(tmp_path: Path):
+    files, features, labels = sources(tmp_path)
+    one = {name: file for name, file in files.items() if isinstance(file, fs.RowFile)}
+    shard = Shard(None, None, one, 1 << 20, None)
+    seen = shard.look(["a", "c", "d", "x"], "classification")
+    assert [seen[name].rows for name in "acd"] == [100, 120, 80]
+    assert seen["x"][0] == "KeyError"
+    local = fs.LocalFederation.from_arrays(features, labels, np.zeros(400, dtype=int))
+    run = fs.AFL(ridge=0.1).start(local.describe())
+    request = run.request(("a", "c", "d"))
+    bare = type(request)(request.kind, 0, 0, (), request.note, {}, request.position, request.digest)
+    assert shard.answer(bare, [(0, ["a"])], 1) == Needs(0)
+    packet = shard.answer(request, [(0, ["a"]), (1, ["c"]), (2, ["d"])], 3)
+    assert isinstance(packet, Packet)
+    ((_, _, term),) = packet.nodes
+    assert term.counts["rows"] == 300
+    assert [leaf.answered for leaf in packet.leaves] == [["a"], ["c"], ["d"]]

@@ -1,0 +1,119 @@
+"""Very many clients in one process: made when they are needed, summed in blocks, named when they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve.errors import CohortError, DataError
+from fedsolve.federation.local import MANY
+from tests.oracle import ridge
+
+CLIENTS, WIDTH = MANY + 100, 6
+
+
+def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows for all clients, some of which have none."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((4 * CLIENTS, WIDTH))
+    labels = np.argmax(
+        features @ rng.standard_normal((WIDTH, 3)) + rng.standard_normal((len(features), 3)), 1
+    )
+    return features, labels, rng.integers(0, CLIENTS, len(features))
+
+
+def contents(model: fs.Model) -> dict[str, np.ndarray]:
+    return model.contents()[0]
+
+
+def close(left: fs.Model, right: fs.Model) -> bool:
+    one, other = contents(left), contents(right)
+    return one.keys() == other.keys() and all(
+        np.max(np.abs(one[name] - other[name])) <= 1e-10 * max(1.0, np.max(np.abs(other[name])))
+        for name in one
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [fs.AFL(ridge=0.1, intercept=True, scale="standard"), fs.DeepAFL(layers=2, width=10), fs.Cascade.trial()],
+    ids=lambda method: method.key,
+)
+def test_blocks_give_the_model_of_the_pooled_rows_whatever_the_workers(method):
+    features, labels, owners = rows()
+    silo = fs.LocalFederation.from_arrays(features, labels, np.zeros(len(labels), dtype=int))
+    models = []
+    for workers in (1, 3):
+        many = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS, workers=workers)
+        models.append(method.fit(many))
+        assert many.evaluate(models[0]) == silo.evaluate(models[0])
+    assert all(np.array_equal(a, b) for a, b in zip(*(contents(m).values() for m in models), strict=True))
+    assert close(models[0], method.fit(silo))
+    record = models[0].history[0]
+    assert len(record.cohort) == CLIENTS
+    assert len(record.empty) == CLIENTS - len(np.unique(owners))
+
+
+def test_traffic_is_that_of_every_client_by_itself():
+    features, labels, owners = rows()
+    many = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS)
+    one = fs.LocalFederation.from_arrays(features, labels, np.zeros(len(labels), dtype=int))
+    method = fs.DeepAFL(layers=1, width=8)
+    for mine, single in zip(method.fit(many).history, method.fit(one).history, strict=True):
+        assert (mine.bytes_up, mine.bytes_down) == (CLIENTS * single.bytes_up, CLIENTS * single.bytes_down)
+
+
+def test_a_client_of_a_block_that_fails_is_named_and_left_out():
+    features, labels, owners = rows()
+    bad = int(np.flatnonzero(owners == 77)[0])
+    features[bad] = 1e200  # finite; its square is not
+    stopped = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS)
+    with pytest.raises(CohortError, match="'client-0077' failed"):
+        fs.AFL(ridge=0.1).fit(stopped)
+    going = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS, missing="continue")
+    model = fs.AFL(ridge=0.1).fit(going)
+    rest = owners != 77
+    assert "client-0077" not in model.history[0].cohort
+    expected = ridge(features[rest], np.eye(3)[labels[rest]], 0.1)
+    assert np.allclose(contents(model)["weight"], expected, rtol=0, atol=1e-10)
+
+
+def test_clients_that_join_leave_or_change_are_not_lost_in_blocks():
+    features, labels, owners = rows()
+    federation = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS)
+    fs.AFL(ridge=0.1).fit(federation)
+    gone = federation.remove("client-0003")
+    assert "client-0003" not in federation.clients
+    federation.add(fs.Participant("client-0003", fs.ClientData(features[:7], labels[:7])))
+    assert len(gone) == np.sum(owners == 3)
+    expected = np.concatenate([np.flatnonzero(owners != 3), np.arange(7)])
+    found = contents(fs.AFL(ridge=0.1).fit(federation))["weight"]
+    assert np.allclose(found, ridge(features[expected], np.eye(3)[labels[expected]], 0.1), rtol=0, atol=1e-10)
+    assert federation.client_rows()["client-0003"] == 7
+    with pytest.raises(DataError, match="two participants"):
+        federation.add(gone)
+
+
+_MEASURED = """
+import json, sys, time
+import numpy as np
+from benchmarks.scale import measure_clients
+print(json.dumps(measure_clients("fedsolve", 20000, 5, 16)))
+"""
+
+
+@pytest.mark.slow
+def test_a_client_that_only_takes_part_in_sums_takes_no_memory(tmp_path: Path):
+    """20,000 clients: by participants of their own they would take about 45 MB and seconds."""
+    root = Path(__file__).parents[1]
+    line = [sys.executable, "-c", _MEASURED]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=root)
+    found = json.loads(done.stdout)
+    assert found["above_rows"] < 40
+    assert found["build"] < 2.0
