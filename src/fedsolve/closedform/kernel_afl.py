@@ -39,6 +39,8 @@ from fedsolve.registry import Info, register
 DIRECT_LANDMARKS = 1024
 """Up to so many landmarks their Gram matrix, 4.2 MB, is asked for at once."""
 
+_REFINEMENTS = 2
+
 FEWEST, MOST = 256, 32768
 """Landmarks where none are asked for: a power of two, at least a quarter of the rows, within these bounds."""
 
@@ -272,12 +274,19 @@ def gaussians(
 
 
 def solve_direct(factors: LandmarkFactors, gram: Array, cross: Array, ridge: float) -> Array:
-    """a minimising |Y - K a|² + ridge aᵀ TᵀT a, from gram = KᵀK and cross = KᵀY, in coordinates T a."""
+    """a minimising |Y - K a|² + ridge aᵀ TᵀT a, from gram = KᵀK and cross = KᵀY, in coordinates b = T a.
+
+    T^-T gram T^-1 loses digits where K_MM is nearly singular; the residual of a itself brings them back.
+    """
     half = factors.to_features(gram)
     system = factors.to_features(np.ascontiguousarray(half.T))
     system = (system + system.T) / 2
     system.flat[:: len(system) + 1] += ridge
-    solution = cho_solve(cho_factor(system, check_finite=False), factors.to_features(cross))
+    factor = cho_factor(system, check_finite=False)
+    solution = cho_solve(factor, factors.to_features(cross))
+    for _ in range(_REFINEMENTS):
+        left = factors.to_features(cross - gram @ factors.from_features(solution)) - ridge * solution
+        solution += cho_solve(factor, left)
     return factors.from_features(solution)
 
 
