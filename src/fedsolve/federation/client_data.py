@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.backends import Kernels
 from fedsolve.checks import check_arrays
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -72,6 +73,19 @@ class ClientData:
     def features(self, span: slice, dtype: Any = np.float64) -> Array:
         """The features of this client's rows `span`, as a contiguous array."""
         return np.ascontiguousarray(self._own(self.source, span), dtype=dtype)
+
+    def placed(self, kernels: Kernels) -> Any | None:
+        """This client's features where these kernels compute, as they are stored: copied once and kept.
+
+        None where they do not fit beside what is there already.
+        """
+        copies: dict[str, Any] = vars(self).setdefault("_copies", {})
+        if kernels.device not in copies:
+            stored = self.features(slice(0, 0), None).dtype
+            kind = stored if stored.kind in "f" or stored == np.uint8 else np.dtype(np.float64)
+            fits = len(self) * self.width * kind.itemsize <= kernels.budget(0)
+            copies[kernels.device] = kernels.array(self.features(slice(None), kind)) if fits else None
+        return copies[kernels.device]
 
     def own_labels(self) -> Array:
         return self._own(self.labels, slice(None))

@@ -56,6 +56,8 @@ class LocalFederation:
 
     missing: "error" stops at the first participant that fails, naming it; "continue" goes on
         with those present (exact for them) as long as `min_clients` answered.
+    device: where clients and the server compute: "cpu", "cuda", "cuda:1", "auto" (a GPU if any), or
+        "torch:cpu". None leaves each participant's own, and the server on the CPU.
     """
 
     prefers: Literal["bytes", "exchanges"] = "bytes"
@@ -69,12 +71,13 @@ class LocalFederation:
         workers: int | None = None,
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
+        device: str | None = None,
     ) -> None:
         if workers is not None:
             check_whole(1, workers=workers)
         check_choice("missing", missing, ("error", "continue"))
         check_choice("task", task, ("classification", "regression"))
-        self._members = Members(participants if isinstance(participants, Deal) else None)
+        self._members = Members(participants if isinstance(participants, Deal) else None, device)
         self._pools = Pools()
         for participant in () if isinstance(participants, Deal) else participants:
             self.add(participant)
@@ -104,6 +107,7 @@ class LocalFederation:
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
         schema: Schema | None = None,
+        device: str | None = None,
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
@@ -132,7 +136,13 @@ class LocalFederation:
             workers=workers,
             missing=missing,
             min_clients=min_clients,
+            device=device,
         )
+
+    @property
+    def device(self) -> str:
+        """Where the server solves."""
+        return self._members.device or "cpu"
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -183,9 +193,9 @@ class LocalFederation:
                 outputs.add(1 if labels.ndim == 1 else labels.shape[1])
             if len(outputs) > 1:
                 raise DataError(f"participants have different numbers of targets: {sorted(outputs)}.")
-            return Spec(width, None, outputs.pop(), self.prefers)
+            return Spec(width, None, outputs.pop(), self.prefers, self.device)
         classes = class_list(self._declared, [labels for _, labels in self._members.label_sets()])
-        return Spec(width, classes, len(classes), self.prefers)
+        return Spec(width, classes, len(classes), self.prefers, self.device)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, added in client order."""

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsolve import registry
+from fedsolve.backends import Kernels, kernels_on
+from fedsolve.backends.devices import resolve
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import ClientData, rows_for
 from fedsolve.federation.messages import Chain, Needs, Request, Term
@@ -44,7 +46,7 @@ class Memory:
     """What a participant keeps between requests.
 
     All but `states` can be rebuilt from the chain; `states` is the client's own share of a method's
-    state, by run and exchange.
+    state, by run and exchange. `device` is where steps compute.
     """
 
     chain: Chain = field(default_factory=Chain)
@@ -54,6 +56,12 @@ class Memory:
     scratch: Path | None = None
     name: str = ""
     states: StateStore = field(default_factory=StateStore)
+    device: str = "cpu"
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels of the participant's device."""
+        return kernels_on(self.device)
 
     def scratch_folder(self) -> Path:
         """Where mapped arrays live; the system's temporary folder unless one was named."""
@@ -131,8 +139,12 @@ class Participant:
         memory_budget: int = DEFAULT_MEMORY,
         scratch: Path | None = None,
         states: Path | None = None,
+        device: str = "cpu",
     ) -> None:
-        """states: folder for the client's share of a method's state; kept in memory when None."""
+        """states: folder for the client's share of a method's state; kept in memory when None.
+
+        device: where its steps compute, see `backends`; what it sends has the same form from any.
+        """
         self.name = name
         self.data = data
         self._own_states = states
@@ -140,7 +152,11 @@ class Participant:
         self._parts_of: list[str] = []
         self._channels: dict[str, Callable[[bytes], bytes]] = {}
         self._memory = Memory(
-            budget=memory_budget, scratch=scratch, name=name, states=StateStore(states, name)
+            budget=memory_budget,
+            scratch=scratch,
+            name=name,
+            states=StateStore(states, name),
+            device=resolve(device),
         )
 
     def __len__(self) -> int:
@@ -161,7 +177,7 @@ class Participant:
             )
         self._memory.workspace = workspace if workspace is not None else Workspace()
         data, memory = self.view(request)
-        return _STEPS[request.kind](data, request, memory)
+        return _STEPS[request.kind](data, request, memory).on_host()
 
     def view(self, request: Request) -> tuple[ClientData, Memory]:
         """The rows as steps see them, and what is kept of them: of the part that the request is about,
@@ -191,6 +207,17 @@ class Participant:
         if registry.is_foreign(key):
             check_allowed("method", key)
             registry.method_class(key)
+
+    @property
+    def device(self) -> str:
+        """Where its steps compute."""
+        return self._memory.device
+
+    def move(self, device: str) -> None:
+        """Compute on this device from now on; what was derived from the rows is forgotten."""
+        if resolve(device) != self._memory.device:
+            self._memory.device = resolve(device)
+            self._memory.cache.clear()
 
     def keep_states(self, folder: Path | None) -> None:
         """Keep the client's share of a method's state in this folder from now on; None: as at the start."""
@@ -243,6 +270,7 @@ class Participant:
             scratch=memory.scratch,
             name=self.name,
             states=StateStore(memory.states.folder, self.name),
+            device=memory.device,
         )
 
 
