@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Tests run in two processes, one BLAS and one torch thread each: two threads on busy cores are slower than one.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-fast check browser bench bench-gpu clean help
+.PHONY: demo test test-fast check browser bench bench-scale bench-gpu clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,8 +30,14 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; } \
 	|| echo "no Chromium found and none could be installed: the browser tests will be skipped"
 
-bench: $(VENV)/user  ## speed, traffic and memory against the authors' formulation
+bench: $(VENV)/user  ## speed, traffic and memory against the authors' formulation; growth with clients
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.scale clients --json benchmarks/results/scale-clients.json
+
+# Needs fedsolve[ray,tables], and 20 GB of disk for a while.
+bench-scale: $(VENV)/dev  ## workers in Ray, and 2,000,000 rows by mmap and parquet
+	$(BIN)/python -m benchmarks.scale machines --json benchmarks/results/scale-machines.json
+	$(BIN)/python -m benchmarks.scale rows --json benchmarks/results/scale-rows.json --plot docs/rows-growth.png
 
 bench-gpu: $(VENV)/user  ## the closed forms on a GPU, beside the CPU and the authors' formulation (needs torch with CUDA)
 	$(BIN)/python -m benchmarks.gpu --json benchmarks/results/gpu.json

@@ -74,6 +74,7 @@ def machines(
 @main.command()
 @_json
 @click.option("--rows", "counts", multiple=True, type=int, default=(250_000, 500_000, 1_000_000, 2_000_000))
+@click.option("--source", "kinds", multiple=True, default=("npy", "parquet"), show_default=True)
 @click.option("--width", default=512, show_default=True)
 @click.option("--layers", default=3, show_default=True)
 @click.option("--clients", "count", default=8, show_default=True)
@@ -82,6 +83,7 @@ def machines(
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Where to draw the growth.")
 def rows(
     counts: tuple[int, ...],
+    kinds: tuple[str, ...],
     width: int,
     layers: int,
     count: int,
@@ -90,11 +92,11 @@ def rows(
     json_path: Path | None,
     plot: Path | None,
 ) -> None:
-    """AFL and DeepAFL on rows that do not lie in memory; parquet at the largest size only."""
+    """AFL and DeepAFL on rows that do not lie in memory; all kinds of files at the largest size."""
     lines = []
     with tempfile.TemporaryDirectory(prefix="fedsolve-rows-", dir=folder) as name:
         for number in counts:
-            for source in ("npy", "parquet") if number == max(counts) else ("npy",):
+            for source in kinds if number == max(counts) else kinds[:1]:
                 path = Path(name) / f"rows.{source}"
                 write_rows(path, number, width)
                 given = {"path": str(path), "rows": number, "width": width, "clients": count}
@@ -173,7 +175,7 @@ def measure_clients(what: str, clients: int, rows: int, width: int) -> dict[str,
 
         targets = np.eye(CLASSES)[labels]
         with _Timed() as timed, Memory() as memory:
-            Ridge(alpha=1.0, fit_intercept=False).fit(features, targets)
+            Ridge(alpha=1.0, fit_intercept=False, copy_X=False).fit(features, targets)
         return timed.found | {"build": 0.0, "above_rows": memory.grown}
     with Memory() as memory:
         with _Timed() as built:

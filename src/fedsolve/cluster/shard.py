@@ -70,10 +70,11 @@ class Shard:
         files: Mapping[str, RowFile],
         memory: int,
         scratch: str | None,
+        device: str,
     ) -> None:
         if deal is not None and mapped is not None:
             deal = replace(deal, features=np.load(mapped, mmap_mode="r"))
-        self._members = Members(deal)
+        self._members = Members(deal, device)
         self._files = files
         self._memory = memory // max(1, len(files))
         self._scratch = None if scratch is None else Path(scratch)

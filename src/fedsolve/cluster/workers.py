@@ -68,6 +68,7 @@ class Crew:
         most: int,
         address: str | None,
         gpus: float,
+        device: str,
         restarts: int,
     ) -> None:
         import ray
@@ -86,7 +87,7 @@ class Crew:
         mapped = None if deal is None else file_of(deal.features)
         if deal is not None and mapped is not None:
             deal = replace(deal, features=np.empty((0, deal.features.shape[1])))
-        self._given = [ray.put(deal), mapped, ray.put(dict(files)), memory // count, scratch]
+        self._given = [ray.put(deal), mapped, ray.put(dict(files)), memory // count, scratch, device]
         self._actors = [self._make(worker) for worker in range(count)]
         self._wait_for_start()
 

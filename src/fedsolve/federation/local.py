@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedsolve.backends.devices import resolve
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
@@ -85,8 +84,7 @@ class LocalFederation:
             check_whole(1, workers=workers)
         check_choice("missing", missing, ("error", "continue"))
         check_choice("task", task, ("classification", "regression"))
-        self._device = None if device is None else resolve(device)
-        self._members = Members(participants if isinstance(participants, Deal) else None, self._device)
+        self._members = Members(participants if isinstance(participants, Deal) else None, device)
         self._pools = Pools()
         self._device_pools = DevicePools()
         for participant in () if isinstance(participants, Deal) else participants:
@@ -157,7 +155,7 @@ class LocalFederation:
     @property
     def device(self) -> str:
         """Where the server solves."""
-        return self._device or "cpu"
+        return self._members.device or "cpu"
 
     @property
     def clients(self) -> tuple[str, ...]:
