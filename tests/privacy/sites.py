@@ -15,7 +15,14 @@ from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.notes import Setup, least_threshold
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.secure_client import SecureClient, context_of, letter
+from fedsolve.privacy.rules import Opening
+from fedsolve.privacy.secure_client import (
+    SecureClient,
+    context_of,
+    letter,
+    opened_note,
+    request_digest,
+)
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
 from .setups import repeatable, sign_as, verify
@@ -59,8 +66,10 @@ class Sites:
         chosen = least_threshold(clients, colluders) if threshold is None else threshold
         self.setup = Setup("run", 0, 6, chosen)
         self.server = Server(self.setup)
+        self.opened: list[Opening] = []
+        self.requests: dict[int, str] = {}
         for name, client in self.clients.items():
-            self.server.add_keys(name, client.answer(letter("begin", self.setup, {}, {})))
+            self.server.add_keys(name, client.answer(letter("begin", self.setup, opened_note([]), {})))
         keys = self.server.keys()
         for name, client in self.clients.items():
             self.server.add_shares(name, client.answer(keys))
@@ -94,6 +103,7 @@ class Sites:
     ) -> MaskedSum:
         context = context_of(self.request(step), self.layout)
         pending = self.server.sum(slot, cohort, self.layout.wide, self.layout.narrow, context)
+        self.requests[slot] = request_digest(self.request(step))
         for name in sorted(set(cohort) - set(silent)):
             pending.add(name, self.masked(name, slot, cohort, step))
         return pending
@@ -101,7 +111,10 @@ class Sites:
     def open(self, pending: MaskedSum) -> Any:
         """The Gram matrix of a sum that the sites open; the error of the first site that refuses if not."""
         survivors, dropped = pending.close()
-        note = {"slot": pending.question.slot, "survivors": list(survivors), "dropped": list(dropped)}
+        slot = pending.question.slot
+        opening = Opening("run", self.requests[slot], survivors)
+        told = self.opened + [opening] if opening not in self.opened else self.opened
+        note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped), **opened_note(told)}
         refusal: Exception | None = None
         for name in survivors:
             try:
@@ -110,4 +123,5 @@ class Sites:
                 refusal = refusal or problem
         if not pending.can_open and refusal is not None:
             raise refusal
+        self.opened = told
         return decode(pending.total(), self.layout).arrays["gram"]

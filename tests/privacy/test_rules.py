@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.privacy import ledger
-from fedsolve.privacy.ledger import Ledger, Opening, groups_of_three
+from fedsolve.privacy import rules
+from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.ring import RingVector, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.secure_client import read_letter
@@ -24,9 +24,9 @@ Without = Callable[..., None]
 def without(monkeypatch: pytest.MonkeyPatch) -> Without:
     """Let the sites forget rules."""
 
-    def forget(*rules: str) -> None:
-        for rule in rules:
-            monkeypatch.setattr(ledger, rule, lambda opened, new: None)
+    def forget(*names: str) -> None:
+        for name in names:
+            monkeypatch.setattr(rules, name, lambda *given: None)
 
     return forget
 
@@ -94,9 +94,9 @@ def test_three_cohorts_with_large_differences_single_nobody_out(without: Without
 
 def test_three_may_leave_together() -> None:
     before = Opening("run", "a", tuple("abcdefgh"))
-    groups_of_three([before], Opening("run", "b", tuple("abcde")))
+    rules.groups_of_three([before], Opening("run", "b", tuple("abcde")))
     with pytest.raises(fs.CohortError):
-        groups_of_three([before], Opening("run", "b", tuple("abcdef")))
+        rules.groups_of_three([before], Opening("run", "b", tuple("abcdef")))
 
 
 def test_dropouts_are_opened_only_where_a_site_allows_it() -> None:

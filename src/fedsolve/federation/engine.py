@@ -63,10 +63,11 @@ class Wraps(Protocol):
 class CarriesLetters(Protocol):
     """An engine that hands bytes to clients and brings back theirs, without knowing what they mean.
 
-    channel: which of the client's functions they are for. A letter that failed gives the error in its place;
-    replies come in any order, and only as they are asked for.
+    channel: which of the client's functions they are for. largest: bytes that a reply may have; None: any
+    number. A letter that failed gives the error in its place; replies come in any order, and only as they are
+    asked for.
     """
 
     def carry(
-        self, channel: str, letters: Mapping[str, bytes]
+        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
     ) -> Iterator[tuple[str, bytes | Exception]]: ...

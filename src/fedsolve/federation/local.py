@@ -236,7 +236,9 @@ class LocalFederation:
             raise report.stopped(name, cause) from cause
         return report.total(sums, request, self.min_clients)
 
-    def carry(self, channel: str, letters: Mapping[str, bytes]) -> Iterator[tuple[str, bytes | Exception]]:
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+    ) -> Iterator[tuple[str, bytes | Exception]]:
         """The clients' replies to letters, as many at a time as there are workers."""
 
         def ask(name: str) -> bytes | Exception:
