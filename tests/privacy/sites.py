@@ -113,7 +113,7 @@ class Sites:
         survivors, dropped = pending.close()
         slot = pending.question.slot
         opening = Opening("run", self.requests[slot], survivors)
-        told = self.opened + [opening] if opening not in self.opened else self.opened
+        told = self.opened if opening in self.opened else [*self.opened, opening]
         note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped), **opened_note(told)}
         refusal: Exception | None = None
         for name in survivors:

@@ -28,11 +28,15 @@ from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 
 if TYPE_CHECKING:
+    from fedsolve.federation.participant import Participant
     from fedsolve.network.answering import Event
+    from fedsolve.privacy.secure_client import Sent
 
 _NET = "The server"
 _DATA = "This site's data"
 _SITE = "This site"
+_SECURE = "SECURE SUMS: what this site sends is masked; the server sees totals over all sites"
+_PLAIN = "PLAIN: the server sees this site's own sums"
 
 
 @click.command(
@@ -65,6 +69,12 @@ _SITE = "This site"
     is_flag=True,
     group=_NET,
     help="Neither TLS nor authentication: for trials on one machine.",
+)
+@option(
+    "--plain",
+    is_flag=True,
+    group=_NET,
+    help="No secure sums: let the server see this site's own sums.",
 )
 @option("--name", metavar="NAME", required=True, group=_SITE, help="This site's name, as it is registered.")
 @option(
@@ -106,8 +116,9 @@ def client(**given: Any) -> None:
     """Take part in a federation with the data of this site.
 
     Features are extracted once and stay in the local store; rows never leave. What is sent are sums over
-    rows, listed as they go and kept in sent.jsonl. Nothing is run but the fedsolve installed here, and no
-    port is opened. Stop with Ctrl-C; start again at any time: a site that was away is brought up to date.
+    rows, masked so that the server sees totals over all sites only, listed as they go and kept in sent.jsonl.
+    Nothing is run but the fedsolve installed here, and no port is opened. Stop with Ctrl-C; start again at
+    any time: a site that was away is brought up to date.
     """
     output = Output(given["as_json"], given["quiet"])
     name = given["name"]
@@ -124,6 +135,8 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
 
     require_flower()
     connection = _connection(given, name)
+    attending = _Secure(given, name, state) if not given["plain"] else None
+    output.note(_PLAIN if attending is None else _SECURE)
     schema = None if given["schema"] is None else table_schema(given["schema"])
     table: Table | DescribedRows
     parts: tuple[Part, ...] = ()
@@ -143,6 +156,8 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     from fedsolve.network.node import FleetNode
 
     diary = _Diary(output, state / "sent.jsonl")
+    if attending is not None:
+        attending.tell = diary.sent
     answerer = Answerer(
         name,
         ClientData(table.features, table.labels, schema=schema),
@@ -154,6 +169,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         scratch=state,
         states=state / "states",
         rows=state / "rows.json",
+        attend=None if attending is None else attending.attend,
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)
@@ -170,6 +186,10 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     if given["insecure"]:
         if given["keys"] is not None:
             raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
+        if not given["plain"]:
+            raise click.UsageError(
+                "secure sums need keys, by which sites know each other; with --insecure give --plain too"
+            )
         return Connection(given["server"], insecure=True)
     from fedsolve.network.keyfolder import Keys
     from fedsolve.network.security import verify_client
@@ -177,6 +197,29 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     keys = Keys(key_folder(given["keys"]))
     verify_client(keys, name)
     return Connection(given["server"], keys.authority, keys.client_key(name))
+
+
+class _Secure:
+    """This site's side of secure sums: its key, its roster and its ledger."""
+
+    def __init__(self, given: dict[str, Any], name: str, state: Path) -> None:
+        from fedsolve.network.keyfolder import Keys
+        from fedsolve.network.security import believed_keys, load_client_key
+        from fedsolve.privacy.ledger import Ledger
+        from fedsolve.privacy.signatures import signer, verifier
+
+        keys = Keys(key_folder(given["keys"]))
+        self.tell: Any = None
+        self._sign = signer(load_client_key(keys, name))
+        self._verify = verifier(believed_keys(keys, name))
+        self._ledger = Ledger(state / "ledger")
+
+    def attend(self, participant: Participant) -> None:
+        """Let this participant take part in secure sums."""
+        from fedsolve.privacy.secure_client import CHANNEL, SecureClient
+
+        client = SecureClient(participant, self._sign, self._verify, ledger=self._ledger, tell=self.tell)
+        participant.attend(CHANNEL, client.answer)
 
 
 def _introduce(output: Output, name: str, table: Table | DescribedRows, held_out: bool) -> None:
@@ -219,6 +262,25 @@ class _Diary:
             stream.write(json.dumps(line) + "\n")
         if event.over and self.on_over is not None:
             self.on_over()
+
+    def sent(self, sent: Sent) -> None:
+        """Enter what a secure sum sends."""
+        from fedsolve.network.answering import Event
+
+        request = sent.request
+        fields = sent.about.get("layout", {}).get("fields", [])
+        self.enter(
+            Event(
+                "answered",
+                f"sent {sent.text}",
+                None if request is None else request.exchange,
+                None if request is None else request.kind,
+                0 if request is None else request.nbytes,
+                sent.bytes_up,
+                arrays=tuple(field[0] for field in fields) if sent.what == "masked" else (),
+                about=dict(sent.about),
+            )
+        )
 
     def summary(self) -> dict[str, Any]:
         return {

@@ -21,6 +21,7 @@ from fedsolve.cli.site_table import schema_option, table_schema
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
 from fedsolve.federation.described import Described
+from fedsolve.federation.engine import Wraps
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record
 from fedsolve.labels import spelled_labels
@@ -30,12 +31,15 @@ _NET = "The network"
 _SITES = "The sites"
 _RUN = "The run"
 PORT = 9092
+_SECURE = "SECURE SUMS: this server sees totals over all sites, and no site's own sums"
+_PLAIN = "PLAIN: this server sees the sums of every site by itself"
 
 
 @click.command(
     cls=MethodCommand,
-    details="The server sees every site's sums (Gram and cross matrices), not its rows; see the threat model "
-    "in the documentation for what sums reveal.",
+    details="Sums are secure: the server sees totals over all sites, no site's own, and a run keeps the "
+    "sites it began with. With --plain it sees every site's sums (Gram and cross matrices), not its rows. "
+    "See the threat model in the documentation for what either reveals.",
     examples=(
         (
             "wait for three sites, train DeepAFL with three layers, save the model",
@@ -51,7 +55,7 @@ PORT = 9092
         ),
         (
             "try it on this machine alone, without keys",
-            "fedsolve server --insecure --listen 127.0.0.1:9092 --clients 2 --classes 0,1,2 --method afl",
+            "fedsolve server --insecure --plain --listen 127.0.0.1:9092 --clients 2 --classes 0,1",
         ),
     ),
 )
@@ -74,7 +78,21 @@ PORT = 9092
     group=_NET,
     help="Neither TLS nor authentication: whoever reaches the port takes part and reads everything.",
 )
+@option(
+    "--plain",
+    is_flag=True,
+    group=_NET,
+    help="No secure sums: this server sees the sums of each site, if the sites allow it too.",
+)
 @option("--clients", type=click.IntRange(1), required=True, group=_SITES, help="Sites to wait for.")
+@option(
+    "--colluders",
+    more=True,
+    type=click.IntRange(0),
+    default=0,
+    group=_SITES,
+    help="Sites that might side with this server: more must then help to open a secure sum.",
+)
 @option(
     "--classes",
     metavar="A,B,...",
@@ -148,6 +166,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     if given["schema"] is not None:
         method = _described(method, given)
     keys = _keys(ctx, given)
+    _check_secure(ctx, given, method)
     check_target(given["out"])
     state = Path(given["state"])
     signal.signal(signal.SIGTERM, _interrupt)
@@ -167,12 +186,14 @@ def server(ctx: click.Context, /, **given: Any) -> None:
 def _run(
     given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
 ) -> dict[str, Any]:
+    from fedsolve.federation.evaluation import evaluate
     from fedsolve.network import require_flower
     from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
     from fedsolve.network.service import serving
 
     require_flower()
     _verify(keys, output, given)
+    output.note(_PLAIN if given["plain"] else _SECURE)
     held = State(state)
     model = finished(method, held, given["classes"], given["task"], given["clients"], given["schema"])
     accuracy = None
@@ -189,14 +210,16 @@ def _run(
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
-            model, federation = run_method(method, federate, held, _progress(output))
-            accuracy = federation.evaluate(model) if given["evaluate"] else None
-            say_over(federation, held)
+            around = None if given["plain"] else _secured(given, held, output)
+            model, engine = run_method(method, federate, held, _progress(output), around)
+            accuracy = evaluate(engine, model) if given["evaluate"] else None
+            say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
     if given["out"] is not None:
         model.save(given["out"])
     return {
         "method": method.method.key if isinstance(method, Described) else method.key,
         "parameters": method.parameters(),
+        "secure": not given["plain"],
         "sites": list(model.history[-1].cohort) if model.history else [],
         **totals(model.history),
         "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
@@ -227,11 +250,56 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
             patience=given["patience"],
             schema=given["schema"],
             spec=spec,
+            secure=not given["plain"],
             report=heard,
             tell=output.note,
         )
 
     return federate
+
+
+def _secured(given: dict[str, Any], held: Any, output: Output) -> Any:
+    """Secure sums around the engine that carries messages."""
+    from fedsolve.network.flower import CohortReport, FlowerFederation
+    from fedsolve.privacy import SecureFederation
+
+    def around(federation: FlowerFederation, heard: Callable[[CohortReport], None]) -> SecureFederation:
+        goes_on = given["missing"] == "continue"
+        return SecureFederation(
+            federation,
+            colluders=given["colluders"],
+            missing="continue" if goes_on else "error",
+            changing=goes_on,
+            store=held.secure,
+            report=heard,
+        )
+
+    return around
+
+
+def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]) -> None:
+    """Refuse, before anything starts, what cannot be done in secure sums."""
+    if given["plain"]:
+        return
+    from fedsolve.privacy.notes import LEAST_COHORT
+
+    if given["insecure"]:
+        raise click.UsageError(
+            "secure sums need keys, by which sites know each other; with --insecure give --plain too", ctx
+        )
+    if given["clients"] < LEAST_COHORT:
+        raise click.UsageError(
+            f"a secure sum takes {LEAST_COHORT} sites at least, since of two each would learn the other's "
+            "part; for fewer give --plain, here and at the sites",
+            ctx,
+        )
+    inner = method.method if isinstance(method, Described) else method
+    if inner.gathers:
+        raise click.UsageError(
+            f"method '{inner.key}' gathers: its server needs every site's answer by itself, which secure "
+            "sums hide; choose another ('fedsolve methods'), or give --plain, here and at the sites",
+            ctx,
+        )
 
 
 def _progress(output: Output) -> Callable[[Record, int], None]:
@@ -293,6 +361,7 @@ def _interrupt(*_: object) -> None:
 def _show(page: Console, told: dict[str, Any]) -> None:
     lines = [
         ("method", told["method"]),
+        ("sums", "secure" if told["secure"] else "plain"),
         ("sites", ", ".join(told["sites"])),
         ("exchanges", f"{told['exchanges']} in {told['seconds']:.1f} s"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),

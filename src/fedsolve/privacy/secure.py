@@ -20,13 +20,13 @@ from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, KeepsStates, Spec
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Total
-from fedsolve.privacy.journal import Asked, Course, Journal
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_threshold
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Exponents
 from fedsolve.privacy.rules import Opening
+from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
     CHANNEL,
     SecureClient,
@@ -72,7 +72,7 @@ class SecureFederation:
                then, clients that were always in or out together must be at least three.
     ledgers:   folder with one folder per client, in which it keeps account of what it opened; in memory when
                None, which forgets at the end of this object.
-    store:     folder of one run, from which it goes on where it was when the server was stopped at any moment.
+    store:     folder of one run, which goes on from it when the server was stopped at any moment.
     report:    called after every exchange with who took part.
     """
 
@@ -103,7 +103,7 @@ class SecureFederation:
         self.changing = changing
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: set[str] = set()
-        self._journal = Journal(None if store is None else Path(store))
+        self._store = RunStore(None if store is None else Path(store))
         self._report = report or (lambda report: None)
         self.plan(_SLOTS - _SPARE_SLOTS)
 
@@ -165,7 +165,7 @@ class SecureFederation:
         layout = self._made_up.layout(request, chain, exponents)
         asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
         self._course.asked = asked
-        self._journal.keep(self._course)
+        self._store.keep(self._course)
         return asked
 
     def _sum(self, asked: Asked, request: Request, chain: Chain) -> Total:
@@ -174,6 +174,10 @@ class SecureFederation:
         for name in list(report.absent):
             self._lose(report, name, CohortError("it took no part in the setup of this run"))
         pending = self._masked(asked, report, request, chain)
+        opening = Opening(self._course.run, asked.request, pending.survivors)
+        if opening not in self._course.opened:
+            self._course.opened.append(opening)
+            self._store.keep(self._course)
         self._open(pending)
         layout, survivors = asked.layout, pending.survivors
         term = decode(pending.total(), layout)
@@ -182,7 +186,7 @@ class SecureFederation:
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
         self._course.cohort, self._course.sizes = survivors, self._known.note()
-        self._journal.keep(self._course)
+        self._store.keep(self._course)
         report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
         self._report(report)
         return Total(
@@ -200,7 +204,7 @@ class SecureFederation:
         assert self._server is not None
         layout, place = asked.layout, slot_name(self._server.setup, asked.slot)
         sized = (layout.wide, layout.narrow, context_of(_sent(request), layout))
-        stored = self._journal.sum(place)
+        stored = self._store.sum(place)
         if stored is not None:
             pending = self._server.sum(
                 asked.slot, asked.cohort, *sized, masked=stored[0], survivors=stored[1]
@@ -220,11 +224,7 @@ class SecureFederation:
                 )
             raise _OneLimbFailed
         survivors, _ = pending.close()
-        self._journal.keep_sum(place, pending.masked, survivors)
-        opening = Opening(self._course.run, asked.request, survivors)
-        if opening not in self._course.opened:
-            self._course.opened.append(opening)
-            self._journal.keep(self._course)
+        self._store.keep_sum(place, pending.masked, survivors)
         return pending
 
     def _collect(
@@ -311,10 +311,10 @@ class SecureFederation:
             self.plan(self._course.slots - _SPARE_SLOTS)
         if self._course.opening is not None:
             return
-        kept = self._journal.resume(opening)
+        kept = self._store.resume(opening)
         if kept is not None:
             self._course, self._before = kept, kept.asked
-            self._server = self._journal.server(kept.run, kept.epoch)
+            self._server = self._store.server(kept.run, kept.epoch)
             if self._server is None:  # stopped in the middle of a setup, in whose slots nobody answered
                 self._before = None
         self._course.opening = opening
@@ -355,7 +355,7 @@ class SecureFederation:
             )
         threshold = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
         course.epoch, course.slot, course.asked = course.epoch + 1, 0, None
-        self._journal.keep(course)  # an epoch that was begun is not begun again: others might come
+        self._store.keep(course)  # an epoch that was begun is not begun again: others might come
         setup = Setup(course.run, course.epoch, course.slots, threshold)
         server, report = Server(setup), CohortReport(0, "setup", names)
         self._received = set()
@@ -363,7 +363,7 @@ class SecureFederation:
         keys = self._gathered(begin, report, server.add_keys)
         shares = self._gathered(dict.fromkeys(server.members, server.keys()), report, server.add_shares)
         course.members = self.federation.clients
-        self._journal.keep_setup(setup, keys, shares)
+        self._store.keep_setup(setup, keys, shares)
         return server
 
     def _gathered(

@@ -47,7 +47,7 @@ FEWEST_ROWS = 10
 
 @dataclass(frozen=True)
 class Sent:
-    """Something that leaves a client, for the people there: which reply, in words, its bytes, what was asked."""
+    """Something that leaves a client, for the people there: which reply, in words, its bytes, the request."""
 
     what: str
     text: str

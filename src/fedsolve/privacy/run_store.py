@@ -1,8 +1,8 @@
-"""What a server of secure sums must still know after a restart: the setup, the question under way, its cohort.
+"""What a server of secure sums still knows after a restart: the setup, the question under way, its cohort.
 
     FOLDER/course.json           the run: its name, epoch and slot, its cohort, the totals opened, their sizes
     FOLDER/setup.safetensors     what the members sent in the setup, all of it public or sealed
-    FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody is asked to open it
+    FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody has to open it
 
 Without a folder nothing is kept; a run that stops then begins anew.
 """
@@ -72,7 +72,7 @@ class Course:
         return cls(opened=opened, asked=asked, cohort=whole, members=members, **note)
 
 
-class Journal:
+class RunStore:
     """The folder of one run."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -113,7 +113,7 @@ class Journal:
         return server
 
     def keep_sum(self, slot: str, masked: RingVector, survivors: tuple[str, ...]) -> None:
-        """Write down a sum of masked terms before anybody is asked to open it."""
+        """Write down a sum of masked terms before anybody has to open it."""
         note = {"slot": slot, "wide": masked.wide, "survivors": list(survivors)}
         self._write("masked.safetensors", to_bytes({"limbs": masked.limbs}, note))
 
