@@ -19,7 +19,7 @@ from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.secure_client import CHANNEL, SecureClient, read_letter
 from tests.conftest import Dataset
 from tests.flower.pretended import PretendedLink
-from tests.flower.sites import CLASSES, Sites, relative_difference
+from tests.flower.sites import CLASSES, Sites, relative_difference, same_bits
 
 from .setups import sign_as, verify
 
@@ -115,23 +115,14 @@ def test_a_network_gives_what_one_process_gives(sites: Sites, tmp_path: Path) ->
     houses = Houses(sites, tmp_path / "sites")
     model, engine = train(houses.link(), tmp_path / "state")
     local = METHOD.fit(SecureFederation(sites.local()))
+    assert same_bits(model, local)
     assert relative_difference(model, METHOD.fit(sites.local())) < 1e-10
-    # The network's own plan has the same sums in the same ring: the same bits.
-    assert all(
-        np.array_equal(one, other)
-        for one, other in zip(
-            model.classifiers,
-            fs.DeepAFL(layers=2, width=24, exchange="single")
-            .fit(SecureFederation(sites.local()))
-            .classifiers,
-            strict=True,
-        )
-    )
-    assert local.history[0].error_bounds == model.history[0].error_bounds
+    assert local.history[-1].error_bounds == model.history[-1].error_bounds
     assert [record.cohort for record in model.history] == [NAMES] * len(model.history)
     assert engine.evaluate(model) == sites.local().evaluate(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_a_server_killed_at_every_step_gives_the_same_total(
     sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
@@ -152,12 +143,12 @@ def test_a_server_killed_at_every_step_gives_the_same_total(
         if model is not None:
             break
         model, _ = train(link, state)
-        assert model.contents()[0].keys() == whole.contents()[0].keys()
-        assert all(np.array_equal(model.contents()[0][n], a) for n, a in whole.contents()[0].items()), number
+        assert same_bits(model, whole), number
         assert all(len(sent) == 1 for sent in houses.masked.values())
     assert number == steps() + 1 > 12
 
 
+@pytest.mark.slow
 def test_sites_killed_at_every_step_give_the_same_total(
     sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +165,13 @@ def test_sites_killed_at_every_step_give_the_same_total(
                 steps = kill_at(patch, place, number, after)
                 reply = Answerer.reply
 
-                def mortal(self: Answerer, *given: Any, reply: Any = reply, link: Any = link) -> Any:
+                def mortal(
+                    self: Answerer,
+                    *given: Any,
+                    reply: Any = reply,
+                    link: PretendedLink = link,
+                    houses: Houses = houses,
+                ) -> Any:
                     nonlocal deaths
                     try:
                         return reply(self, *given)
@@ -186,7 +183,7 @@ def test_sites_killed_at_every_step_give_the_same_total(
                 patch.setattr(Answerer, "reply", mortal)
                 model, _ = train(link, tmp_path / f"state-{label}")
             assert steps() >= number
-            assert all(np.array_equal(model.contents()[0][n], a) for n, a in whole.contents()[0].items())
+            assert same_bits(model, whole)
             assert all(len(sent) == 1 for sent in houses.masked.values())
     assert deaths == 16
 
