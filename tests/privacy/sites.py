@@ -13,6 +13,7 @@ from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Request, Term
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.notes import Setup, least_threshold
+from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.rules import Opening
@@ -42,12 +43,16 @@ class Sites:
         threshold: int | None = None,
         ledgers: Iterable[Ledger] | None = None,
         scale: float = 1.0,
+        policy: SitePolicy | None = None,
+        run: str = "run",
+        more: int = 0,
     ) -> None:
-        """scale: of the rows; the sites' secrets do not depend on it."""
+        """scale: of the rows; the sites' secrets do not depend on it. more: rows added at the last site."""
         rng = np.random.default_rng(0)
-        features = scale * rng.standard_normal((clients * ROWS, WIDTH))
+        features = scale * rng.standard_normal((clients * ROWS + more, WIDTH))
         labels = np.arange(len(features)) % CLASSES
-        self.federation = fs.LocalFederation.from_arrays(features, labels, np.arange(len(labels)) // ROWS)
+        owners = np.minimum(np.arange(len(labels)) // ROWS, clients - 1)
+        self.federation = fs.LocalFederation.from_arrays(features, labels, owners)
         self.names = self.federation.clients
         self.run = fs.AFL().start(self.federation.describe())
         kept = [Ledger() for _ in self.names] if ledgers is None else list(ledgers)
@@ -58,13 +63,14 @@ class Sites:
                 verify,
                 colluders=colluders,
                 changing=changing,
+                policy=policy,
                 ledger=own,
                 random=repeatable(p.name),
             )
             for p, own in zip(self.federation.participants, kept, strict=True)
         }
         chosen = least_threshold(clients, colluders) if threshold is None else threshold
-        self.setup = Setup("run", 0, 6, chosen)
+        self.setup = Setup(run, 0, 6, chosen)
         self.server = Server(self.setup)
         self.opened: list[Opening] = []
         self.requests: dict[int, str] = {}
@@ -112,7 +118,7 @@ class Sites:
         """The Gram matrix of a sum that the sites open; the error of the first site that refuses if not."""
         survivors, dropped = pending.close()
         slot = pending.question.slot
-        opening = Opening("run", self.requests[slot], survivors)
+        opening = Opening(self.setup.run, self.requests[slot], survivors)
         told = self.opened if opening in self.opened else [*self.opened, opening]
         note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped), **opened_note(told)}
         refusal: Exception | None = None

@@ -92,6 +92,48 @@ def test_three_cohorts_with_large_differences_single_nobody_out(without: Without
     assert np.allclose(three_cohorts(sites), sites.gram(sites.names[8:]), rtol=0, atol=1e-12)
 
 
+def one_row_more(folder: Path) -> np.ndarray:
+    """The same request in two runs, between which one row was added at one site."""
+    totals = []
+    for run, more in (("one", 0), ("two", 1)):
+        ledgers = [Ledger(folder / str(n)) for n in range(9)]
+        sites = Sites(ledgers=ledgers, run=run, more=more)
+        totals.append(sites.open(sites.ask(0, sites.names)))
+    return totals[1] - totals[0]
+
+
+def test_one_row_added_between_two_runs_stays_hidden(without: Without, tmp_path: Path) -> None:
+    with pytest.raises(fs.DataError, match="1 rows were added and 0 removed"):
+        one_row_more(tmp_path / "with")
+    without("enough_rows_changed")
+    row = np.random.default_rng(0).standard_normal((91, 4))[-1]
+    assert np.allclose(one_row_more(tmp_path / "without"), np.outer(row, row), rtol=0, atol=1e-12)
+
+
+def test_rows_may_change_by_many() -> None:
+    old, new = np.arange(100, dtype=np.uint64), np.arange(100, 200, dtype=np.uint64)
+    for now in (old, np.append(old, new[:10]), np.append(old[10:], new[:10])):
+        rules.enough_rows_changed(old, np.sort(now), 10)
+    for now in (np.append(old, new[:9]), old[10:], np.append(old[3:], new[:10]), np.append(old, old[:1])):
+        with pytest.raises(fs.DataError, match="would show those rows"):
+            rules.enough_rows_changed(old, np.sort(now), 10)
+
+
+def kept_apart(sites: Sites) -> np.ndarray:
+    """Three cohorts, each opened as if it were the first: whoever opens is not told of the others."""
+    some, others, alone = sites.names[:4], sites.names[4:8], sites.names[8:]
+    totals = []
+    for slot, cohort in enumerate((some + alone, others + alone, some + others)):
+        sites.opened = []
+        totals.append(sites.open(sites.ask(slot, cohort, step=slot)))
+    return (totals[0] + totals[1] - totals[2]) / 2
+
+
+def test_a_server_cannot_keep_totals_from_those_who_open() -> None:
+    with pytest.raises(fs.CohortError, match=r"not the one that this client was shown|apart"):
+        kept_apart(Sites())
+
+
 def test_three_may_leave_together() -> None:
     before = Opening("run", "a", tuple("abcdefgh"))
     rules.groups_of_three([before], Opening("run", "b", tuple("abcde")))

@@ -30,6 +30,7 @@ from fedsolve.network.keyfolder import private_folder
 if TYPE_CHECKING:
     from fedsolve.federation.participant import Participant
     from fedsolve.network.answering import Event
+    from fedsolve.privacy.policy import SitePolicy
     from fedsolve.privacy.secure_client import Sent
 
 _NET = "The server"
@@ -75,6 +76,12 @@ _PLAIN = "PLAIN: the server sees this site's own sums"
     is_flag=True,
     group=_NET,
     help="No secure sums: let the server see this site's own sums.",
+)
+@option(
+    "--policy",
+    metavar="FILE",
+    group=_SITE,
+    help="What this site answers at all (TOML).  [default: strict limits, see the threat model]",
 )
 @option("--name", metavar="NAME", required=True, group=_SITE, help="This site's name, as it is registered.")
 @option(
@@ -135,7 +142,8 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
 
     require_flower()
     connection = _connection(given, name)
-    attending = _Secure(given, name, state) if not given["plain"] else None
+    policy = _policy(given)
+    attending = _Secure(given, name, state, policy) if not given["plain"] else None
     output.note(_PLAIN if attending is None else _SECURE)
     schema = None if given["schema"] is None else table_schema(given["schema"])
     table: Table | DescribedRows
@@ -154,6 +162,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     from fedsolve.federation.participant import ClientData
     from fedsolve.network.answering import Answerer
     from fedsolve.network.node import FleetNode
+    from fedsolve.privacy.policy import Guard
 
     diary = _Diary(output, state / "sent.jsonl")
     if attending is not None:
@@ -170,6 +179,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         states=state / "states",
         rows=state / "rows.json",
         attend=None if attending is None else attending.attend,
+        guard=Guard(policy).check,
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)
@@ -199,10 +209,16 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     return Connection(given["server"], keys.authority, keys.client_key(name))
 
 
+def _policy(given: dict[str, Any]) -> SitePolicy:
+    from fedsolve.privacy.policy import SitePolicy
+
+    return SitePolicy() if given["policy"] is None else SitePolicy.from_file(given["policy"])
+
+
 class _Secure:
     """This site's side of secure sums: its key, its roster and its ledger."""
 
-    def __init__(self, given: dict[str, Any], name: str, state: Path) -> None:
+    def __init__(self, given: dict[str, Any], name: str, state: Path, policy: SitePolicy) -> None:
         from fedsolve.network.keyfolder import Keys
         from fedsolve.network.security import believed_keys, load_client_key
         from fedsolve.privacy.ledger import Ledger
@@ -210,6 +226,7 @@ class _Secure:
 
         keys = Keys(key_folder(given["keys"]))
         self.tell: Any = None
+        self._policy = policy
         self._sign = signer(load_client_key(keys, name))
         self._verify = verifier(believed_keys(keys, name))
         self._ledger = Ledger(state / "ledger")
@@ -218,7 +235,14 @@ class _Secure:
         """Let this participant take part in secure sums."""
         from fedsolve.privacy.secure_client import CHANNEL, SecureClient
 
-        client = SecureClient(participant, self._sign, self._verify, ledger=self._ledger, tell=self.tell)
+        client = SecureClient(
+            participant,
+            self._sign,
+            self._verify,
+            policy=self._policy,
+            ledger=self._ledger,
+            tell=self.tell,
+        )
         participant.attend(CHANNEL, client.answer)
 
 

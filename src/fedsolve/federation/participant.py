@@ -53,6 +53,9 @@ class Memory:
 Step = Callable[[ClientData, Request, Memory], Term]
 GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Term]]
 
+Guarding = Callable[[Request, Chain, ClientData], None]
+"""Refuses a request, by raising; the chain is that of the request."""
+
 _STEPS: dict[str, Step] = {}
 _GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain], int]]] = {}
 
@@ -115,6 +118,7 @@ class Participant:
         self.data = data
         self._own_states = states
         self._channels: dict[str, Callable[[bytes], bytes]] = {}
+        self._guard: Guarding | None = None
         self._memory = Memory(
             budget=memory_budget, scratch=scratch, name=name, states=StateStore(states, name)
         )
@@ -135,6 +139,8 @@ class Participant:
                 f"'{self.name}' does not know requests of kind '{request.kind}'. "
                 "Install the same fedsolve version as the server."
             )
+        if self._guard is not None:
+            self._guard(request, self._memory.chain, self.data)
         self._memory.workspace = workspace if workspace is not None else Workspace()
         return _STEPS[request.kind](self.rows_for(request), request, self._memory)
 
@@ -183,6 +189,10 @@ class Participant:
         `participant.personalise(model).save(path)`.
         """
         return model.personalised(self.data, self.states)
+
+    def obey(self, guard: Guarding | None) -> None:
+        """Let this function refuse requests from now on, by raising, before a step computes anything."""
+        self._guard = guard
 
     def attend(self, channel: str, answer: Callable[[bytes], bytes]) -> None:
         """Let letters of this channel be answered by this function from now on."""

@@ -30,7 +30,7 @@ from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
 from fedsolve.federation.messages import Block, Chain, Needs, Request
-from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.participant import ClientData, Guarding, Participant
 from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.row_marks import RowMarks
 from fedsolve.network.site_columns import columns_note
@@ -80,6 +80,7 @@ class Answerer:
     rows:          file that remembers, by run, a digest of the rows answered with: a site whose rows change
                    in the middle of a run refuses to go on, for the sums would be of two different data sets.
     attend:        gives a participant its side of secure sums; nothing is answered in the open then.
+    guard:         refuses requests, by raising, before anything is computed.
     states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
                    variates and the like); in memory when None, and lost with the process.
     """
@@ -100,6 +101,7 @@ class Answerer:
         states: Path | None = None,
         rows: Path | None = None,
         attend: Callable[[Participant], None] | None = None,
+        guard: Guarding | None = None,
         show: Callable[[Event], None] | None = None,
     ) -> None:
         self.name = name
@@ -115,6 +117,7 @@ class Answerer:
         self._states = states
         self._rows = None if rows is None else RowMarks(rows, data)
         self._attend = attend
+        self._guard = guard
         self._participant = self._new_participant(data)
         if chain is not None:
             self._participant.take_back(chain)
@@ -323,6 +326,7 @@ class Answerer:
 
     def _new_participant(self, data: ClientData) -> Participant:
         made = Participant(self.name, data, scratch=self._scratch, states=self._states)
+        made.obey(self._guard)
         if self._attend is not None:
             self._attend(made)
         return made

@@ -41,6 +41,8 @@ class Ledger:
         self.openings: list[Opening] = []
         self._refused: dict[str, tuple[str, str]] = {}
         self._used: dict[str, tuple[str, str]] = {}
+        self._sizes: dict[str, int] = {}
+        self._pinned: dict[str, str] = {}
         self._masked: tuple[str, bytes] | None = None
         self._runs: dict[str, str] = {}
         self._rows: dict[str, Array] = {}
@@ -70,9 +72,24 @@ class Ledger:
         about = [slot, request, question, hashlib.sha256(secrets).hexdigest()]
         self._write("masked", canonical_json(about).encode() + b"\n" + masked)
         self._write("secrets", secrets)
-        self._append({"used": [slot, request, question]})
-        self._used[slot] = (request, question)
+        self._append({"used": [slot, request, question, len(masked)]})
+        self._used[slot], self._sizes[slot] = (request, question), len(masked)
         self._masked = (slot, masked)
+
+    def answered(self, run: str) -> tuple[int, int]:
+        """How many answers this client has given in a run, and their bytes."""
+        sizes = [size for slot, size in self._sizes.items() if slot.startswith(f"{run}/")]
+        return len(sizes), sum(sizes)
+
+    def pin(self, run: str, opening: str) -> None:
+        """Enter the opening of a run at first contact; another one is refused."""
+        if run not in self._pinned:
+            self._append({"pinned": [run, opening]})
+            self._pinned[run] = opening
+        elif self._pinned[run] != opening:
+            raise TermError(
+                "the opening of this run (method, parameters, classes) is not the one that it began with."
+            )
 
     def refuse(self, request: str, question: str, array: str) -> None:
         """Enter that a request was refused as too large for one limb, because of this array."""
@@ -226,14 +243,17 @@ class Ledger:
         if slot not in self._used:  # stopped while it was entered, and not sent
             if hashlib.sha256(self.secrets or b"").hexdigest() != secrets:
                 return
-            self._append({"used": [slot, request, question]})
-            self._used[slot] = (request, question)
+            self._append({"used": [slot, request, question, len(masked)]})
+            self._used[slot], self._sizes[slot] = (request, question), len(masked)
         self._masked = (slot, masked)
 
     def _take(self, entry: dict[str, Any]) -> None:
         if "used" in entry:
-            slot, request, question = entry["used"]
-            self._used[slot] = (request, question)
+            slot, request, question, size = entry["used"]
+            self._used[slot], self._sizes[slot] = (request, question), size
+        elif "pinned" in entry:
+            run, opening = entry["pinned"]
+            self._pinned[run] = opening
         elif "refused" in entry:
             request, question, array = entry["refused"]
             self._refused[request] = (question, array)

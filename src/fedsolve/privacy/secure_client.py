@@ -26,10 +26,11 @@ from fedsolve.container import Array, from_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Chain, Needs, Request, Term
-from fedsolve.federation.participant import Participant
+from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import TAG, Setup, as_array, listed, octets, pack, purpose, text
+from fedsolve.privacy.policy import Guard, SitePolicy
 from fedsolve.privacy.ring import OutOfRange, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.row_digests import row_digests
@@ -61,7 +62,8 @@ class SecureClient:
 
     colluders: how many other clients may side with the server; the threshold must allow for them.
     changing:  whether it opens sums that lack clients who were asked, and lets a run's cohort change.
-    fewest:    rows that must have been added, and removed, if any, when rows changed since an earlier run.
+    policy:    what it answers at all; colluders and changing are the policy's then. Without one, the only
+               limit is on rows that changed since an earlier run.
     tell:      shows the people at this client what it sends.
     """
 
@@ -73,20 +75,26 @@ class SecureClient:
         *,
         colluders: int = 0,
         changing: bool = False,
-        fewest: int = FEWEST_ROWS,
+        policy: SitePolicy | None = None,
         ledger: Ledger | None = None,
         tell: Callable[[Sent], None] | None = None,
         random: Random = secrets.token_bytes,
     ) -> None:
         self.participant = participant
         self.ledger = Ledger() if ledger is None else ledger
-        self.changing = changing
-        self._sign, self._verify, self._colluders, self._random = sign, verify, colluders, random
-        self._fewest = fewest
+        self.policy = policy
+        self.changing = changing if policy is None else policy.changing
+        self._colluders = colluders if policy is None else policy.colluders
+        self._sign, self._verify, self._random = sign, verify, random
+        if policy is not None:
+            self._guard = Guard(policy)
+            participant.obey(self._permit)
         self._tell = tell or (lambda sent: None)
         kept = self.ledger.secrets
         self._client = (
-            None if kept is None else Client.load(kept, sign, verify, colluders=colluders, random=random)
+            None
+            if kept is None
+            else Client.load(kept, sign, verify, colluders=self._colluders, random=random)
         )
 
     def answer(self, letter: bytes) -> bytes:
@@ -111,7 +119,11 @@ class SecureClient:
     def _begin(self, setup: Setup, note: Mapping[str, Any]) -> bytes:
         # Before any key is made: who lost its ledger, or whose rows changed by few, sits the run out.
         self.ledger.learn(openings_of(note, setup.run), self.participant.name, self.changing)
-        self.ledger.begin(setup.run, self._rows, self._fewest)
+        if self.policy is None:
+            self.ledger.begin(setup.run, self._rows, FEWEST_ROWS)
+        else:
+            self.policy.check_rows(self.participant.data)
+            self.ledger.begin(setup.run, self._rows, self.policy.fewest_rows, self.policy.runs_per_rows)
         if self._client is None or self._client.setup != setup:
             self._client = Client(
                 setup,
@@ -146,6 +158,8 @@ class SecureClient:
             said = f"the masked answer to {request.kind}, step {request.step}, once more"
             self._tell(Sent("masked", said, len(stored), request, about))
             return stored
+        if self.policy is not None:
+            self._check_limits(self.policy, client.setup.run, layout)
         array = self.ledger.refused(digest, question, layout.narrow > 0)
         if array is None:
             term = self.participant.answer(request)
@@ -166,6 +180,27 @@ class SecureClient:
         said = f"the masked answer to {request.kind}, step {request.step}, for a sum over {len(cohort)}"
         self._tell(Sent("masked", said, len(masked), request, about))
         return masked
+
+    def _check_limits(self, policy: SitePolicy, run: str, layout: Layout) -> None:
+        """Refuse what this run may not ask for any more, before anything is computed."""
+        answers, sent = self.ledger.answered(run)
+        size = 8 * (2 * layout.wide + layout.narrow)
+        policy.check_statistics(part.name for part in layout.fields)
+        if answers >= policy.exchanges:
+            raise TermError(
+                f"this run has had {answers} answers; this site's policy allows no more (exchanges)."
+            )
+        if sent + size > policy.bytes_up:
+            raise TermError(
+                f"with this answer of {size / 1e6:.1f} MB the run would have {(sent + size) / 1e6:.1f}; this "
+                f"site's policy allows {policy.bytes_up / 1e6:.1f} (bytes_up)."
+            )
+
+    def _permit(self, request: Request, chain: Chain, data: ClientData) -> None:
+        """Hold a request to the policy, before a step of the method sees it."""
+        if request.position and self._client is not None:
+            self.ledger.pin(self._client.setup.run, chain.digests[1])
+        self._guard.check(request, chain, data)
 
     def _open(self, client: Client, note: Mapping[str, Any]) -> bytes:
         slot, survivors, dropped = _slot(note), listed(note, "survivors"), listed(note, "dropped")
