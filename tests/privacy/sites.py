@@ -114,15 +114,18 @@ class Sites:
             pending.add(name, self.masked(name, slot, cohort, step))
         return pending
 
-    def open(self, pending: MaskedSum) -> Any:
-        """The Gram matrix of a sum that the sites open; the error of the first site that refuses if not."""
+    def open(self, pending: MaskedSum, silent: Collection[str] = ()) -> Any:
+        """The Gram matrix of a sum that the sites open; the error of the first site that refuses if not.
+
+        silent: whom the server does not ask for help.
+        """
         survivors, dropped = pending.close()
         slot = pending.question.slot
         opening = Opening(self.setup.run, self.requests[slot], survivors)
         told = self.opened if opening in self.opened else [*self.opened, opening]
         note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped), **opened_note(told)}
         refusal: Exception | None = None
-        for name in survivors:
+        for name in sorted(set(survivors) - set(silent)):
             try:
                 pending.add_opening(name, self.clients[name].answer(letter("open", self.setup, note, {})))
             except fs.FedsolveError as problem:

@@ -14,7 +14,7 @@ import fedsolve as fs
 from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.participant import Participant
 from fedsolve.privacy.ledger import Ledger
-from fedsolve.privacy.policy import Guard, SitePolicy
+from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 from tests.command import fedsolve
 
 from .sites import Sites
@@ -25,7 +25,7 @@ ROWS, WIDTH = 60, 8
 def participant(policy: SitePolicy) -> Participant:
     rng = np.random.default_rng(0)
     made = Participant("north", fs.ClientData(rng.standard_normal((ROWS, WIDTH)), np.arange(ROWS) % 3))
-    made.obey(Guard(policy).check)
+    made.obey(PolicyGuard(policy).check)
     return made
 
 

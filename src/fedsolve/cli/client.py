@@ -162,7 +162,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     from fedsolve.federation.participant import ClientData
     from fedsolve.network.answering import Answerer
     from fedsolve.network.node import FleetNode
-    from fedsolve.privacy.policy import Guard
+    from fedsolve.privacy.policy import PolicyGuard
 
     diary = _Diary(output, state / "sent.jsonl")
     if attending is not None:
@@ -179,7 +179,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         states=state / "states",
         rows=state / "rows.json",
         attend=None if attending is None else attending.attend,
-        guard=Guard(policy).check,
+        guard=PolicyGuard(policy).check,
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)

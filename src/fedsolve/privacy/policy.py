@@ -143,7 +143,7 @@ class SitePolicy:
             raise TermError(f"this site's policy allows {list(self.statistics)}; asked for are {others}.")
 
 
-class Guard:
+class PolicyGuard:
     """Holds what a participant is asked to a policy, before each of its steps."""
 
     def __init__(self, policy: SitePolicy) -> None:

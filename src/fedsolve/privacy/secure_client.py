@@ -30,7 +30,7 @@ from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import TAG, Setup, as_array, listed, octets, pack, purpose, text
-from fedsolve.privacy.policy import Guard, SitePolicy
+from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 from fedsolve.privacy.ring import OutOfRange, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.row_digests import row_digests
@@ -87,7 +87,7 @@ class SecureClient:
         self._colluders = colluders if policy is None else policy.colluders
         self._sign, self._verify, self._random = sign, verify, random
         if policy is not None:
-            self._guard = Guard(policy)
+            self._guard = PolicyGuard(policy)
             participant.obey(self._permit)
         self._tell = tell or (lambda sent: None)
         kept = self.ledger.secrets
