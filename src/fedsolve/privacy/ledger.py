@@ -150,23 +150,28 @@ class Ledger:
 
     # -- openings ----------------------------------------------------------------------------------
 
-    def learn(self, told: Sequence[Opening], name: str, changing: bool) -> None:
+    def learn(
+        self, run: str, told: Sequence[Opening], name: str, changing: bool, new: Opening | None = None
+    ) -> None:
         """Enter a run's totals as this client is told them; refused where a rule forbids one of them.
+
+        new: the one of them that it is asked to open, and enters by itself.
 
         A total that is said to hold this client's term while it knows of none is either invented, or this
         client has lost its ledger: then it sits the run out.
         """
-        run = told[0].run if told else ""
         seen = [opening for opening in self.openings if opening.run == run]
         rules.one_chain(seen, told)
-        for new in told[len(seen) :]:
-            if name in new.cohort and all(new.request != request for request, _ in self._used.values()):
+        for other in told[len(seen) :]:
+            if other == new:
+                return
+            if name in other.cohort and all(other.request != request for request, _ in self._used.values()):
                 raise CohortError(
                     f"a total of this run is said to hold the term of '{name}', whose ledger knows nothing "
                     "of it. A client that lost its ledger sits the run out."
                 )
-            self._check(new, changing)
-            self._enter(new)
+            self._check(other, changing)
+            self._enter(other)
 
     def check(self, new: Opening, dropped: Sequence[str], changing: bool) -> None:
         """Refuse to open a total, by name, where a rule forbids it."""

@@ -66,8 +66,7 @@ def one_chain(seen: Sequence[Opening], told: Sequence[Opening]) -> None:
 
     More than half of the members open each total, so two lists that part cannot both be gone on with.
     """
-    both = min(len(seen), len(told))
-    if tuple(seen[:both]) != tuple(told[:both]):
+    if tuple(told[: len(seen)]) != tuple(seen):
         raise CohortError(
             "the list of totals opened in this run is not the one that this client was shown before. "
             "Somebody was told otherwise; this client opens nothing more in this run."

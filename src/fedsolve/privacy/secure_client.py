@@ -118,7 +118,8 @@ class SecureClient:
 
     def _begin(self, setup: Setup, note: Mapping[str, Any]) -> bytes:
         # Before any key is made: who lost its ledger, or whose rows changed by few, sits the run out.
-        self.ledger.learn(openings_of(note, setup.run), self.participant.name, self.changing)
+        told = openings_of(note, setup.run)
+        self.ledger.learn(setup.run, told, self.participant.name, self.changing)
         if self.policy is None:
             self.ledger.begin(setup.run, self._rows, FEWEST_ROWS)
         else:
@@ -209,10 +210,7 @@ class SecureClient:
         told = openings_of(note, client.setup.run)
         if opening not in told:
             raise TermError("a total is to be opened that is not among those of its run.")
-        known = opening in self.ledger.openings
-        self.ledger.learn(
-            told if known else told[: told.index(opening)], self.participant.name, self.changing
-        )
+        self.ledger.learn(client.setup.run, told, self.participant.name, self.changing, opening)
         self.ledger.check(opening, dropped, self.changing)
         reply = client.open(slot, survivors, dropped)
         self.ledger.open(opening, client.save())
