@@ -239,6 +239,7 @@ def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeyp
         (("server", "--clients", 2, "--insecure", "--classes", "a"), 2, "Give two at least"),
         (("server", "--clients", 3, "--insecure"), 2, "with --insecure give --plain too"),
         (("server", "--clients", 2), 2, "a secure sum takes 3 sites at least"),
+        (("server", "--clients", 3, "--seed", 7), 2, "the sites draw the seed together"),
         (("server", "--clients", 3, "--method", "fedgen"), 2, "method 'fedgen' gathers"),
         (("client", "--server", "h:1", "--name", "n", "--data", "x", "--insecure"), 2, "give --plain too"),
         (("client", "--server", "h:1", "--name", "n", "--data", "x.npz"), 4, "ca.crt"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from fedsolve.network.answering import Answerer
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.running import State, run_method
 from fedsolve.privacy import SecureFederation
+from fedsolve.privacy.joint_seed import SeedBook, SeedSite
 from fedsolve.privacy.ledger import Ledger
+from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.secure_client import CHANNEL, SecureClient, read_letter
 from tests.conftest import Dataset
 from tests.flower.pretended import PretendedLink
@@ -42,7 +46,8 @@ class Houses:
     """Sites with folders of their own, each of which may be stopped and started again."""
 
     def __init__(self, sites: Sites, folder: Path, **options: Any) -> None:
-        self.sites, self.folder, self.options = sites, folder, options
+        self.sites, self.folder = sites, folder
+        self.options = {"policy": SitePolicy(), **options}
         self.masked: dict[tuple[str, str], set[bytes]] = {}
         self.clients: dict[str, SecureClient] = {}
 
@@ -50,10 +55,13 @@ class Houses:
         state = self.folder / name
 
         def attend(participant: Participant) -> None:
-            client = SecureClient(
-                participant, sign_as(name), verify, ledger=Ledger(state / "ledger"), **self.options
+            ledger = Ledger(state / "ledger")
+            client = SecureClient(participant, sign_as(name), verify, ledger=ledger, **self.options)
+            client.seeds = SeedSite(
+                name, sign_as(name), verify, SeedBook(ledger.folder), lambda size: name.encode().ljust(size)
             )
             self.clients[name] = client
+            client.attend()
             participant.attend(CHANNEL, lambda letter: self._remember(name, client.answer(letter)))
 
         return Answerer(
@@ -71,7 +79,7 @@ class Houses:
 
 
 def train(link: PretendedLink, state: Path, method: Any = METHOD, **options: Any) -> Any:
-    """As `fedsolve server` does it."""
+    """As `fedsolve server` does it, but for the mark under which a seed is drawn: it is always the same."""
     settings = {"clients": 4, "classes": CLASSES, "interval": 0.0, "grace": 0.0, "missing": "wait", **options}
 
     def federate(spec: Any, report: Any) -> FlowerFederation:
@@ -87,7 +95,14 @@ def train(link: PretendedLink, state: Path, method: Any = METHOD, **options: Any
             report=heard,
         )
 
-    return run_method(method, federate, State(state), None, around)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsolve.privacy.secure.seed_mark", lambda: "mark")
+        return run_method(method, federate, State(state), None, around)
+
+
+def drawn(state: Path) -> int:
+    """The seed that the sites drew."""
+    return int(json.loads((state / "report.json").read_text())["seed"])
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, place: str, number: int, after: bool) -> Callable[[], int]:
@@ -114,9 +129,10 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, place: str, number: int, after: boo
 def test_a_network_gives_what_one_process_gives(sites: Sites, tmp_path: Path) -> None:
     houses = Houses(sites, tmp_path / "sites")
     model, engine = train(houses.link(), tmp_path / "state")
-    local = METHOD.fit(SecureFederation(sites.local()))
+    method = dataclasses.replace(METHOD, seed=drawn(tmp_path / "state"))
+    local = method.fit(SecureFederation(sites.local()))
     assert same_bits(model, local)
-    assert relative_difference(model, METHOD.fit(sites.local())) < 1e-10
+    assert relative_difference(model, method.fit(sites.local())) < 1e-10
     assert local.history[-1].error_bounds == model.history[-1].error_bounds
     assert [record.cohort for record in model.history] == [NAMES] * len(model.history)
     assert engine.evaluate(model) == sites.local().evaluate(model)
@@ -256,5 +272,13 @@ def test_a_ledger_that_was_lost_sits_the_run_out(sites: Sites, tmp_path: Path) -
 
     settings = {"clients": 4, "classes": CLASSES, "interval": 0.0, "grace": 0.0, "secure": True}
     federation = SecureFederation(FlowerFederation(link, **settings))
+    method = federation.seeded(METHOD, federation.describe())
     with pytest.raises(fs.CohortError, match=r"'north' is not part of the setup .* sits the run out"):
-        METHOD.fit(federation, progress=lose)
+        method.fit(federation, progress=lose)
+
+
+def test_a_seed_of_the_servers_own_is_refused(sites: Sites, tmp_path: Path) -> None:
+    link = Houses(sites, tmp_path / "sites").link()
+    settings = {"clients": 4, "classes": CLASSES, "interval": 0.0, "grace": 0.0, "secure": True}
+    with pytest.raises(fs.CohortError, match="the seed 0 of this run was not drawn by all sites together"):
+        METHOD.fit(SecureFederation(FlowerFederation(link, **settings)))

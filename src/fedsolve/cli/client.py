@@ -233,17 +233,16 @@ class _Secure:
 
     def attend(self, participant: Participant) -> None:
         """Let this participant take part in secure sums."""
-        from fedsolve.privacy.secure_client import CHANNEL, SecureClient
+        from fedsolve.privacy.secure_client import SecureClient
 
-        client = SecureClient(
+        SecureClient(
             participant,
             self._sign,
             self._verify,
             policy=self._policy,
             ledger=self._ledger,
             tell=self.tell,
-        )
-        participant.attend(CHANNEL, client.answer)
+        ).attend()
 
 
 def _introduce(output: Output, name: str, table: Table | DescribedRows, held_out: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
@@ -76,13 +77,13 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     "--insecure",
     is_flag=True,
     group=_NET,
-    help="Neither TLS nor authentication: whoever reaches the port takes part and reads everything.",
+    help="Neither TLS nor keys: whoever reaches the port takes part and reads all.",
 )
 @option(
     "--plain",
     is_flag=True,
     group=_NET,
-    help="No secure sums: this server sees the sums of each site, if the sites allow it too.",
+    help="No secure sums: this server sees each site's own. Sites must allow it.",
 )
 @option("--clients", type=click.IntRange(1), required=True, group=_SITES, help="Sites to wait for.")
 @option(
@@ -293,6 +294,9 @@ def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]
             "part; for fewer give --plain, here and at the sites",
             ctx,
         )
+    chosen = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+    if ctx.get_parameter_source("seed") in chosen:
+        raise click.UsageError("in secure sums the sites draw the seed together; leave --seed out", ctx)
     inner = method.method if isinstance(method, Described) else method
     if inner.gathers:
         raise click.UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from fedsolve.container import Array
 from fedsolve.federation.messages import Chain, Request, Total
@@ -49,6 +49,14 @@ class PlansAhead(Protocol):
     """An engine that prepares a run, and so is told before it starts how many exchanges it takes."""
 
     def plan(self, exchanges: int) -> None: ...
+
+
+@runtime_checkable
+class DrawsSeeds(Protocol):
+    """An engine whose clients draw the seed of a method together."""
+
+    def seeded(self, method: Any, spec: Spec) -> Any:
+        """The method with that seed."""
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from fedsolve.container import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
 from fedsolve.federation.cohort import CohortReport
 from fedsolve.federation.described import Described
-from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.engine import DrawsSeeds, Federation, Spec
 from fedsolve.federation.method import Method, Record, record_from
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
@@ -161,7 +161,11 @@ def run_method(
     state.folder.mkdir(parents=True, exist_ok=True)
     state.recall()
     started = time.time()
-    about = {"method": _key(method), "parameters": method.parameters(), "started": _clock(started)}
+    about: dict[str, Any] = {
+        "method": _key(method),
+        "parameters": method.parameters(),
+        "started": _clock(started),
+    }
 
     def heard(report: CohortReport) -> None:
         entry = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
@@ -183,6 +187,9 @@ def run_method(
         spec = federation.describe()
         state.agree(spec, federation)
         engine: Federation = federation if around is None else around(federation, heard)
+        if isinstance(engine, DrawsSeeds):
+            method = engine.seeded(method, spec)
+            about["seed"] = method.parameters().get("seed")
         model: Model = method.fit(engine, state.checkpoint, resume=True, progress=advanced)
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))

@@ -3,6 +3,7 @@
     secure         the engine: a federation whose server sees sums only
     secure_client  the client's side of it: letters in, letters out
     ledger         what a client remembers of sums
+    joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site
     rules          what it does not help to open, from all that it remembers
     row_digests    by which it notices that rows were added or removed

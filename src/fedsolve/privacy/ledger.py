@@ -51,6 +51,10 @@ class Ledger:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._load()
 
+    @property
+    def folder(self) -> Path | None:
+        return self._folder
+
     # -- slots -------------------------------------------------------------------------------------
 
     def stored(self, slot: str, question: str) -> bytes | None:

@@ -48,6 +48,7 @@ class SitePolicy:
     largest_number: in blocks of the model and in requests.
     changing:    whether sums are opened that lack a site, and a run's cohort may change.
     colluders:   sites that might side with the server.
+    joint_seed:  whether a method's seed must have been drawn by all sites together.
     """
 
     methods: tuple[str, ...] | None = None
@@ -63,6 +64,7 @@ class SitePolicy:
     largest_number: float = 1e9
     changing: bool = False
     colluders: int = 0
+    joint_seed: bool = True
 
     @classmethod
     def from_file(cls, path: str | Path) -> SitePolicy:

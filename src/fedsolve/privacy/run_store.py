@@ -2,6 +2,7 @@
 
     FOLDER/course.json           the run: its name, epoch and slot, its cohort, the totals opened, their sizes
     FOLDER/setup.safetensors     what the members sent in the setup, all of it public or sealed
+    FOLDER/seed.json             the seed that all clients drew, or how far that is
     FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody has to open it
 
 Without a folder nothing is kept; a run that stops then begins anew.
@@ -124,6 +125,18 @@ class RunStore:
             return None
         arrays, note = found
         return RingVector(arrays["limbs"], note["wide"]), tuple(note["survivors"])
+
+    def keep_seed(self, note: dict[str, Any]) -> None:
+        """Write down where the drawing of a seed is."""
+        self._write("seed.json", canonical_json(note).encode())
+
+    def seed(self, about: str) -> dict[str, Any] | None:
+        """What was written down of a seed for this."""
+        path = None if self._folder is None else self._folder / "seed.json"
+        if path is None or not path.exists():
+            return None
+        note: dict[str, Any] = json.loads(read(path))
+        return note if note.get("about") == about else None
 
     # -- files -------------------------------------------------------------------------------------
 

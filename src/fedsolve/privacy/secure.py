@@ -6,6 +6,7 @@ Methods see totals as in any federation, except that nobody learns who has no ro
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, KeepsStates, Spec
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Total
+from fedsolve.federation.method import Method
+from fedsolve.privacy.joint_seed import about_opening, draw_seed
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_threshold
@@ -134,6 +137,25 @@ class SecureFederation:
         self._known = KnownTotals()
         self._before: Asked | None = None
         self._made_up = MadeUpClient(self.describe)
+
+    def seeded(self, method: Method[Any], spec: Spec) -> Method[Any]:
+        """The method with a seed that all clients draw together; as it is where it has none."""
+        opening = method.start(spec).chain.blocks[0].note["opening"]
+        if "seed" not in opening["parameters"]:
+            return method
+        self._attend()
+        about = about_opening(opening)
+        kept = self._store.seed(about) or {"about": about, "run": seed_mark(), "attempt": 0}
+        if "seed" not in kept:
+            self._store.keep_seed(kept)
+            try:
+                drawn = draw_seed(self._engine, self.clients, kept["run"], kept["attempt"], about)
+            except CohortError:
+                self._store.keep_seed({**kept, "attempt": kept["attempt"] + 1})
+                raise
+            kept = {**kept, "seed": drawn}
+            self._store.keep_seed(kept)
+        return with_seed(method, kept["seed"])
 
     # -- one exchange ------------------------------------------------------------------------------
 
@@ -397,11 +419,23 @@ class SecureFederation:
                 changing=self.changing,
                 ledger=Ledger(folder),
             )
-            participant.attend(CHANNEL, client.answer)
+            client.attend()
             self._attending.add(participant.name)
 
     def __repr__(self) -> str:
         return f"SecureFederation({self.federation!r})"
+
+
+def seed_mark() -> str:
+    """A new name for the drawing of a seed."""
+    return secrets.token_hex(16)
+
+
+def with_seed(method: Method[Any], seed: int) -> Method[Any]:
+    """The method with this seed, or around one that has it."""
+    inner = getattr(method, "method", None)
+    change = {"seed": seed} if inner is None else {"method": with_seed(inner, seed)}
+    return dataclasses.replace(method, **change)  # type: ignore[type-var]
 
 
 def _sent(request: Request) -> Request:

@@ -27,6 +27,7 @@ from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import TAG, Setup, as_array, listed, octets, pack, purpose, text
@@ -86,6 +87,7 @@ class SecureClient:
         self.changing = changing if policy is None else policy.changing
         self._colluders = colluders if policy is None else policy.colluders
         self._sign, self._verify, self._random = sign, verify, random
+        self.seeds = SeedSite(participant.name, sign, verify, SeedBook(self.ledger.folder), random)
         if policy is not None:
             self._guard = PolicyGuard(policy)
             participant.obey(self._permit)
@@ -96,6 +98,11 @@ class SecureClient:
             if kept is None
             else Client.load(kept, sign, verify, colluders=self._colluders, random=random)
         )
+
+    def attend(self) -> None:
+        """Let the participant's letters about secure sums be answered here."""
+        self.participant.attend(CHANNEL, self.answer)
+        self.participant.attend(SEED_CHANNEL, self.seeds.answer)
 
     def answer(self, letter: bytes) -> bytes:
         """The reply to a letter."""
@@ -201,6 +208,8 @@ class SecureClient:
         """Hold a request to the policy, before a step of the method sees it."""
         if request.position and self._client is not None:
             self.ledger.pin(self._client.setup.run, chain.digests[1])
+            if self._guard.policy.joint_seed:
+                self.seeds.book.check(chain.blocks[0].note["opening"])
         self._guard.check(request, chain, data)
 
     def _open(self, client: Client, note: Mapping[str, Any]) -> bytes:
