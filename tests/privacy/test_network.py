@@ -244,6 +244,41 @@ def test_who_comes_late_is_not_taken_in_and_the_run_goes_on(sites: Sites, tmp_pa
     assert any("'late' is not taken in" in text and "its cohort stays as it is" in text for text in told)
 
 
+class Leaving(PretendedLink):
+    """A link on which 'west' is gone when it is asked for its term."""
+
+    def receive(self, message: str, still_there: Callable[[], bool]) -> Any:
+        number, _, note, payload = self.open[message]
+        asked = note.get("channel") == CHANNEL and read_letter(payload)[1]["message"] == "ask"
+        if asked and self.sites[number].name == "west":
+            self.present.discard(number)
+        return super().receive(message, still_there)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_run_goes_on_without_a_site_only_where_both_sides_allow_it(
+    sites: Sites, tmp_path: Path, allowed: bool
+) -> None:
+    houses = Houses(sites, tmp_path / "sites", policy=SitePolicy(changing=allowed))
+    link = Leaving([houses.start(name) for name in NAMES])
+    if not allowed:
+        with pytest.raises(
+            fs.CohortError, match=r"\['west'\] did not answer, and this client only opens sums"
+        ):
+            train(link, tmp_path / "state", fs.AFL(ridge=1.0), missing="continue")
+        return
+    model, _ = train(link, tmp_path / "state", fs.AFL(ridge=1.0), missing="continue")
+    assert model.history[0].cohort == NAMES[:3]
+    assert relative_difference(model, fs.AFL(ridge=1.0).fit(sites.local(NAMES[:3]))) < 1e-10
+
+
+def test_participation_below_one_stops_and_says_why(sites: Sites, tmp_path: Path) -> None:
+    houses = Houses(sites, tmp_path / "sites")
+    method = dataclasses.replace(METHOD, exchange="textbook", participation=0.75)
+    with pytest.raises(fs.CohortError, match=r"leaves out .* \(participation below 1\?\)"):
+        train(houses.link(), tmp_path / "state", method)
+
+
 def test_changed_rows_are_refused(sites: Sites, tmp_path: Path) -> None:
     houses = Houses(sites, tmp_path / "sites")
     train(houses.link(), tmp_path / "one", fs.AFL(ridge=1.0))

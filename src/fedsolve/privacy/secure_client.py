@@ -102,7 +102,7 @@ class SecureClient:
     def attend(self) -> None:
         """Let the participant's letters about secure sums be answered here."""
         self.participant.attend(CHANNEL, self.answer)
-        self.participant.attend(SEED_CHANNEL, self.seeds.answer)
+        self.participant.attend(SEED_CHANNEL, self._draw)
 
     def answer(self, letter: bytes) -> bytes:
         """The reply to a letter."""
@@ -122,6 +122,11 @@ class SecureClient:
         if message == "open":
             return self._open(self._client, note)
         raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
+
+    def _draw(self, letter: bytes) -> bytes:
+        reply = self.seeds.answer(letter)
+        self._tell(Sent("seed", "its part in drawing the seed of a run", len(reply)))
+        return reply
 
     def _begin(self, setup: Setup, note: Mapping[str, Any]) -> bytes:
         # Before any key is made: who lost its ledger, or whose rows changed by few, sits the run out.
@@ -172,6 +177,7 @@ class SecureClient:
         if array is None:
             term = self.participant.answer(request)
             if isinstance(term, Needs):
+                self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
                 return pack("needs", client.setup, {"have": term.have}, {})
             if request.position:
                 check_method(self.participant.chain)
