@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsolve.closedform.activations import activate
+from fedsolve.backends.activations import activate
 from fedsolve.closedform.projections import projection
 from fedsolve.threads import blas_threads
 

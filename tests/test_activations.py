@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 import fedsolve as fs
-from fedsolve.closedform.activations import ACTIVATIONS, activate
+from fedsolve.backends.activations import ACTIVATIONS, activate
 
 FORMULAS = {
     "none": lambda x: x,

@@ -11,8 +11,8 @@ import pytest
 from scipy.linalg import cho_factor, cho_solve
 
 import fedsolve as fs
+from fedsolve.backends.blas import add_gram
 from fedsolve.closedform.balance import LARGEST, RIDGES, choose_ridge
-from fedsolve.closedform.blas import add_gram
 from fedsolve.closedform.dual_stream import PersonalModel, Refinement
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.refinement import RidgeSums

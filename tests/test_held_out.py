@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedsolve.data.held_out import folds, held_out, row_marks
 from fedsolve.errors import DataError
+from fedsolve.held_out import folds, held_out, row_marks
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,9 @@ from fedsolve.errors import (
 from fedsolve.federation.described import Described
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
+from fedsolve.federation.on_part import OnPart
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.parts import Part
 from fedsolve.model import Model, load_model
 from fedsolve.schema import Column, Schema
 from fedsolve.version import __version__
@@ -57,6 +59,8 @@ __all__ = [
     "LocalScores",
     "Model",
     "ModelFileError",
+    "OnPart",
+    "Part",
     "Participant",
     "Schema",
     "TermError",

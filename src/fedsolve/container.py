@@ -1,13 +1,18 @@
 """One container for everything that is stored or sent: safetensors with one metadata key.
 
 The key `fedsolve` holds canonical JSON (sorted keys, no spaces), so equal contents are equal bytes.
+
+What is stored is sealed: its note says so ("sealed") and holds the SHA-256 of everything else ("sha256").
+There are two entries, so that no single fault makes a sealed file look like one from before there were seals.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,8 @@ from fedsolve.errors import FedsolveError, ModelFileError
 Array = NDArray[Any]
 
 _KEY = "fedsolve"
+_SEALED = "sealed"
+_DIGEST = "sha256"
 _DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -44,14 +51,20 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def to_bytes(arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
-    """Named arrays and a JSON note as one exact, self-describing string of bytes."""
+def to_bytes(arrays: Mapping[str, Array], note: Mapping[str, Any], *, sealed: bool = False) -> bytes:
+    """Named arrays and a JSON note as one exact, self-describing string of bytes.
+
+    sealed: for a file, whose damage is found when it is read; a message is protected on its way.
+    """
     tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    if sealed:
+        note = {**note, _SEALED: True}
+        note[_DIGEST] = _digest(note, tensors)
     return _save_tensors(tensors, metadata={_KEY: canonical_json(note)})
 
 
 def from_bytes(
-    data: bytes, *, what: str, error: type[FedsolveError]
+    data: bytes, *, what: str, error: type[FedsolveError], remedy: str = "Fetch or write it again."
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """The arrays and the note of `to_bytes`; anything else raises `error` with a sentence about `what`."""
     try:
@@ -59,11 +72,52 @@ def from_bytes(
         header = json.loads(data[8 : 8 + length])
         note = json.loads(header["__metadata__"][_KEY])
         arrays = _load_tensors(data)
-    except (ValueError, KeyError, TypeError, SafetensorError) as problem:
-        raise error(_damaged(what, len(data), problem)) from problem
+        if isinstance(note, dict):
+            _open_seal(note, arrays)
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError, SafetensorError) as problem:
+        raise error(_damaged(what, len(data), problem, remedy)) from problem
     if not isinstance(note, dict):
         raise error(f"{what} {_NO_NOTE}")
     return arrays, note
+
+
+def sealed_json(note: Mapping[str, Any]) -> bytes:
+    """A JSON object as a file for people, with its seal."""
+    note = {**note, _SEALED: True}
+    return (json.dumps({**note, _DIGEST: _digest(note, {})}, indent=2) + "\n").encode()
+
+
+def from_sealed_json(data: bytes, *, what: str, error: type[FedsolveError], remedy: str) -> dict[str, Any]:
+    """The object of `sealed_json`, or one from before there were seals."""
+    try:
+        note = json.loads(data)
+        if not isinstance(note, dict):
+            raise ValueError(f"a table is expected, not {type(note).__name__}")
+        _open_seal(note, {})
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise error(_damaged(what, len(data), problem, remedy)) from problem
+    return note
+
+
+def _open_seal(note: dict[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Take the seal off a note; a file that is not what it was sealed as is refused."""
+    if _SEALED not in note and _DIGEST not in note:
+        return
+    digest = note.pop(_DIGEST, None)
+    if digest != _digest(note, arrays):
+        raise ValueError("its contents are not what its checksum was made of")
+    if note.pop(_SEALED, None) is not True:
+        raise ValueError("its seal is damaged")
+
+
+def _digest(note: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+    """SHA-256 over a note and everything in the arrays."""
+    state = hashlib.sha256(canonical_json(note).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        state.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
+        state.update(array.data)
+    return state.hexdigest()
 
 
 def views(data: Array, *, what: str, error: type[FedsolveError]) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -78,7 +132,7 @@ def views(data: Array, *, what: str, error: type[FedsolveError]) -> tuple[dict[s
             raise ValueError(f"{len(body)} bytes of arrays, {end} announced")
         arrays = {name: _view(body, **entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as problem:
-        raise error(_damaged(what, len(data), problem)) from problem
+        raise error(_damaged(what, len(data), problem, "Send it again.")) from problem
     if not isinstance(note, dict):
         raise error(f"{what} {_NO_NOTE}")
     return arrays, note
@@ -87,10 +141,10 @@ def views(data: Array, *, what: str, error: type[FedsolveError]) -> tuple[dict[s
 _NO_NOTE = "has no readable description; it was not written by fedsolve."
 
 
-def _damaged(what: str, size: int, problem: Exception) -> str:
+def _damaged(what: str, size: int, problem: Exception, remedy: str) -> str:
     return (
         f"{what} is damaged, truncated or was not written by fedsolve "
-        f"({size} bytes; {type(problem).__name__}: {problem}). Fetch or write it again."
+        f"({size} bytes; {type(problem).__name__}: {problem}). {remedy}"
     )
 
 
@@ -108,12 +162,18 @@ def with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def write_atomically(
-    path: str | os.PathLike[str], data: bytes, *, durable: bool = True, private: bool = False
+    path: str | os.PathLike[str],
+    data: bytes,
+    *,
+    durable: bool = True,
+    private: bool = False,
+    keep_previous: bool = False,
 ) -> None:
     """Replace `path` by `data` in one step: a reader sees the old file or the new one, never a part.
 
     durable: forced to the disk, so that it survives a loss of power too.
     private: readable by its owner alone (mode 0600), from the first byte on.
+    keep_previous: the file that is replaced stays as `previous(path)`.
     """
     mode = 0o600 if private else 0o666
     target = Path(path)
@@ -126,6 +186,8 @@ def write_atomically(
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())
+        if keep_previous and target.exists():
+            _keep(target, previous(target))
         partial.replace(target)
     except BaseException as problem:
         if partial is not None:
@@ -133,6 +195,23 @@ def write_atomically(
         if isinstance(problem, OSError):
             raise ModelFileError(f"cannot write {target}: {problem.strerror or problem}.") from problem
         raise
+
+
+def previous(path: str | os.PathLike[str]) -> Path:
+    """Where `write_atomically` keeps the file before this one."""
+    return Path(f"{os.fspath(path)}.previous")
+
+
+def _keep(target: Path, kept: Path) -> None:
+    beside = kept.with_name(f".{kept.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        try:
+            os.link(target, beside)  # a second name: nothing is copied
+        except OSError:
+            shutil.copy2(target, beside)
+        beside.replace(kept)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str]) -> bytes:

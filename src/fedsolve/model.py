@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedsolve.federation.participant import ClientData
     from fedsolve.federation.states import StateStore
 
-MODEL_VERSION = 1
+MODEL_VERSION = 2
 
 _BASE = {"features", "classes", "outputs", "history", "schema", "preparing"}
 _PREPARING = "preparing."
@@ -214,7 +214,8 @@ class Model(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model file; equal models give equal bytes. One client's own is for its owner to read."""
-        container.write_atomically(path, container.to_bytes(*self.contents()), private=self.private)
+        data = container.to_bytes(*self.contents(), sealed=True)
+        container.write_atomically(path, data, private=self.private)
 
 
 def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] | None = None) -> Model:

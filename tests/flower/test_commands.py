@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedsolve.cli import keys as keys_command
-from fedsolve.cli.client import _Diary
 from fedsolve.cli.output import LONGEST, Output
+from fedsolve.cli.site_rows import Diary
 from fedsolve.errors import DataError
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.network.answering import Event
@@ -67,7 +67,7 @@ def test_state_folders_and_what_was_sent_are_for_their_owner(data: Path) -> None
     for folder in ("fedsolve-server", "fedsolve-client-north"):
         assert stat.S_IMODE((data.parent / folder).stat().st_mode) == 0o700
     log = data.parent / "sent.jsonl"
-    _Diary(Output(quiet=True), log).enter(Event("told", "hello"))
+    Diary(Output(quiet=True), log).enter(Event("told", "hello"))
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert json.loads(log.read_text())["text"] == "hello"
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +11,20 @@ from rich.console import Console
 
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import BACKBONE, data_root_option, store_option
-from fedsolve.cli.inputs import Reader
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import allow_options, data_options, layout_from, output_options
+from fedsolve.cli.options import allow_options, data_options, output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, facts, megabytes
 from fedsolve.cli.server import class_names
-from fedsolve.cli.site_table import read_site, schema_option, table_schema
+from fedsolve.cli.site_rows import Diary, site_rows
+from fedsolve.cli.site_table import schema_option
 from fedsolve.data.lock import locked
-from fedsolve.data.table_files import DescribedRows
-from fedsolve.data.tables import Part, Table
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 
 if TYPE_CHECKING:
     from fedsolve.federation.participant import Participant
-    from fedsolve.network.answering import Event
     from fedsolve.privacy.policy import SitePolicy
-    from fedsolve.privacy.secure_client import Sent
 
 _NET = "The server"
 _DATA = "This site's data"
@@ -143,33 +136,19 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     require_flower()
     connection = _connection(given, name)
     policy = _policy(given)
-    attending = _Secure(given, name, state, policy) if not given["plain"] else None
+    attending = None if given["plain"] else _Secure(given, name, state, policy)
     output.note(_PLAIN if attending is None else _SECURE)
-    schema = None if given["schema"] is None else table_schema(given["schema"])
-    table: Table | DescribedRows
-    parts: tuple[Part, ...] = ()
-    if schema is not None:
-        if given["backbone"] is not None:
-            raise click.UsageError("--schema is for tables; leave out one of --schema and --backbone")
-        table, columns = read_site(given["data"], schema, layout_from(given)), None
-    else:
-        reader = Reader(given, output)
-        parts = reader.parts(given["data"])
-        table = reader.rows(given["data"], "train" if parts else None)
-        columns = table.schema
-    _introduce(output, name, table, "test" in parts)
-
-    from fedsolve.federation.participant import ClientData
+    data, columns = site_rows(given, output)
     from fedsolve.network.answering import Answerer
     from fedsolve.network.node import FleetNode
     from fedsolve.privacy.policy import PolicyGuard
 
-    diary = _Diary(output, state / "sent.jsonl")
+    diary = Diary(output, state / "sent.jsonl")
     if attending is not None:
         attending.tell = diary.sent
     answerer = Answerer(
         name,
-        ClientData(table.features, table.labels, schema=schema),
+        data,
         columns=columns,
         classes=class_names(given["classes"]),
         share_classes=given["share_classes"],
@@ -187,7 +166,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stop())
     node.serve()
-    return {"name": name, "rows": len(table), **diary.summary()}
+    return {"name": name, "rows": len(data), **diary.summary()}
 
 
 def _connection(given: dict[str, Any], name: str) -> Any:
@@ -243,76 +222,6 @@ class _Secure:
             ledger=self._ledger,
             tell=self.tell,
         ).attend()
-
-
-def _introduce(output: Output, name: str, table: Table | DescribedRows, held_out: bool) -> None:
-    assert table.labels is not None
-    classes = len(set(table.labels.tolist()))
-    output.note(
-        f"'{name}': {len(table):,} rows of {table.features.shape[1]:,} features, {classes} classes"
-        + (" (the test part stays out)" if held_out else "")
-    )
-
-
-def _for_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-class _Diary:
-    """Shows what this site is asked and sends, and keeps it in a file, one line of JSON each."""
-
-    def __init__(self, output: Output, path: Path) -> None:
-        self.on_over: Any = None
-        self._output = output
-        self._path = path
-        self._answers = self._sent = self._received = 0
-        self._arrays: set[str] = set()
-
-    def enter(self, event: Event) -> None:
-        traffic = ""
-        if event.what == "answered":
-            self._answers += 1
-            self._sent += event.bytes_up
-            self._received += event.bytes_down
-            self._arrays.update(event.arrays)
-            traffic = f": {megabytes(event.bytes_down)} MB down, {megabytes(event.bytes_up)} MB up"
-            traffic += f" ({', '.join(event.arrays)})" if event.arrays else ""
-        where = "" if event.exchange is None else f"exchange {event.exchange + 1}: "
-        clock = time.strftime("%H:%M:%S")
-        self._output.note(f"{clock} {where}{event.text}{traffic}")
-        line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
-        with open(self._path, "a", encoding="utf-8", opener=_for_owner) as stream:
-            stream.write(json.dumps(line) + "\n")
-        if event.over and self.on_over is not None:
-            self.on_over()
-
-    def sent(self, sent: Sent) -> None:
-        """Enter what a secure sum sends."""
-        from fedsolve.network.answering import Event
-
-        request = sent.request
-        fields = sent.about.get("layout", {}).get("fields", [])
-        self.enter(
-            Event(
-                "answered",
-                f"sent {sent.text}",
-                None if request is None else request.exchange,
-                None if request is None else request.kind,
-                0 if request is None else request.nbytes,
-                sent.bytes_up,
-                arrays=tuple(field[0] for field in fields) if sent.what == "masked" else (),
-                about=dict(sent.about),
-            )
-        )
-
-    def summary(self) -> dict[str, Any]:
-        return {
-            "answers": self._answers,
-            "bytes_sent": self._sent,
-            "bytes_received": self._received,
-            "sent": sorted(self._arrays),
-            "log": str(self._path),
-        }
 
 
 def _show(page: Console, told: dict[str, Any]) -> None:

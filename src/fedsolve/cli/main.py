@@ -16,11 +16,13 @@ from typing import Any, NoReturn
 
 import click
 
+from fedsolve.cli.answer_command import answer
 from fedsolve.cli.client import client
 from fedsolve.cli.command import CONTEXT, write_examples
 from fedsolve.cli.datasets import datasets
 from fedsolve.cli.demo import demo
 from fedsolve.cli.doctor import doctor
+from fedsolve.cli.exchange_command import exchange
 from fedsolve.cli.experiment import experiment
 from fedsolve.cli.features import features
 from fedsolve.cli.keys import keys
@@ -143,7 +145,7 @@ def main(ctx: click.Context) -> None:
 
 
 LOCAL = (demo, methods, schema, train, personalise, evaluate, predict, datasets, features, experiment, report)
-NETWORK = (server, client, keys, doctor)
+NETWORK = (server, client, exchange, answer, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):
     main.add_command(command)

@@ -10,6 +10,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from fedsolve.backends.devices import find_device
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.confusion import Report
@@ -20,7 +21,6 @@ from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.model import Model, load_model
 from fedsolve.permissions import allowing

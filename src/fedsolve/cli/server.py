@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -27,6 +27,10 @@ from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record
 from fedsolve.labels import spelled_labels
 from fedsolve.network.keyfolder import private_folder
+
+if TYPE_CHECKING:
+    from fedsolve.model import Model
+    from fedsolve.network.running import State
 
 _NET = "The network"
 _SITES = "The sites"
@@ -165,7 +169,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
-        method = _described(method, given)
+        method = described_method(method, given)
     keys = _keys(ctx, given)
     _check_secure(ctx, given, method)
     check_target(given["out"])
@@ -181,7 +185,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
             f"interrupted; {state} holds the last exchange. Run the same command to go on."
         ) from stop
     document["seconds"] = time.perf_counter() - started
-    output.result(document, lambda page: _show(page, document))
+    output.result(document, lambda page: show_run(page, document))
 
 
 def _run(
@@ -211,22 +215,29 @@ def _run(
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
-            around = None if given["plain"] else _secured(given, held, output)
-            model, engine = run_method(method, federate, held, _progress(output), around)
+            around = None if given["plain"] else _secured(given, held)
+            model, engine = run_method(method, federate, held, progress_notes(output), around)
             accuracy = evaluate(engine, model) if given["evaluate"] else None
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
     if given["out"] is not None:
         model.save(given["out"])
+    return run_document(method, model, held, accuracy, given["out"])
+
+
+def run_document(
+    method: Method[Any], model: Model, state: State, accuracy: float | None, out: str | None
+) -> dict[str, Any]:
+    """What is told of a run that is complete."""
     return {
         "method": method.method.key if isinstance(method, Described) else method.key,
         "parameters": method.parameters(),
-        "secure": not given["plain"],
+        "secure": bool(model.history) and all(record.error_bounds for record in model.history),
         "sites": list(model.history[-1].cohort) if model.history else [],
         **totals(model.history),
         "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
         "accuracy": accuracy,
-        "model": given["out"] or str(held.model),
-        "report": str(held.report),
+        "model": out or str(state.model),
+        "report": str(state.report),
     }
 
 
@@ -259,7 +270,7 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
     return federate
 
 
-def _secured(given: dict[str, Any], held: Any, output: Output) -> Any:
+def _secured(given: dict[str, Any], held: Any) -> Any:
     """Secure sums around the engine that carries messages."""
     from fedsolve.network.flower import CohortReport, FlowerFederation
     from fedsolve.privacy import SecureFederation
@@ -306,7 +317,7 @@ def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]
         )
 
 
-def _progress(output: Output) -> Callable[[Record, int], None]:
+def progress_notes(output: Output) -> Callable[[Record, int], None]:
     def progress(record: Record, expected: int) -> None:
         output.note(
             f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
@@ -327,7 +338,7 @@ def class_names(text: str | None) -> list[Any] | None:
     return classes
 
 
-def _described(method: Method[Any], given: dict[str, Any]) -> Method[Any]:
+def described_method(method: Method[Any], given: dict[str, Any]) -> Method[Any]:
     """The method on rows that --schema describes; the schema and its classes become those of the run."""
     schema = given["schema"] = table_schema(given["schema"])
     if given["task"] == "classification" and schema.classes:
@@ -362,7 +373,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _show(page: Console, told: dict[str, Any]) -> None:
+def show_run(page: Console, told: dict[str, Any]) -> None:
     lines = [
         ("method", told["method"]),
         ("sums", "secure" if told["secure"] else "plain"),

@@ -13,6 +13,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from fedsolve.backends.devices import find_device
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
 from fedsolve.cli.command import option
@@ -45,7 +46,6 @@ from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
 from fedsolve.gradient.alignment import CHOICES
-from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.watch import Watch, final_accuracy

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedsolve.backends import kernels_on
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
 from fedsolve.closedform.moments import Preparation
@@ -30,6 +31,7 @@ from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 KIND = "afl"
+SUMS = ("gram", "cross", "label_square")
 
 
 @register(
@@ -47,7 +49,7 @@ class AFL(Method[LinearModel]):
     """Parameters of AFL; a ridge of 0 is the paper after its regulariser is removed."""
 
     key: ClassVar[str] = "afl"
-    additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
+    additive: ClassVar[frozenset[str]] = frozenset(SUMS)
 
     ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
     intercept: bool = parameter(False, "Fit an intercept from sums.")
@@ -75,19 +77,20 @@ class AFL(Method[LinearModel]):
             raise DataError("all sample weights are zero; at least one row must count.")
         if spec.classes is not None:
             check_classes(int(np.sum(total["label_square"] > 0)))
-        gram, cross = total["gram"], total["cross"]
+        kernels = kernels_on(spec.device)
+        gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
         intercept = np.zeros(spec.outputs)
         if self.intercept:
             weight = float(total["weight"][0])
             if weight <= 0:
                 raise DataError("all sample weights are zero; at least one row must count.")
             mean, target = total["feature"] / weight, total["target"] / weight
-            gram = gram - weight * np.outer(mean, mean)
-            cross = cross - weight * np.outer(mean, target)
-            solution = ridge_solve(gram, cross, self.ridge)
+            gram = gram - kernels.array(weight * np.outer(mean, mean))
+            cross = cross - kernels.array(weight * np.outer(mean, target))
+            solution = kernels.host(ridge_solve(gram, cross, self.ridge))
             intercept = target - mean @ solution
         else:
-            solution = ridge_solve(gram, cross, self.ridge)
+            solution = kernels.host(ridge_solve(gram, cross, self.ridge))
         return LinearModel(solution, intercept, spec.classes, preparation, self.parameters())
 
 
@@ -121,8 +124,10 @@ class AFLRun(Run[LinearModel]):
         self._model = self.method._solve(total, self.spec, self.preparation)
         risk = None
         if not self.method.intercept:
-            sums = total["gram"], total["cross"], total["label_square"]
-            risk = regularised_risk(self._model.weight, *sums, self.method.ridge)
+            kernels = kernels_on(self.spec.device)
+            weight = kernels.array(self._model.weight)
+            gram, cross, label_square = (total.on(kernels, name) for name in SUMS)
+            risk = regularised_risk(weight, gram, cross, label_square, self.method.ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",))
 
     def model(self) -> LinearModel:
@@ -152,23 +157,24 @@ class AFLRun(Run[LinearModel]):
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
     check_opening(data, memory.chain)
-    rows = cached_rows(data, memory, np.float64)
-    sums = Accumulator(memory.workspace, np.float64)
+    kernels = memory.kernels
+    rows = cached_rows(data, memory, np.float64, kernels)
+    sums = Accumulator(memory.workspace, np.float64, kernels)
     sums.declare("gram", (data.width, data.width), symmetric=True)
     sums.declare("cross", (data.width, rows.outputs))
     sums.declare("label_square", (rows.outputs,))
     if request.note["intercept"]:
         for name, width in (("weight", 1), ("feature", data.width), ("target", rows.outputs)):
             sums.declare(name, (width,))
-    for span in chunks(len(rows), data.width):
+    for span in chunks(len(rows), data.width, kernels):
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
         sums.add_gram("gram", features)
         sums.add_product("cross", features, targets)
-        sums.add("label_square", np.sum(targets**2, axis=0))
+        sums.add("label_square", (targets**2).sum(axis=0))
         if request.note["intercept"]:
-            root = rows.weighted(span, np.ones((len(features), 1)))
-            sums.add("weight", np.sum(root**2, axis=0))
+            root = rows.ones(span)
+            sums.add("weight", (root**2).sum(axis=0))
             sums.add("feature", (root.T @ features)[0])
             sums.add("target", (root.T @ targets)[0])
     term = sums.finish()

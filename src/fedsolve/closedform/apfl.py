@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedsolve import container
-from fedsolve.closedform.activations import ACTIVATIONS
+from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
 from fedsolve.closedform.dual_stream import PersonalModel, Refinement, check_agreement
 from fedsolve.closedform.plans import PLANS

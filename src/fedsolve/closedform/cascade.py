@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fedsolve.backends import kernels_of, kernels_on
+from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.checks import check_classes, check_rows
-from fedsolve.closedform.activations import ACTIVATIONS, activate
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
@@ -83,15 +84,18 @@ class Cascade(Method["CascadeModel"]):
 def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outputs: int) -> Iterator[Array]:
     """Phi_0, Phi_1, ... of these rows: one more than there are classifiers to pass through."""
     first = projection(method.seed, "zero", 0, features.shape[1], method.width)
-    phi = activate(method.zero_activation, first.apply(features))
+    kernels = kernels_of(features)
+    phi = kernels.activate(method.zero_activation, first.apply(features))
     yield phi
     for layer, weight in enumerate(classifiers):
         scores = phi @ weight
         if method.strategy in (2, 4):
-            scores = scores @ projection(method.seed, "encoding", layer, outputs, outputs).weight
-        phi = scores @ projection(method.seed, "cascade", layer, outputs, method.width, method.gain).weight
+            encoding = projection(method.seed, "encoding", layer, outputs, outputs).on(kernels)
+            scores = scores @ encoding.weight
+        back = projection(method.seed, "cascade", layer, outputs, method.width, method.gain).on(kernels)
+        phi = scores @ back.weight
         if method.strategy in (3, 4):
-            activate(method.activation, phi)
+            kernels.activate(method.activation, phi)
         yield phi
 
 
@@ -154,9 +158,11 @@ class CascadeRun(Run[CascadeModel]):
         check_rows(total.count("rows"))
         if self.spec.classes is not None:
             check_classes(int(np.sum(total["label_square"] > 0)))
-        gram, cross, ridge = total["gram"], total["cross"], self.method.ridge
-        weight = ridge_solve(gram, cross, ridge)
-        risk = regularised_risk(weight, gram, cross, total["label_square"], ridge)
+        kernels, ridge = kernels_on(self.spec.device), self.method.ridge
+        gram, cross, label_square = (total.on(kernels, name) for name in ("gram", "cross", "label_square"))
+        solution = ridge_solve(gram, cross, ridge)
+        risk = regularised_risk(solution, gram, cross, label_square, ridge)
+        weight = kernels.host(solution)
         self.classifiers.append(weight)
         self.chain.append(Block({"layer": layer}, {"weight": weight}))
         self.record(total, "classifier", risk=risk, solved=(f"W{layer}",))
@@ -181,19 +187,22 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     check_projections(memory.chain)
     opening = memory.chain.blocks[0].note["opening"]
     method = Cascade(**opening["parameters"])
-    rows = cached_rows(data, memory, np.float64)
-    classifiers = [block.arrays["weight"] for block in memory.chain.blocks if "layer" in block.note]
-    sums = Accumulator(memory.workspace, np.float64)
+    kernels = memory.kernels
+    rows = cached_rows(data, memory, np.float64, kernels)
+    classifiers = [
+        kernels.array(block.arrays["weight"]) for block in memory.chain.blocks if "layer" in block.note
+    ]
+    sums = Accumulator(memory.workspace, np.float64, kernels)
     sums.declare("gram", (method.width, method.width), symmetric=True)
     sums.declare("cross", (method.width, rows.outputs))
     sums.declare("label_square", (rows.outputs,))
-    for span in chunks(len(rows), method.width):
+    for span in chunks(len(rows), method.width, kernels):
         *_, phi = stages(method, rows.features(span), classifiers, rows.outputs)
         phi = rows.weighted(span, phi)
         targets = rows.weighted(span, rows.targets(span))
         sums.add_gram("gram", phi)
         sums.add_product("cross", phi, targets)
-        sums.add("label_square", np.sum(targets**2, axis=0))
+        sums.add("label_square", (targets**2).sum(axis=0))
     term = sums.finish()
     term.counts["rows"] = len(rows)
     return term

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from fedsolve.backends import kernels_on
+from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
-from fedsolve.closedform.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
 from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.moments import Preparation
@@ -171,6 +173,7 @@ class DeepAFLRun(Run[DeepModel]):
         self.risks: list[float] = []
         self.sums: LayerSums | None = None
         self._pending: Request | None = None
+        self._kernels = kernels_on(spec.device)
 
     @property
     def exchanges(self) -> int:
@@ -265,14 +268,14 @@ class DeepAFLRun(Run[DeepModel]):
 
     def _take_level(self, total: Total, solved: list[str]) -> None:
         """Eq. 12-13: sums of the cohort, then its classifier."""
-        gram, cross, label_square = (total[name] for name in LEVEL)
+        gram, cross, label_square = (total.on(self._kernels, name) for name in LEVEL)
         if not self._partial:
             check_rows(total.count("rows"))
             # Centred targets of a single class are zero; one-hot ones leave the other columns zero.
-            present = int(np.sum(label_square > 0)) + self.method.intercept
+            present = int((label_square > 0).sum()) + self.method.intercept
             if self.spec.classes is not None:
                 check_classes(present)
-        anchor = total["anchor"] if self.method.reconstruction else None
+        anchor = total.on(self._kernels, "anchor") if self.method.reconstruction else None
         rows = total.count("rows")
         self.sums = LayerSums(gram, cross, label_square, total.cohort, rows, len(self.blocks), anchor)
         self._solve_classifier(solved)
@@ -282,23 +285,23 @@ class DeepAFLRun(Run[DeepModel]):
     def _take_block(self, total: Total, solved: list[str]) -> None:
         """Eq. 16-17: the block that best corrects the residual, for this exchange's cohort."""
         layer = len(self.blocks)
-        weight = self.classifiers[layer]
+        total_of = partial(total.on, self._kernels)
+        weight = self._kernels.array(self.classifiers[layer])
         if self.plan.merges:
-            residual = total["hidden_cross"] - total["hidden_feature"] @ weight
+            residual = total_of("hidden_cross") - total_of("hidden_feature") @ weight
         elif self.method.skip:
-            residual = total["hidden_residual"]
+            residual = total_of("hidden_residual")
         else:
-            residual = total["hidden_cross"]  # without Phi_t the block must give all of Y
+            residual = total_of("hidden_cross")  # without Phi_t the block must give all of Y
         if self.method.reconstruction:
             residual, weight = self._with_reconstruction(residual, weight, total)
-        block = self._append(
-            sandwich_solve(total["hidden_gram"], residual, weight, self.method.residual_ridge)
-        )
+        exact = sandwich_solve(total_of("hidden_gram"), residual, weight, self.method.residual_ridge)
+        block = self._append(exact.on_host())
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
             here = self.sums is not None and self.sums.layer == layer and self.sums.describe(total)
             if here and not self._partial and block is not None:
-                step = step_from_hidden(block, *(total[name] for name in self.plan.block))
+                step = step_from_hidden(block.on(self._kernels), *map(total_of, self.plan.block))
                 self._advance(step, solved)
             else:
                 self.sums = None
@@ -310,11 +313,12 @@ class DeepAFLRun(Run[DeepModel]):
         assert self.sums is not None
         assert self.sums.anchor is not None
         decoder = ridge_solve(self.sums.gram, self.sums.anchor, self.method.ridge)
-        lost = total["hidden_initial"] - total["hidden_feature"] @ decoder
+        kernels = self._kernels
+        lost = total.on(kernels, "hidden_initial") - total.on(kernels, "hidden_feature") @ decoder
         labels, recovery = np.sqrt(1.0 - self.method.reconstruction), np.sqrt(self.method.reconstruction)
         return (
-            np.hstack([labels * residual, recovery * lost]),
-            np.hstack([labels * weight, recovery * decoder]),
+            kernels.beside(labels * residual, recovery * lost),
+            kernels.beside(labels * weight, recovery * decoder),
         )
 
     def _append(self, exact: Sandwich | None) -> Sandwich | None:
@@ -330,7 +334,7 @@ class DeepAFLRun(Run[DeepModel]):
         """The lean recurrence; a cohort that changed meanwhile leaves no sums, so they are asked for."""
         assert self.sums is not None
         if self.sums.describe(total):
-            self._advance(StepSums(*(total[name] for name in self.plan.step)), solved)
+            self._advance(StepSums(*(total.on(self._kernels, name) for name in self.plan.step)), solved)
         else:
             self.sums = None
 
@@ -338,7 +342,7 @@ class DeepAFLRun(Run[DeepModel]):
         sums, block = self.sums, self.blocks[-1]
         assert sums is not None
         assert block is not None
-        gram, cross = advance(sums.gram, sums.cross, block, step)
+        gram, cross = advance(sums.gram, sums.cross, block.on(self._kernels), step)
         self.sums = LayerSums(gram, cross, sums.label_square, sums.cohort, sums.rows, len(self.blocks))
         self._solve_classifier(solved)
 
@@ -348,7 +352,7 @@ class DeepAFLRun(Run[DeepModel]):
         assert sums is not None
         weight = ridge_solve(sums.gram, sums.cross, self.method.ridge)
         blocks = self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
-        self.classifiers.append(weight)
+        self.classifiers.append(self._kernels.host(weight))
         self.risks.append(
             regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self.method.ridge, blocks)
         )
@@ -373,9 +377,10 @@ class DeepAFLRun(Run[DeepModel]):
         arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
         note: dict[str, Any] = {"risks": self.risks, "sums": None}
         if self.sums is not None:
-            arrays |= {name: getattr(self.sums, name) for name in LEVEL}
+            here = self._kernels.host
+            arrays |= {name: here(getattr(self.sums, name)) for name in LEVEL}
             if self.sums.anchor is not None:
-                arrays["anchor"] = self.sums.anchor
+                arrays["anchor"] = here(self.sums.anchor)
             note["sums"] = {name: getattr(self.sums, name) for name in ("cohort", "rows", "layer")}
         return arrays, note
 
@@ -385,7 +390,8 @@ class DeepAFLRun(Run[DeepModel]):
         self.blocks = blocks_of(self.chain, "float64")
         if note["sums"] is not None:
             cohort, rows, layer = (note["sums"][name] for name in ("cohort", "rows", "layer"))
-            gram, cross, label_square = (arrays[name] for name in LEVEL)
-            self.sums = LayerSums(gram, cross, label_square, tuple(cohort), rows, layer, arrays.get("anchor"))
+            here = {name: self._kernels.array(arrays[name]) for name in (*LEVEL, "anchor") if name in arrays}
+            gram, cross, label_square = (here[name] for name in LEVEL)
+            self.sums = LayerSums(gram, cross, label_square, tuple(cohort), rows, layer, here.get("anchor"))
         prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
         self.preparation = Preparation.from_arrays(prepared[0]) if prepared else None

@@ -5,8 +5,6 @@ The server's side, with the paper and its symbols, is `deepafl`.
 
 from __future__ import annotations
 
-import numpy as np
-
 from fedsolve.closedform.deepafl_layers import LayerFeatures, Network
 from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
@@ -30,37 +28,39 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     ask, goal = set(request.note["ask"]), request.step
     if goal != len(blocks):
         raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
-    sums = Accumulator(workspace, network.precision)
+    kernels = rows.kernels
+    blocks = [None if block is None else block.on(kernels) for block in blocks]
+    sums = Accumulator(workspace, network.precision, kernels)
     _declare(sums, ask, network, rows.outputs)
-    weight = request.arrays.get("weight")
-    codes = rows.codes if weight is not None and request.note["track"] else None
+    weight = None if "weight" not in request.arrays else kernels.array(request.arrays["weight"])
+    tracks = weight is not None and request.note["track"] and rows.codes is not None
     correct = 0
 
     steps = "step_gram" in ask
     start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
-    for span in chunks(len(rows), network.width):
+    for span in chunks(len(rows), network.width, kernels):
         targets = rows.weighted(span, rows.targets(span))
-        if start < 0:
-            features.start(span)
+        current = features.start(span) if start < 0 else features.load(span)
         for layer in range(max(start, 0), goal):
             block = blocks[layer]
-            hidden = features.hidden(span, layer, kept, workspace)
+            hidden = features.hidden(span, current, layer, kept, workspace)
             output = network.output(hidden, block)
             if steps and layer == goal - 1:
                 weighted = rows.weighted(span, output)
-                sums.add_product("step_feature", rows.weighted(span, features.phi[span]), weighted)
+                sums.add_product("step_feature", rows.weighted(span, current), weighted)
                 sums.add_product("step_cross", weighted, targets)
                 sums.add_gram("step_gram", weighted)
-            features.step(span, output, block, workspace)
-        phi = rows.weighted(span, features.phi[span])
+            features.step(current, output, block, workspace)
+        features.keep(span, current)
+        phi = rows.weighted(span, current)
         if "gram" in ask:
             sums.add_gram("gram", phi)
             sums.add_product("cross", phi, targets)
-            sums.add("label_square", np.sum(targets**2, axis=0))
+            sums.add("label_square", (targets**2).sum(axis=0))
         if "anchor" in ask:
             sums.add_product("anchor", phi, rows.weighted(span, features.initial(span)))
         if "hidden_gram" in ask:
-            hidden = rows.weighted(span, features.hidden(span, goal, kept, workspace))
+            hidden = rows.weighted(span, features.hidden(span, current, goal, kept, workspace))
             sums.add_gram("hidden_gram", hidden)
             if "hidden_residual" in ask:
                 sums.add_product("hidden_residual", hidden, targets - phi @ weight)
@@ -70,14 +70,13 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
                 sums.add_product("hidden_cross", hidden, targets)
             if "hidden_initial" in ask:
                 sums.add_product("hidden_initial", hidden, rows.weighted(span, features.initial(span)))
-        if codes is not None:
-            scores = rows.uncentred(features.phi[span] @ weight)
-            correct += int(np.sum(np.argmax(scores, axis=1) == codes[span]))
+        if tracks:
+            correct += rows.is_right(span, current @ weight)
     features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
 
     term = sums.finish()
     term.counts["rows"] = len(rows)
-    if codes is not None:
+    if tracks:
         term.counts |= {"correct": correct, "tracked": len(rows)}
     return term
 
@@ -109,7 +108,7 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     """This client's features for the run that the chain describes; new when the run is new."""
     opening = memory.chain.blocks[0].note["opening"]
     parameters = opening["parameters"]
-    rows = cached_rows(data, memory, parameters["precision"])
+    rows = cached_rows(data, memory, parameters["precision"], memory.kernels)
     cached = memory.cache.get(KIND)
     if isinstance(cached, LayerFeatures) and cached.rows is rows:
         return cached

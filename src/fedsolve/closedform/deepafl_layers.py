@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.closedform.activations import activate
+from fedsolve.backends import NUMPY, Kernels, host, kernels_of
 from fedsolve.closedform.projections import projection
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.closedform.sums import Rows
@@ -57,7 +57,7 @@ class Network:
     def zero(self, inputs: Array, out: Array | None = None) -> Array:
         """Phi_0 = zero_activation(X A + a) (Eq. 10)."""
         first = projection(self.seed, "zero", 0, self.features, self.width, 1.0, self.precision)
-        return activate(self.zero_activation, first.apply(inputs, out))
+        return kernels_of(inputs).activate(self.zero_activation, first.apply(inputs, out))
 
     def hidden(self, layer: int, phi: Array, initial: Array | None, out: Array) -> Array:
         """F_t = activation(Phi B_t + b_t) (Eq. 14) of Phi_t, or of Phi_0 (Eq. 89); no B_t when "identity"."""
@@ -67,39 +67,50 @@ class Network:
         else:
             shape = self.width, self.hidden_width
             projection(self.seed, "hidden", layer, *shape, self.gain, self.precision).apply(source, out)
-        return activate(self.activation, out)
+        return kernels_of(out).activate(self.activation, out)
 
     def output(self, hidden: Array, block: Sandwich | None) -> Array:
         """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""
-        return hidden if block is None else np.matmul(hidden, block.left)
+        return hidden if block is None else kernels_of(hidden).matmul(hidden, block.left)
 
-    def add(self, phi: Array, output: Array, block: Sandwich | None, scratch: Array) -> None:
+    def add(self, phi: Array, output: Array, block: Sandwich | None, scratch: Array | None = None) -> None:
         """Phi_{t+1} = Phi_t + P Uᵀ in place (Eq. 19), without Phi_t when there is no skip."""
-        update = output if block is None else np.matmul(output, block.right.T, out=scratch)
-        if self.skip:
-            phi += update
+        kernels = kernels_of(phi)
+        if block is None and self.skip:
+            phi += output
+        elif block is None:
+            phi[...] = output
+        elif self.skip:
+            kernels.add_matmul(output, block.right.T, phi, scratch)
         else:
-            phi[...] = update
+            kernels.matmul(output, block.right.T, phi)
 
 
 class LayerFeatures:
-    """Phi (rows, width) of one client, at one layer, with F beside it where it fits."""
+    """Phi (rows, width) of one client, at one layer, with F beside it where it fits.
+
+    Both live where the rows' kernels compute while they fit there; else Phi lives in the host's memory, or in
+    a file, and parts of it are carried to the device and back.
+    """
 
     def __init__(self, rows: Rows, network: Network, memory: Memory) -> None:
         count = len(rows)
         size = np.dtype(network.precision).itemsize * count
         self.rows = rows
         self.network = network
+        self._kernels = rows.kernels
+        budget = self._kernels.budget(memory.budget)
         needed = size * network.width * (2 if network.keeps_initial else 1)
-        in_memory = needed <= memory.budget
+        kernels = self._kernels if needed <= budget else NUMPY
+        in_memory = needed <= kernels.budget(memory.budget)
         shape = (count, network.width)
-        self.phi = _allocate(shape, network.precision, in_memory, memory)
+        self.phi = _allocate(shape, network.precision, in_memory, memory, kernels)
         self._initial: Array | None = None
         if network.keeps_initial:
-            self._initial = _allocate(shape, network.precision, in_memory, memory)
+            self._initial = _allocate(shape, network.precision, in_memory, memory, kernels)
         self._hidden: Array | None = None
-        if in_memory and needed + size * network.hidden_width <= memory.budget:
-            self._hidden = np.empty((count, network.hidden_width), dtype=network.precision)
+        if kernels is self._kernels and needed + size * network.hidden_width <= budget:
+            self._hidden = kernels.empty((count, network.hidden_width), network.precision)
         self._digest: str | None = None
         self._layer = -1
         self._hidden_layer = -1
@@ -126,38 +137,53 @@ class LayerFeatures:
         self._layer = layer
         self._hidden_layer = hidden_layer if self._hidden is not None else -1
 
-    def start(self, span: slice) -> None:
-        """Phi_0 of these rows."""
-        self.network.zero(self.rows.features(span), out=self.phi[span])
+    def start(self, span: slice) -> Array:
+        """Phi_0 of these rows, computed; `keep` it after changing it."""
+        phi = self.load(span)
+        self.network.zero(self.rows.features(span), out=phi)
         if self._initial is not None:
-            self._initial[span] = self.phi[span]
+            self._initial[span] = phi if kernels_of(self._initial) is self._kernels else host(phi)
+        return phi
+
+    def load(self, span: slice) -> Array:
+        """Phi of these rows where the kernels compute; `keep` it after changing it."""
+        return self._kernels.array(self.phi[span])
+
+    def keep(self, span: slice, phi: Array) -> None:
+        """Keep the Phi of these rows, which `start` or `load` gave; nothing to do where it is a view."""
+        if kernels_of(self.phi) is not self._kernels:
+            self.phi[span] = host(phi)
 
     def initial(self, span: slice) -> Array:
         """Phi_0 of these rows, whatever the layer."""
         assert self._initial is not None
-        return self._initial[span]
+        return self._kernels.array(self._initial[span])
 
-    def hidden(self, span: slice, layer: int, kept: int, workspace: Workspace) -> Array:
-        """F_layer of these rows: the kept one if it is of that layer, else computed."""
+    def hidden(self, span: slice, phi: Array, layer: int, kept: int, workspace: Workspace) -> Array:
+        """F_layer of these rows, whose Phi this is: the kept one if it is of that layer, else computed."""
         if self._hidden is not None:
             out = self._hidden[span]
             if kept == layer:
                 return out
         else:
-            shape = span.stop - span.start, self.network.hidden_width
-            out = workspace.array("hidden", shape, self.phi.dtype)
-        initial = None if self._initial is None else self._initial[span]
-        return self.network.hidden(layer, self.phi[span], initial, out)
+            out = self._scratch("hidden", (len(phi), self.network.hidden_width), workspace)
+        initial = None if self._initial is None else self.initial(span)
+        return self.network.hidden(layer, phi, initial, out)
 
-    def step(self, span: slice, output: Array, block: Sandwich | None, workspace: Workspace) -> None:
-        """Take these rows past a block whose output is P."""
-        phi = self.phi[span]
-        self.network.add(phi, output, block, workspace.array("update", phi.shape, phi.dtype))
+    def step(self, phi: Array, output: Array, block: Sandwich | None, workspace: Workspace) -> None:
+        """Take these rows, whose Phi this is, past a block whose output is P."""
+        scratch = self._scratch("update", phi.shape, workspace) if self._kernels is NUMPY else None
+        self.network.add(phi, output, block, scratch)
+
+    def _scratch(self, name: str, shape: tuple[int, ...], workspace: Workspace) -> Array:
+        if self._kernels is NUMPY:
+            return workspace.array(name, shape, self.network.precision)
+        return self._kernels.empty(shape, self.network.precision)
 
 
-def _allocate(shape: tuple[int, int], dtype: str, in_memory: bool, memory: Memory) -> Array:
+def _allocate(shape: tuple[int, int], dtype: str, in_memory: bool, memory: Memory, kernels: Kernels) -> Array:
     if in_memory:
-        return np.empty(shape, dtype=dtype)
+        return kernels.empty(shape, dtype)
     # The file has no name, so nothing is left behind however the process ends.
     with tempfile.TemporaryFile(dir=memory.scratch_folder(), prefix="fedsolve-") as file:
         return np.memmap(file, dtype=dtype, mode="w+", shape=shape)

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedsolve import container
+from fedsolve.backends.activations import activate
 from fedsolve.checks import check_not_negative
-from fedsolve.closedform.activations import activate
 from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.projections import projection, projection_agreement
@@ -178,7 +178,7 @@ class PersonalModel(Model):
         arrays, note = self.contents()
         if growing and self.sums is not None:
             arrays |= {f"sums.{name}": array for name, array in self.sums.arrays().items()}
-        container.write_atomically(path, container.to_bytes(arrays, note), private=True)
+        container.write_atomically(path, container.to_bytes(arrays, note, sealed=True), private=True)
 
     def arrays(self) -> dict[str, Array]:
         arrays, _ = self.shared.contents()

@@ -63,18 +63,19 @@ class Preparation:
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """n (as sum of weights), sum x, sum x² and sum y of the client's rows."""
     check_opening(data, memory.chain)
-    rows = Rows(data, memory.chain, np.float64)
-    sums = Accumulator(memory.workspace, np.float64)
+    kernels = memory.kernels
+    rows = Rows(data, memory.chain, np.float64, kernels)
+    sums = Accumulator(memory.workspace, np.float64, kernels)
     for name, width in (("weight", 1), ("feature", data.width), ("feature_square", data.width)):
         sums.declare(name, (width,))
     sums.declare("target", (rows.outputs,))
-    for span in chunks(len(rows), data.width):
+    for span in chunks(len(rows), data.width, kernels):
         features, targets = rows.features(span), rows.targets(span)
-        root = rows.weighted(span, np.ones((len(features), 1)))
+        root = rows.ones(span)
         features, targets = features * root, targets * root
-        sums.add("weight", np.sum(root**2, axis=0))
+        sums.add("weight", (root**2).sum(axis=0))
         sums.add("feature", (root.T @ features)[0])
-        sums.add("feature_square", np.sum(features**2, axis=0))
+        sums.add("feature_square", (features**2).sum(axis=0))
         sums.add("target", (root.T @ targets)[0])
     term = sums.finish()
     term.counts["rows"] = len(rows)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.backends import NUMPY, Kernels, kernels_of
 from fedsolve.container import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Chain
@@ -33,10 +34,19 @@ class Projection:
     bias: Array
 
     def apply(self, rows: Array, out: Array | None = None) -> Array:
-        """rows @ weight + bias"""
-        out = np.matmul(rows, self.weight, out=out)
-        out += self.bias
-        return out
+        """rows @ weight + bias, where the rows lie"""
+        kernels = kernels_of(rows)
+        here = self.on(kernels)
+        return kernels.affine(rows, here.weight, here.bias, out)
+
+    def on(self, kernels: Kernels) -> Projection:
+        """This projection where the kernels compute; copied once, for as long as it is remembered."""
+        if kernels is NUMPY:
+            return self
+        copies: dict[str, Projection] = self.__dict__.setdefault("_copies", {})
+        if kernels.device not in copies:
+            copies[kernels.device] = Projection(kernels.array(self.weight), kernels.array(self.bias))
+        return copies[kernels.device]
 
 
 def projection(

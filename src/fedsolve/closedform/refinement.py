@@ -14,7 +14,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, solve_triangular
 from scipy.linalg.lapack import dpocon
 
-from fedsolve.closedform.blas import add_gram
+from fedsolve.backends.blas import add_gram
 from fedsolve.closedform.solvers import EPS, ridge_solve
 from fedsolve.container import Array
 from fedsolve.threads import blas_threads

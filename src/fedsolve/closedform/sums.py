@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.closedform.blas import add_gram
+from fedsolve.backends import NUMPY, Kernels
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain, Term
@@ -15,18 +15,15 @@ from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import encode_labels, regression_targets
-from fedsolve.threads import several_threads
-
-_CHUNK_BYTES = 16 << 20
 
 
-def chunks(rows: int, width: int) -> Iterator[slice]:
-    """Spans of rows whose float64 features take about 16 MB.
+def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
+    """Spans of rows whose float64 features take about 16 MB, on a GPU 1 GB.
 
-    The length depends on the width alone, so that sums have the same bits whatever the memory
-    budget, the precision of the machine's clock or the number of workers.
+    The length depends on the width and the kind of device alone, so that sums have the same bits whatever
+    the memory budget, the precision of the machine's clock or the number of workers.
     """
-    length = max(256, min(8192, _CHUNK_BYTES // (8 * width)))
+    length = kernels.chunk_rows(width)
     for start in range(0, rows, length):
         yield slice(start, min(start + length, rows))
 
@@ -42,39 +39,39 @@ def check_opening(data: ClientData, chain: Chain) -> None:
 
 
 class Accumulator:
-    """The term of one answer under construction: named sums in the worker's buffers."""
+    """The term of one answer under construction: named sums in the worker's buffers, or on a device."""
 
-    def __init__(self, workspace: Workspace, dtype: Any) -> None:
+    def __init__(self, workspace: Workspace, dtype: Any, kernels: Kernels = NUMPY) -> None:
         self.term = Term()
         self._workspace = workspace
         self._dtype = dtype
+        self._kernels = kernels
         self._empty: set[str] = set()
 
     def declare(self, name: str, shape: tuple[int, ...], symmetric: bool = False) -> None:
         """Announce a sum; it is zero until something is added."""
-        self.term.arrays[name] = self._workspace.sums(name, shape, self._dtype)
+        self.term.arrays[name] = (
+            self._workspace.sums(name, shape, self._dtype)
+            if self._kernels is NUMPY
+            else self._kernels.empty(shape, self._dtype)
+        )
         if symmetric:
             self.term.symmetric |= {name}
         self._empty.add(name)
 
     def add_gram(self, name: str, rows: Array) -> None:
         """name += rowsᵀ rows"""
-        if several_threads():
-            # numpy and scipy may each bring a BLAS whose idle threads spin: used in turn, they take the cores
-            # from each other. numpy computes the large products, so it computes this one too.
-            self.add_product(name, rows, rows)
-            return
-        add_gram(rows, self.term.arrays[name], accumulate=name not in self._empty)
+        self._kernels.gram(rows, self.term.arrays[name], accumulate=name not in self._empty)
         self._empty.discard(name)
 
     def add_product(self, name: str, left: Array, right: Array) -> None:
         """name += leftᵀ right"""
         out = self.term.arrays[name]
-        if name in self._empty:
-            np.matmul(left.T, right, out=out)
-            self._empty.discard(name)
-        else:
-            out += np.matmul(left.T, right, out=self._workspace.array("product", out.shape, out.dtype))
+        accumulate = name not in self._empty
+        self._kernels.cross(
+            left, right, out, accumulate, self.scratch("product", out) if accumulate else None
+        )
+        self._empty.discard(name)
 
     def add(self, name: str, values: Array) -> None:
         """name += values"""
@@ -84,9 +81,15 @@ class Accumulator:
         else:
             self.term.arrays[name] += values
 
+    def scratch(self, name: str, like: Array) -> Array | None:
+        """A buffer of the worker of this array's shape; devices have their own."""
+        if self._kernels is not NUMPY:
+            return None
+        return self._workspace.array(name, like.shape, like.dtype)
+
     def finish(self) -> Term:
         for name in self._empty:
-            self.term.arrays[name].fill(0.0)
+            self.term.arrays[name][...] = 0.0
         return self.term
 
 
@@ -94,22 +97,34 @@ class Rows:
     """A client's inputs and targets as the closed forms need them: prepared, encoded, weighted.
 
     Targets are one-hot rows for classes, the values themselves for regression, minus their mean
-    when the run has an intercept.
+    when the run has an intercept. They are given where `kernels` compute; a device keeps its own copy.
     """
 
-    def __init__(self, data: ClientData, chain: Chain, dtype: Any) -> None:
+    def __init__(self, data: ClientData, chain: Chain, dtype: Any, kernels: Kernels = NUMPY) -> None:
         self.data = data
         self.dtype = dtype
+        self.kernels = kernels
         opening = chain.blocks[0].note["opening"]
         self.outputs: int = opening["outputs"]
         classes = opening_classes(chain)
         labels = data.own_labels()
-        self.codes = None if classes is None else encode_labels(labels, classes)
+        self.codes = self._codes = None if classes is None else encode_labels(labels, classes)
         self._values = regression_targets(labels, self.outputs) if classes is None else None
         weights = data.own_weights()
         self._roots = None if weights is None else np.sqrt(weights)[:, None].astype(dtype)
         prepared = [block.arrays for block in chain.blocks if "preparation" in block.note]
         self._preparation = prepared[0] if prepared else None
+        if kernels is not NUMPY:
+            self._move()
+
+    def _move(self) -> None:
+        """Carry what is small beside the features to the device, for all passes to come."""
+        here = self.kernels.array
+        self._codes = None if self.codes is None else here(self.codes.astype(np.int64))
+        self._values = None if self._values is None else here(self._values, self.dtype)
+        self._roots = None if self._roots is None else here(self._roots)
+        if self._preparation is not None:
+            self._preparation = {name: here(array) for name, array in self._preparation.items()}
 
     def __len__(self) -> int:
         return len(self.data)
@@ -117,23 +132,39 @@ class Rows:
     def features(self, span: slice) -> Array:
         """Input features (span, width), centred and scaled as the preparation says."""
         if self._preparation is None:
-            return self.data.features(span, self.dtype)
-        values = self.data.features(span, np.float64) - self._preparation["mean"]
+            return self._stored(span, self.dtype)
+        values = self._stored(span, np.float64) - self._preparation["mean"]
         values /= self._preparation["scale"]
-        return values.astype(self.dtype, copy=False)
+        return self.kernels.array(values, self.dtype)
+
+    def _stored(self, span: slice, dtype: Any) -> Array:
+        if self.kernels is NUMPY:
+            return self.data.features(span, dtype)
+        placed = self.data.placed(self.kernels)
+        values = self.data.features(span, None) if placed is None else placed[span]
+        return self.kernels.array(values, dtype)
 
     def targets(self, span: slice) -> Array:
         """Targets (span, outputs)."""
-        if self.codes is not None:
-            codes = self.codes[span]
-            values = np.zeros((len(codes), self.outputs), dtype=self.dtype)
-            values[np.arange(len(codes)), codes] = 1.0
+        here = self.kernels
+        if self._codes is not None:
+            values = here.one_hot(self._codes[span], self.outputs, self.dtype)
         else:
             assert self._values is not None
-            values = self._values[span].astype(self.dtype)
+            values = here.copy(here.array(self._values[span], self.dtype))
         if self._preparation is not None:
-            values -= self._preparation["target_mean"].astype(self.dtype)
+            values -= here.array(self._preparation["target_mean"], self.dtype)
         return values
+
+    def ones(self, span: slice) -> Array:
+        """A column of ones for these rows, each times the square root of its row's weight."""
+        count = len(range(*span.indices(len(self))))
+        return self.weighted(span, self.kernels.array(np.ones((count, 1), dtype=self.dtype)))
+
+    def is_right(self, span: slice, scores: Array) -> int:
+        """How many of these rows have their largest score at their class."""
+        assert self._codes is not None
+        return int((self.uncentred(scores).argmax(1) == self._codes[span]).sum())
 
     @property
     def width(self) -> int:
@@ -143,7 +174,7 @@ class Rows:
         """Features and targets, some thousand rows at a time, each times the square root of the row's weight:
         a product of two of them counts a row by its weight.
         """
-        for span in chunks(len(self), self.width):
+        for span in chunks(len(self), self.width, self.kernels):
             yield self.weighted(span, self.features(span)), self.weighted(span, self.targets(span))
 
     def uncentred(self, scores: Array) -> Array:
@@ -155,13 +186,13 @@ class Rows:
         return values if self._roots is None else values * self._roots[span]
 
 
-def cached_rows(data: ClientData, memory: Memory, dtype: Any) -> Rows:
+def cached_rows(data: ClientData, memory: Memory, dtype: Any, kernels: Kernels = NUMPY) -> Rows:
     """The client's `Rows` for the model so far, kept until the opening or the preparation changes."""
     chain = memory.chain
     prepared = next((i for i, b in enumerate(chain.blocks) if "preparation" in b.note), 0)
-    key = (chain.digests[prepared + 1], np.dtype(dtype).str)
+    key = (chain.digests[prepared + 1], np.dtype(dtype).str, kernels.device)
     cached = memory.cache.get("rows")
     if cached is None or cached[0] != key:
-        cached = memory.cache["rows"] = (key, Rows(data, chain, dtype))
+        cached = memory.cache["rows"] = (key, Rows(data, chain, dtype, kernels))
     rows: Rows = cached[1]
     return rows

@@ -8,7 +8,6 @@ neighbours with or without an interruption, and the file comes out the same to t
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import time
@@ -69,17 +68,17 @@ class ExtractionRecord:
     about: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        text = json.dumps(vars(self), indent=2, sort_keys=True) + "\n"
-        container.write_atomically(folder / RECORD, text.encode())
+        container.write_atomically(folder / RECORD, container.sealed_json(vars(self)), private=True)
 
     @classmethod
     def load(cls, folder: Path) -> ExtractionRecord | None:
         """The record of an earlier run; None if there is none that makes sense."""
         try:
-            record = cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            data = (folder / RECORD).read_bytes()
+            record = cls(**container.from_sealed_json(data, what=RECORD, error=DataError, remedy=""))
             sound = record.batch > 0 and all(rows >= 0 for rows in record.done.values())
             return record if sound else None
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, DataError, TypeError, AttributeError):
             return None
 
 
@@ -97,6 +96,7 @@ def extract(
     about: a description for people who list unfinished work.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # features are as confidential as the images they came from
     record = ExtractionRecord.load(folder) or ExtractionRecord(batch, None, {})
     record.done = {part: record.done.get(part, 0) for part in parts}
     record.about = about

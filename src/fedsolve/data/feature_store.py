@@ -174,6 +174,8 @@ class FeatureStore:
             record = extract(folder, images, backbone, batch=batch, about=about, progress=progress)
             for part, split in dataset.parts().items():
                 np.save(folder / f"y_{part}.npy", split.labels.astype("<i8"))
+            for path in folder.glob("*.npy"):
+                path.chmod(0o600)
             manifest = about | {
                 "format": FORMAT,
                 "key": key,
@@ -187,8 +189,9 @@ class FeatureStore:
                 "seconds": round(time.perf_counter() - started, 3),
                 "runtime": _runtime(backbone),
             }
-            text = json.dumps(_as_stored(manifest), indent=2, sort_keys=True) + "\n"
-            container.write_atomically(folder / MANIFEST, text.encode())
+            container.write_atomically(
+                folder / MANIFEST, container.sealed_json(_as_stored(manifest)), private=True
+            )
             (folder / RECORD).unlink(missing_ok=True)
         return self._labelled(key, dataset)
 
@@ -197,7 +200,10 @@ class FeatureStore:
         return replace(self.get(key), classes=dataset.classes)
 
     def get(self, key: str) -> Features:
-        """The features with this key, or with the only key that begins so; arrays are mapped, not read."""
+        """The features with this key, or with the only key that begins so.
+
+        Arrays are compared with the manifest's checksums and mapped, not kept in memory.
+        """
         key = self.resolve(key)
         folder = self.folder / key
         manifest = _manifest(folder)
@@ -237,14 +243,7 @@ class FeatureStore:
         key = self.resolve(key)
         folder = self.folder / key
         for name, facts in _manifest(folder)["arrays"].items():
-            path = folder / f"{name}.npy"
-            _open(path, facts)
-            digest = _digest(path)
-            if digest != facts["sha256"]:
-                raise ModelFileError(
-                    f"{path}: contents changed since they were written (SHA-256 {digest[:12]}..., expected "
-                    f"{facts['sha256'][:12]}...). {_rebuild(folder)}"
-                )
+            _open(folder / f"{name}.npy", facts)
         return self._entry(folder)
 
     def remove(self, key: str) -> StoredFeatures:
@@ -346,7 +345,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"{folder}: extraction has not finished. Run the same 'fedsolve features build' again to go on."
         )
     try:
-        manifest: dict[str, Any] = json.loads(container.read(path))
+        manifest = container.from_sealed_json(
+            container.read(path), what=str(path), error=ModelFileError, remedy=_rebuild(folder)
+        )
         if manifest["format"] != FORMAT:
             raise ModelFileError(
                 f"{path}: written in format {manifest['format']}, this fedsolve reads {FORMAT}. "
@@ -364,14 +365,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _open(path: Path, facts: dict[str, Any]) -> Array:
     try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as problem:
+        digest = _digest(path)
+    except OSError as problem:
         raise ModelFileError(f"{path}: cannot be read ({problem}). {_rebuild(path.parent)}") from problem
-    if list(array.shape) != facts["shape"] or array.dtype.str != facts["dtype"]:
+    if digest != facts["sha256"]:
         raise ModelFileError(
-            f"{path}: holds {array.dtype} of shape {array.shape}, the manifest says {facts['dtype']} of "
-            f"shape {tuple(facts['shape'])}. {_rebuild(path.parent)}"
+            f"{path}: contents changed since they were written (SHA-256 {digest[:12]}..., expected "
+            f"{facts['sha256'][:12]}...). {_rebuild(path.parent)}"
         )
+    array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
 
 

@@ -39,7 +39,7 @@ def watch(method: Method[Any], rows: ExperimentRows, measure: Measure) -> Any:
 
 def score_where_trained(model: Model, method: Method[Any]) -> None:
     """Let a gradient model predict on the device it was trained on."""
-    from fedsolve.gradient.devices import find_device
+    from fedsolve.backends.devices import find_device
     from fedsolve.gradient.gradient_method import GradientMethod
     from fedsolve.gradient.network_model import GradientModel
 

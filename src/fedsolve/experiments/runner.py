@@ -168,7 +168,7 @@ def _gpu(device: str | None) -> dict[str, str]:
         return {}
     import torch
 
-    from fedsolve.gradient.devices import find_device
+    from fedsolve.backends.devices import find_device
 
     place = find_device(str(device))
     return {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.backends import Kernels
 from fedsolve.checks import check_arrays
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain
+from fedsolve.held_out import row_marks
 from fedsolve.labels import encode_labels, labels_from_note, plain_labels
 from fedsolve.preparation import TablePreparation
 from fedsolve.schema import Schema
@@ -67,11 +69,33 @@ class ClientData:
         """The features of this client's rows `span`, as a contiguous array."""
         return np.ascontiguousarray(self._own(self.source, span), dtype=dtype)
 
+    def placed(self, kernels: Kernels) -> Any | None:
+        """This client's features where these kernels compute, as they are stored: copied once and kept.
+
+        None where they do not fit beside what is there already.
+        """
+        copies: dict[str, Any] = vars(self).setdefault("_copies", {})
+        if kernels.device not in copies:
+            stored = self.features(slice(0, 0), None).dtype
+            kind = stored if stored.kind in "f" or stored == np.uint8 else np.dtype(np.float64)
+            fits = len(self) * self.width * kind.itemsize <= kernels.budget(0)
+            copies[kernels.device] = kernels.array(self.features(slice(None), kind)) if fits else None
+        return copies[kernels.device]
+
     def own_labels(self) -> Array:
         return self._own(self.labels, slice(None))
 
     def own_weights(self) -> Array | None:
         return None if self.weights is None else self._own(self.weights, slice(None))
+
+    def marks(self, key: int | str = 0) -> Array:
+        """A number for each of this client's rows that its content alone decides: see `held_out`."""
+        return row_marks(self._own(self.source, slice(None)), self.own_labels(), key)
+
+    def taking(self, chosen: Array) -> ClientData:
+        """The rows of this client where `chosen` is true, nothing copied."""
+        rows = np.flatnonzero(chosen) if self.rows is None else self.rows[chosen]
+        return ClientData(self.source, self.labels, rows, self.weights, checked=True, schema=self.schema)
 
     def prepared(self, preparation: TablePreparation) -> ClientData:
         """The same rows as methods see them under this preparation."""
@@ -111,6 +135,9 @@ class PreparedData(ClientData):
     @cached_property
     def source(self) -> Array:  # type: ignore[override]
         return self._preparation.apply(self._raw.features(slice(None)))
+
+    def marks(self, key: int | str = 0) -> Array:
+        return self._raw.marks(key)
 
     def features(self, span: slice, dtype: Any = np.float64) -> Array:
         if "source" in vars(self):

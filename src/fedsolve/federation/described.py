@@ -98,9 +98,7 @@ class DescribedRun(Run[M]):
     def __init__(self, method: Described[M], spec: Spec) -> None:
         super().__init__(method, spec)
         self.inner = method.method.start(spec)
-        opening = self.inner.chain.blocks[0].note["opening"]
-        self.inner.chain.truncate(0)
-        self.inner.chain.append(Block({"opening": {**opening, **method.agreement()}}))
+        self.inner.agree(method.agreement())
         self._follow()
 
     def _follow(self) -> None:

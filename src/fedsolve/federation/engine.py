@@ -16,12 +16,14 @@ class Spec:
     """What a method knows of a federation: the width of the features, the classes (None for regression).
 
     prefers: what is worth saving where a method can choose, bytes or exchanges.
+    device:  where the server solves, see `backends`; the model does not depend on it.
     """
 
     features: int
     classes: Array | None
     outputs: int
     prefers: Literal["bytes", "exchanges"]
+    device: str = "cpu"
 
 
 class Federation(Protocol):

@@ -10,6 +10,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.federation.parts import Part
 from fedsolve.labels import encode_labels, regression_targets
 
 if TYPE_CHECKING:
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
 _ROWS = 16384
 
 
-def evaluate(federation: Federation, model: Model) -> float:
-    """Accuracy over all clients' rows, or R² for a regression model; one exchange."""
+def evaluate(federation: Federation, model: Model, part: Part | None = None) -> float:
+    """Accuracy over all clients' rows or a part of them, or R² for a regression model; one exchange."""
     if model.private:
         raise DataError(
             "this model belongs to one client; an evaluation would send it to all of them. Score it where "
             "it is: model.score(features, labels), or fedsolve.local_scores for every client."
         )
     arrays, note = model.contents()
+    if part is not None:
+        note = {**note, **part.note()}
     request = Request("evaluate", 0, 0, federation.clients, note=note, arrays=arrays)
     total = federation.exchange(request, Chain())
     if model.classes is not None:

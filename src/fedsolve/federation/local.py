@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedsolve.backends.devices import resolve
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
@@ -48,6 +49,8 @@ class LocalFederation:
 
     missing: "error" stops at the first participant that fails, naming it; "continue" goes on
         with those present (exact for them) as long as `min_clients` answered.
+    device: where clients and the server compute: "cpu", "cuda", "cuda:1", "auto" (a GPU if any), or
+        "torch:cpu". None leaves each participant's own, and the server on the CPU.
     """
 
     prefers: Literal["bytes", "exchanges"] = "bytes"
@@ -61,6 +64,7 @@ class LocalFederation:
         workers: int | None = None,
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
+        device: str | None = None,
     ) -> None:
         if workers is not None:
             check_whole(1, workers=workers)
@@ -68,6 +72,7 @@ class LocalFederation:
         check_choice("task", task, ("classification", "regression"))
         self._participants: dict[str, Participant] = {}
         self._states: Path | None = None
+        self._device = None if device is None else resolve(device)
         for participant in participants:
             self.add(participant)
         if not self._participants:
@@ -96,6 +101,7 @@ class LocalFederation:
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
         schema: Schema | None = None,
+        device: str | None = None,
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
@@ -139,7 +145,13 @@ class LocalFederation:
             workers=workers,
             missing=missing,
             min_clients=min_clients,
+            device=device,
         )
+
+    @property
+    def device(self) -> str:
+        """Where the server solves."""
+        return self._device or "cpu"
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -161,6 +173,8 @@ class LocalFederation:
                 f"{sorted(widths - {participant.data.width})}. All must use the same backbone."
             )
         self._participants[participant.name] = participant
+        if self._device is not None:
+            participant.move(self._device)
         if self._states is not None:
             participant.keep_states(self._states)
 
@@ -193,9 +207,9 @@ class LocalFederation:
             outputs = {1 if p.data.labels.ndim == 1 else p.data.labels.shape[1] for p in participants}
             if len(outputs) > 1:
                 raise DataError(f"participants have different numbers of targets: {sorted(outputs)}.")
-            return Spec(width, None, outputs.pop(), self.prefers)
+            return Spec(width, None, outputs.pop(), self.prefers, self.device)
         classes = class_list(self._declared, [p.data.own_labels() for p in participants])
-        return Spec(width, classes, len(classes), self.prefers)
+        return Spec(width, classes, len(classes), self.prefers, self.device)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, added in client order."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.backends import NUMPY, Kernels, host, kernels_of
 from fedsolve.container import Array, canonical_json
 from fedsolve.errors import TermError
 
@@ -230,14 +231,16 @@ class Term:
     def check_finite(self, who: str) -> None:
         """Refuse NaN and infinity, by name: one bad term would spoil the sum for everyone."""
         for name, array in self.arrays.items():
-            # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
-            with np.errstate(invalid="ignore", over="ignore"):
-                whole = np.add.reduce(array, axis=None)
-            if not np.isfinite(whole):
+            if not kernels_of(array).is_finite(array):
                 raise TermError(
                     f"{who}: '{name}' contains NaN or infinite values. Check its features for values "
                     "whose squares overflow; rescale such columns."
                 )
+
+    def on_host(self) -> Term:
+        """This term with every array in the host's memory."""
+        self.arrays = {name: host(array) for name, array in self.arrays.items()}
+        return self
 
     def mirror(self) -> None:
         """Make every symmetric array whole: unpacked, with its upper triangle in the lower one too."""
@@ -264,6 +267,13 @@ class Total:
     error_bounds: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Array:
+        return host(self._found(name))
+
+    def on(self, kernels: Kernels, name: str) -> Any:
+        """The array of this name where these kernels compute."""
+        return kernels.array(self._found(name))
+
+    def _found(self, name: str) -> Any:
         try:
             return self.term.arrays[name]
         except KeyError:
@@ -324,36 +334,30 @@ def unpack_triangle(packed: Array) -> Array:
     for row in range(width):
         matrix[row, row:] = packed[start : start + width - row]
         start += width - row
-    _mirror(matrix)
-    return matrix
+    return NUMPY.mirror(matrix)
 
 
 def _whole(array: Array) -> Array:
     if array.ndim == 1:
         return unpack_triangle(array)
-    _mirror(array)
-    return array
+    return kernels_of(array).mirror(array)
 
 
 def _times(array: Array, factor: float) -> Array:
+    if not isinstance(array, np.ndarray):
+        return array.double() * factor
     # numpy makes a plain number of a product without axes, which could not be added to in place.
     return np.asarray(np.multiply(array, factor, dtype=np.float64))
 
 
 def _add(target: Array, array: Array, sign: int) -> None:
-    (np.add if sign > 0 else np.subtract)(target, array, out=target)
+    if isinstance(target, np.ndarray):
+        (np.add if sign > 0 else np.subtract)(target, host(array), out=target)
+    else:
+        target += sign * kernels_of(target).array(array)
 
 
 def _add_triangle(target: Array, array: Array, sign: int) -> None:
     for row in range(0, target.shape[0], _TRIANGLE_ROWS):
         rows = slice(row, row + _TRIANGLE_ROWS)
         _add(target[rows, row:], array[rows, row:], sign)
-
-
-def _mirror(matrix: Array) -> None:
-    for row in range(0, matrix.shape[0], _TRIANGLE_ROWS):
-        stop = min(row + _TRIANGLE_ROWS, matrix.shape[0])
-        matrix[stop:, row:stop] = matrix[row:stop, stop:].T
-        corner = matrix[row:stop, row:stop]
-        lower = np.tril_indices(stop - row, -1)
-        corner[lower] = corner.T[lower]

@@ -23,7 +23,7 @@ from fedsolve.parameters import check
 
 M = TypeVar("M", bound=Model)
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 
 _BASE = {"method", "spec", "chain", "history", "_sent", "_asked"}
 
@@ -105,6 +105,13 @@ class Run(ABC, Generic[M]):
         """Take back what `stored` gave."""
         vars(self).update(attributes.from_parts(arrays, note))
 
+    def agree(self, more: Mapping[str, Any]) -> None:
+        """Add to the opening, before anything is asked: what a run around this one agrees on besides."""
+        assert len(self.chain) == 1
+        note = self.chain.blocks[0].note["opening"]
+        self.chain.truncate(0)
+        self.chain.append(Block({"opening": {**note, **more}}))
+
     def ask(
         self,
         kind: str,
@@ -176,12 +183,21 @@ class Run(ABC, Generic[M]):
                 "sent": self._sent,
                 "history": [record.as_dict() for record in self.history],
             },
+            sealed=True,
         )
 
     def restore(self, data: bytes, path: str) -> None:
         """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
-        arrays, note = container.from_bytes(data, what=f"checkpoint {path}", error=ModelFileError)
-        if note.get("checkpoint") != CHECKPOINT_VERSION:
+        before = container.previous(path)
+        remedy = (
+            f"The one before it is {before}: move it to {path} and resume."
+            if before.exists()
+            else "Start afresh."
+        )
+        arrays, note = container.from_bytes(
+            data, what=f"checkpoint {path}", error=ModelFileError, remedy=remedy
+        )
+        if note.get("checkpoint") not in (1, CHECKPOINT_VERSION):
             raise ModelFileError(
                 f"{path} is not a checkpoint of version {CHECKPOINT_VERSION} "
                 f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
@@ -304,7 +320,7 @@ class Method(ABC, Generic[M]):
             if watch is not None:
                 run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **watch(run)})
             if checkpoint is not None:
-                container.write_atomically(checkpoint, run.to_bytes())
+                container.write_atomically(checkpoint, run.to_bytes(), keep_previous=True)
             if progress is not None:
                 progress(run.history[-1], run.exchanges)
         within = federation.federation if isinstance(federation, Wraps) else federation

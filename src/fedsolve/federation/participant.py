@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsolve import registry
+from fedsolve.backends import Kernels, kernels_on
+from fedsolve.backends.devices import resolve
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import ClientData, rows_for
 from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.parts import Part, part_of
 from fedsolve.federation.states import StateStore
 from fedsolve.federation.workspace import Workspace
 from fedsolve.permissions import check_allowed
@@ -34,7 +37,7 @@ class Memory:
     """What a participant keeps between requests.
 
     All but `states` can be rebuilt from the chain; `states` is the client's own share of a method's
-    state, by run and exchange.
+    state, by run and exchange. `device` is where steps compute.
     """
 
     chain: Chain = field(default_factory=Chain)
@@ -44,6 +47,12 @@ class Memory:
     scratch: Path | None = None
     name: str = ""
     states: StateStore = field(default_factory=StateStore)
+    device: str = "cpu"
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels of the participant's device."""
+        return kernels_on(self.device)
 
     def scratch_folder(self) -> Path:
         """Where mapped arrays live; the system's temporary folder unless one was named."""
@@ -112,15 +121,25 @@ class Participant:
         memory_budget: int = DEFAULT_MEMORY,
         scratch: Path | None = None,
         states: Path | None = None,
+        device: str = "cpu",
     ) -> None:
-        """states: folder for the client's share of a method's state; kept in memory when None."""
+        """states: folder for the client's share of a method's state; kept in memory when None.
+
+        device: where its steps compute, see `backends`; what it sends has the same form from any.
+        """
         self.name = name
         self.data = data
         self._own_states = states
+        self._parts: dict[Part, tuple[ClientData, dict[str, Any]]] = {}
+        self._parts_of: list[str] = []
         self._channels: dict[str, Callable[[bytes], bytes]] = {}
         self._guard: Guarding | None = None
         self._memory = Memory(
-            budget=memory_budget, scratch=scratch, name=name, states=StateStore(states, name)
+            budget=memory_budget,
+            scratch=scratch,
+            name=name,
+            states=StateStore(states, name),
+            device=resolve(device),
         )
 
     def __len__(self) -> int:
@@ -142,13 +161,29 @@ class Participant:
         if self._guard is not None:
             self._guard(request, self._memory.chain, self.data)
         self._memory.workspace = workspace if workspace is not None else Workspace()
-        return _STEPS[request.kind](self.rows_for(request), request, self._memory)
+        data, memory = self.view(request)
+        return _STEPS[request.kind](data, request, memory).on_host()
 
-    def rows_for(self, request: Request) -> ClientData:
-        """The rows as steps see them: prepared as the run says, where it says so."""
+    def view(self, request: Request) -> tuple[ClientData, Memory]:
+        """The rows as steps see them, and what is kept of them: of the part that the request is about,
+        prepared as the run says.
+        """
+        chain = self._memory.chain
+        if self._parts_of != chain.digests[:2]:  # another run: what was derived for parts went with the last
+            self._parts_of = chain.digests[:2]
+            self._parts.clear()
+        part = part_of(request, chain)
+        data, memory = (self.data, self._memory) if part is None else self._part(part)
         if request.position == 0:  # a question without a model, such as an evaluation
-            return self.data
-        return rows_for(self.data, request.kind, self._memory.chain, self._memory.cache)
+            return data, memory
+        return rows_for(data, request.kind, memory.chain, memory.cache), memory
+
+    def _part(self, part: Part) -> tuple[ClientData, Memory]:
+        if part not in self._parts:
+            self._parts[part] = part.of(self.data), {}
+        data, cache = self._parts[part]
+        budget = int(part.fraction * self._memory.budget)
+        return data, replace(self._memory, cache=cache, budget=budget)
 
     def _admit_method(self) -> None:
         """Refuse a method from outside that nobody here allowed; import one that was."""
@@ -157,6 +192,17 @@ class Participant:
         if registry.is_foreign(key):
             check_allowed("method", key)
             registry.method_class(key)
+
+    @property
+    def device(self) -> str:
+        """Where its steps compute."""
+        return self._memory.device
+
+    def move(self, device: str) -> None:
+        """Compute on this device from now on; what was derived from the rows is forgotten."""
+        if resolve(device) != self._memory.device:
+            self._memory.device = resolve(device)
+            self._memory.cache.clear()
 
     def keep_states(self, folder: Path | None) -> None:
         """Keep the client's share of a method's state in this folder from now on; None: as at the start."""
@@ -207,11 +253,13 @@ class Participant:
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would; states on disk stay."""
         memory = self._memory
+        self._parts.clear()
         self._memory = Memory(
             budget=memory.budget,
             scratch=memory.scratch,
             name=self.name,
             states=StateStore(memory.states.folder, self.name),
+            device=memory.device,
         )
 
 
@@ -219,10 +267,10 @@ def answer_together(
     participants: Sequence[Participant], request: Request, workspace: Workspace
 ) -> list[Term] | None:
     """The terms of a group in its order; None when one of them must be asked by itself first."""
-    memories = [participant._memory for participant in participants]
-    if not all(memory.chain.accept(request) for memory in memories):
+    if not all(participant._memory.chain.accept(request) for participant in participants):
         return None
-    for memory in memories:
-        memory.workspace = workspace
+    for participant in participants:
+        participant._memory.workspace = workspace
     function, _ = _GROUP_STEPS[request.kind]
-    return function([participant.rows_for(request) for participant in participants], request, memories)
+    views = [participant.view(request) for participant in participants]
+    return function([data for data, _ in views], request, [memory for _, memory in views])

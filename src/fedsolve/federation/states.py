@@ -22,6 +22,12 @@ _RUNS = 4
 """Runs whose states are kept in memory, the newest ones."""
 
 
+_REMEDY = (
+    "The run cannot continue exactly without it: put a copy back, resume from the checkpoint before the last "
+    "(its name ends in .previous), or start afresh."
+)
+
+
 def ticket(run: str, client: str) -> str:
     """Under which name a request that everybody reads tells a client where to start from."""
     return hashlib.sha256(f"{run}|{client}".encode()).hexdigest()[:16]
@@ -53,7 +59,7 @@ class StateStore:
             path = self._path(run, exchange)
             if path.exists():
                 return container.from_bytes(
-                    container.read(path), what=f"client state {path}", error=ModelFileError
+                    container.read(path), what=f"client state {path}", error=ModelFileError, remedy=_REMEDY
                 )[0]
         raise TermError(
             f"the state that '{self._client}' ended exchange {exchange} with is gone, and the run cannot "
@@ -73,7 +79,7 @@ class StateStore:
         path = self._path(run, exchange)
         # Not forced to the disk: a killed process leaves them whole, and a forced write for each client
         # would take longer than its training.
-        data = container.to_bytes(state, {"exchange": exchange})
+        data = container.to_bytes(state, {"exchange": exchange}, sealed=True)
         container.write_atomically(path, data, durable=False, private=True)
         for other in path.parent.glob("*.safetensors"):
             if other.stem not in (str(exchange), str(before)):

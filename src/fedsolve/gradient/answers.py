@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsolve import registry
+from fedsolve.backends.devices import find_device, surroundings
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, group_step
 from fedsolve.gradient import alignment
 from fedsolve.gradient.alignment import CHOICES, weight_of
-from fedsolve.gradient.devices import find_device, surroundings
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import borrowed
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedsolve.backends.devices import find_device
 from fedsolve.container import Array
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import opening_classes
@@ -26,7 +27,6 @@ from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.gradient import networks
 from fedsolve.gradient.answers import method_of
 from fedsolve.gradient.batches import rows_per_epoch
-from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import borrowed

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from fedsolve.backends.devices import find_device, surroundings
 from fedsolve.container import Array, with_prefix
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.local import LocalFederation
@@ -23,7 +24,6 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.answers import KIND
-from fedsolve.gradient.devices import find_device, surroundings
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import borrowed

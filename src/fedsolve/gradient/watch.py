@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.backends.devices import find_device
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.described import DescribedRun
 from fedsolve.federation.method import Run
 from fedsolve.gradient.alignment import representation
-from fedsolve.gradient.devices import find_device
 from fedsolve.gradient.run import GradientRun
 from fedsolve.labels import positions
 

@@ -8,8 +8,11 @@ import datetime
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+from fedsolve.container import write_atomically
 from fedsolve.errors import FedsolveError
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.security import Site, registered
@@ -67,6 +70,45 @@ class Register:
         _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
         self._sites = {site.pem: site for site in sites.values()}
         self._seen = seen
+
+
+class Quota:
+    """How many bytes each site may push while one question is open; the server says so in a file.
+
+    The file holds the number of the question and the bytes of the largest answer to it. What a site pushes is
+    kept by the SuperLink in memory, so that one may not push what nobody asked for. An answer may be pushed
+    again after a broken connection: `_TIMES` in all. Without a file there is no limit.
+    """
+
+    _TIMES = 4
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._question = -1
+        self._most = 0
+        self._pushed: Counter[str] = Counter()
+
+    @staticmethod
+    def write(path: Path, question: int, largest: int) -> None:
+        """Say, at the server, what may be pushed from now on."""
+        write_atomically(path, f"{question} {largest}".encode(), durable=False)
+
+    def count(self, name: str, size: int) -> None:
+        """Enter bytes that a site pushes; refuse what is too much."""
+        if self._path is None or not self._path.exists():
+            return
+        question, largest = map(int, self._path.read_text().split())
+        if question != self._question:
+            self._question, self._most = question, self._TIMES * (largest + MOST_BYTES // 8)
+            self._pushed.clear()
+        self._pushed[name] += size
+        if self._pushed[name] > self._most:
+            raise Refusal(
+                413,
+                f"'{name}' has pushed more than {self._TIMES} times what an answer to this question takes "
+                f"({largest:,} bytes).",
+                "quota",
+            )
 
 
 def authenticate(headers: Mapping[str, str], register: Register, now: float | None = None) -> Site:

@@ -341,7 +341,7 @@ class Answerer:
             for name, array in block.arrays.items()
         }
         note = {"blocks": [dict(block.note) for block in chain.blocks]}
-        container.write_atomically(self._kept, container.to_bytes(arrays, note))
+        container.write_atomically(self._kept, container.to_bytes(arrays, note, sealed=True))
 
     def _recall(self, path: Path) -> None:
         """Take back the model so far; a file that cannot be read is as good as none."""

@@ -15,13 +15,15 @@ What the gate checks, before a body is read:
   changes; the signature is by that key, over a time stamp that is not old;
 * the size, which must be declared and below `MOST_BYTES`;
 
-and then, where a reply is announced, that a node speaks in its own name only, which Flower does not check.
+and then, where a reply is announced, that a node speaks in its own name only, which Flower does not check. A
+connection on which no such call comes is closed soon (`doorway`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -35,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.network.admission import (
+    Quota,
     Refusal,
     Register,
     authenticate,
@@ -43,6 +46,7 @@ from fedsolve.network.admission import (
     single,
 )
 from fedsolve.network.certificates import load_certificate, load_key
+from fedsolve.network.doorway import Doorway
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.versions import versions
 
@@ -79,8 +83,13 @@ _log = logging.getLogger("fedsolve.gate")
 class Gate:
     """The gate in front of the SuperLink at `upstream` (host:port); without keys, in plain HTTP."""
 
-    def __init__(self, upstream: str, keys: Keys | None) -> None:
+    def __init__(
+        self, upstream: str, keys: Keys | None, door: Doorway | None = None, quota: Path | None = None
+    ) -> None:
+        """door: is told whose connections are known. quota: file that says how much sites may push."""
+        self._quota = Quota(quota)
         self._upstream = upstream
+        self._door = door
         self._keys = keys
         self._register = None if keys is None else Register(keys)
         self._calls = NODE_CALLS if keys is not None else (*NODE_CALLS, *OPEN_CALLS)
@@ -146,6 +155,8 @@ class Gate:
         try:
             name = self._admit(request)
             size = declared_size(request.headers)
+            if call.startswith("push-"):
+                self._quota.count(name, size)
             content: Any = request.stream()
             if call == "push-messages":
                 content = await request.body()
@@ -190,12 +201,18 @@ class Gate:
     def _admit(self, request: Request) -> str:
         """The name of the site that signed the call."""
         if self._register is None:
+            self._vouch(request)
             return "(insecure)"
         site = authenticate(single(request.headers.items()), self._register)
+        self._vouch(request)
         if site.name not in self._here:
             self._here.add(site.name)
             _log.info("site %s is here, from %s", site.name, _sender(request))
         return site.name
+
+    def _vouch(self, request: Request) -> None:
+        if self._door is not None and request.client is not None:
+            self._door.known((request.client.host, request.client.port))
 
     def _refuse(self, request: Request, refusal: Refusal) -> Response:
         path = ascii(request.url.path[:80])[1:-1]
@@ -278,12 +295,18 @@ def address(text: str) -> tuple[str, int]:
 
 
 def command(
-    listen: str, upstream: str, keys: str | os.PathLike[str] | None, *, verbose: bool = False
+    listen: str,
+    upstream: str,
+    keys: str | os.PathLike[str] | None,
+    *,
+    quota: Path | None = None,
+    verbose: bool = False,
 ) -> list[str]:
     """The command line of a gate that ends when the calling process does; its log goes to stderr."""
     address(listen), address(upstream)
     line = [sys.executable, "-m", "fedsolve.network.gate", "--listen", listen]
     line += ["--upstream", upstream, "--parent", str(os.getpid())]
+    line += [] if quota is None else ["--quota", str(quota.absolute())]
     line += ["--insecure"] if keys is None else ["--keys", str(Path(keys).absolute())]
     return [*line, "--verbose"] if verbose else line
 
@@ -298,6 +321,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--keys", metavar="DIR")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--parent", type=int, metavar="PID")
+    parser.add_argument("--quota", type=Path, metavar="FILE")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args(words)
     if options.insecure == (options.keys is not None):
@@ -314,11 +338,11 @@ def main(words: list[str] | None = None) -> int:
         load_certificate(keys.authority)
         load_certificate(keys.server_certificate)
         load_key(keys.server_key)
-    host, port = address(options.listen)
+    door = Doorway.at(*address(options.listen))
     config = uvicorn.Config(
-        until_gone(Gate(options.upstream, keys).app()),
-        host=host,
-        port=port,
+        until_gone(Gate(options.upstream, keys, door, options.quota).app()),
+        loop="asyncio",  # which accepts connections through the doorway,
+        backlog=32,  # so many at a time: the closed ones are taken apart before more come in
         ssl_certfile=None if keys is None else str(keys.server_certificate),
         ssl_keyfile=None if keys is None else str(keys.server_key),
         ws="none",
@@ -334,22 +358,32 @@ def main(words: list[str] | None = None) -> int:
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     server = uvicorn.Server(config)
-    asyncio.run(_serve(server, options.parent))
+    gc.freeze()  # what is there now stays: collections look at connections only
+    asyncio.run(_serve(server, door, options.parent))
     return 0 if server.started else 1
 
 
-async def _serve(server: Any, parent: int | None) -> None:
+async def _serve(server: Any, door: Doorway, parent: int | None) -> None:
     async def watch() -> None:
         while parent is None or os.getppid() == parent:
             await asyncio.sleep(0.5)
         _log.info("the server process is gone; the gate closes.")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    watching = asyncio.create_task(watch())
+    async def report() -> None:
+        seen = 0
+        while True:
+            await asyncio.sleep(_LOG_AGAIN)
+            if (now := door.turned_away.total()) > seen:
+                _log.warning("connections of strangers closed so far: %s", dict(door.turned_away))
+                seen = now
+
+    tasks = [asyncio.create_task(task) for task in (watch(), door.keep_time(), report())]
     try:
-        await server.serve()
+        await server.serve(sockets=[door])
     finally:
-        watching.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 if __name__ == "__main__":

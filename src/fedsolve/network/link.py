@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, TermError
+from fedsolve.network.admission import Quota
 from fedsolve.network.wire import LARGEST, Note, assemble, record, unpack
 
 DAYS = 24 * 3600.0
@@ -109,10 +111,16 @@ class RuntimeLink(GridLink):
         """check: called before every look; raises when something that the network needs has ended."""
         super().__init__(grid)
         self._largest = self._allowed = largest
+        self._questions = 0
         self.check = check or (lambda: None)
+        self.quota: Path | None = None
+        """File that tells the gate how much a site may push."""
 
     def expect(self, largest: int) -> None:
         self._allowed = min(largest, self._largest)
+        self._questions += 1
+        if self.quota is not None:
+            Quota.write(self.quota, self._questions, self._allowed)
 
     @property
     def _client(self) -> Any:

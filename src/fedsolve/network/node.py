@@ -169,8 +169,8 @@ class FleetNode:
         from flwr.proto.node_pb2 import Node
 
         if self._remembered is not None and self._remembered.exists():
-            number = self._remembered.read_text().strip()
-            if number.isdecimal():
+            number = self._remembered.read_bytes().strip()
+            if number.isdigit() and int(number) < 1 << 64:  # else it is damaged, and as good as none
                 self._leave(client, Node(node_id=int(number)))
 
     def _beat(self, client: Any, node: Any, lost: threading.Event) -> None:

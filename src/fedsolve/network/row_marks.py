@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cached_property
 from pathlib import Path
 
@@ -34,17 +33,20 @@ class RowMarks:
         if marks.setdefault(run, self._digest) != self._digest:
             return False
         kept = dict(list(marks.items())[-_RUNS:])
-        container.write_atomically(self._path, json.dumps(kept, indent=2).encode())
+        container.write_atomically(self._path, container.sealed_json(kept))
         self._known.add(run)
         return True
 
     def _read(self) -> dict[str, str]:
-        """The file; one that cannot be read is as good as none."""
-        try:
-            marks = json.loads(container.read(self._path))
-        except (ModelFileError, ValueError):
+        """The file; without it every run is a new one."""
+        if not self._path.exists():
             return {}
-        return marks if isinstance(marks, dict) else {}
+        return container.from_sealed_json(
+            container.read(self._path),
+            what=str(self._path),
+            error=ModelFileError,
+            remedy="It says which rows this site took part with. Put a copy of it back, or remove it.",
+        )
 
     @cached_property
     def _digest(self) -> str:

@@ -1,7 +1,7 @@
 """A run that survives its process: everything it knows is in a state folder after every exchange.
 
 STATE/agreement.json            features, columns and classes as agreed with the sites, and the run's own mark
-STATE/checkpoint.safetensors    the run after its last exchange
+STATE/checkpoint.safetensors    the run after its last exchange; NAME.previous: after the one before
 STATE/report.json               who took part in each exchange, what travelled, how it ended
 STATE/model.safetensors         the model
 STATE/secure/                   the question under way, where sums are secure
@@ -41,6 +41,9 @@ _LATE = 20.0
 """Seconds that sites have to connect again to a server that has nothing more to ask."""
 
 
+_AFRESH = "Put a copy of it back, or start afresh with another state folder."
+
+
 @dataclass
 class State:
     """The state folder of one run."""
@@ -78,21 +81,21 @@ class State:
         begun = self.checkpoint.exists() or self.secure.exists()  # a secure run begins before its first total
         if not (begun and self._agreement.exists()):
             return None
+        note = self._agreed_note()
         try:
-            note = json.loads(container.read(self._agreement))
             classes = labels_from_note(note["classes"])
             return Spec(note["features"], classes, note["outputs"], FlowerFederation.prefers)
         except (ValueError, KeyError, TypeError) as problem:
-            raise ModelFileError(
-                f"{self._agreement} is damaged ({problem}). Start afresh with another state folder."
-            ) from problem
+            raise ModelFileError(f"{self._agreement} is damaged ({problem}). {_AFRESH}") from problem
 
     def noted(self, name: str) -> Any:
         """An entry of the agreement; None where there is none."""
-        try:
-            return json.loads(container.read(self._agreement)).get(name)
-        except (ModelFileError, ValueError, AttributeError):
-            return None
+        return self._agreed_note().get(name) if self._agreement.exists() else None
+
+    def _agreed_note(self) -> dict[str, Any]:
+        return container.from_sealed_json(
+            container.read(self._agreement), what=str(self._agreement), error=ModelFileError, remedy=_AFRESH
+        )
 
     def check(
         self, classes: Array | None, task: str, clients: int | None = None, schema: Schema | None = None
@@ -126,7 +129,7 @@ class State:
             "sites": federation.sites,
             "schema": None if federation.schema is None else federation.schema.digest,
         }
-        container.write_atomically(self._agreement, json.dumps(note, indent=2).encode())
+        container.write_atomically(self._agreement, container.sealed_json(note))
 
     def write_report(self, **more: Any) -> None:
         """Replace the report; earlier parts of a resumed run stay in it."""

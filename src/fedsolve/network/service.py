@@ -114,7 +114,9 @@ def serving(
         )
         if isinstance(link, SiteLink):
             link.register()  # before the gate opens, so that a node's first call succeeds
-        with _gate(state / "gate.log", listen, superlink.address, keys) as gate:
+        link.quota = state / "quota"
+        link.quota.unlink(missing_ok=True)
+        with _gate(state / "gate.log", listen, superlink.address, keys, link.quota) as gate:
 
             def check() -> None:
                 superlink.check()
@@ -125,13 +127,18 @@ def serving(
 
 
 @contextmanager
-def _gate(log: Path, listen: str, upstream: str, keys: Path | None) -> Iterator[subprocess.Popen[bytes]]:
+def _gate(
+    log: Path, listen: str, upstream: str, keys: Path | None, quota: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     from fedsolve.network import gate
 
     check_free(*gate.address(listen))
     with open(log, "ab") as stream:
         process = subprocess.Popen(
-            gate.command(listen, upstream, keys), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+            gate.command(listen, upstream, keys, quota=quota),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
         )
     try:
         _wait(process, listen, keys, log)

@@ -54,20 +54,28 @@ def row_marks(features: Any, labels: Any = None, key: int | str = 0) -> Array:
 
 def held_out(features: Any, labels: Any = None, share: float = 0.2, key: int | str = 0) -> Array:
     """Which rows are held out, (rows,) booleans; about `share` of different rows."""
-    if not 0 <= share < 1:
-        raise DataError(f"the share held out must lie in [0, 1); got {share!r}.")
-    bound = np.uint64(round(share * 2.0**53))
-    chosen: Array = (row_marks(features, labels, key) >> np.uint64(11)) < bound
-    return chosen
+    return chosen(row_marks(features, labels, key), share)
 
 
 def folds(features: Any, labels: Any = None, count: int = 5, key: int | str = 0) -> Array:
     """The fold of every row, (rows,) whole numbers from 0 to count - 1, of about equal size."""
+    return fold_numbers(row_marks(features, labels, key), count)
+
+
+def chosen(marks: Array, share: float) -> Array:
+    """Which rows are held out, by their marks."""
+    if not 0 <= share < 1:
+        raise DataError(f"the share held out must lie in [0, 1); got {share!r}.")
+    bound = np.uint64(round(share * 2.0**53))
+    return np.asarray((marks >> np.uint64(11)) < bound)
+
+
+def fold_numbers(marks: Array, count: int) -> Array:
+    """The fold of every row, by its mark."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
         raise DataError(f"the number of folds must be a whole number, at least 2; got {count!r}.")
-    marks = row_marks(features, labels, key) >> np.uint64(11)
-    numbers: Array = (marks.astype(np.float64) * (count / 2.0**53)).astype(np.int64)
-    return numbers
+    shares = (marks >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((shares * count).astype(np.int64))
 
 
 def _label_words(labels: Array) -> Array:

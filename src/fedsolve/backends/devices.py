@@ -1,0 +1,80 @@
+"""Where arrays are computed: names of devices, and with how many threads torch uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fedsolve.errors import DataError
+from fedsolve.threads import several_threads
+
+if TYPE_CHECKING:
+    import torch
+
+
+def resolve(name: str) -> str:
+    """A device by its name, checked: "cpu", "torch:cpu" (torch instead of numpy), "cuda", "cuda:1".
+
+    "auto" is a GPU where torch finds one, and "cpu" otherwise.
+    """
+    if name in ("cpu", "torch:cpu"):
+        if name == "torch:cpu":
+            _torch(name)
+        return name
+    if name == "auto":
+        try:
+            import torch
+        except ImportError:
+            return "cpu"
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    device = find_device(name)
+    if device.type != "cuda":
+        raise DataError(f"device '{name}' cannot compute these; use 'cpu', 'cuda' or 'auto'.")
+    return f"cuda:{device.index or 0}"
+
+
+def find_device(name: str) -> Any:
+    """The torch device of this name; "auto" is a GPU where there is one."""
+    torch = _torch(name)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name.removeprefix("torch:"))
+    except RuntimeError as problem:
+        raise DataError(f"device '{name}' is not one that torch knows ('cpu', 'cuda', 'auto').") from problem
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DataError(f"device '{name}' was asked for, and torch finds no GPU here. Use the device cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DataError(
+            f"device '{name}' was asked for, and torch finds {torch.cuda.device_count()} GPUs here."
+        )
+    return device
+
+
+def _torch(name: str) -> Any:
+    try:
+        import torch
+    except ImportError as problem:
+        raise DataError(
+            f"device '{name}' needs torch: pip install 'fedsolve[torch]'. Without it, use the device cpu."
+        ) from problem
+    return torch
+
+
+@contextmanager
+def surroundings(device: torch.device) -> Iterator[None]:
+    """One torch thread while several clients train at once, and no kernel chosen by timing it."""
+    import torch
+
+    before = torch.get_num_threads()
+    if not several_threads():
+        torch.set_num_threads(1)
+    try:
+        if device.type == "cuda":
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+                yield
+        else:
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,138 @@
+"""The kernels in numpy and scipy: the default, whose bits depend on no device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, svd
+from scipy.linalg.lapack import dpocon
+
+from fedsolve.backends.activations import activate
+from fedsolve.backends.blas import add_gram
+from fedsolve.backends.kernels import Kernels
+from fedsolve.threads import blas_threads, several_threads
+
+Array = NDArray[Any]
+
+_EPS = float(np.finfo(np.float64).eps)
+_CHUNK_BYTES = 16 << 20
+_TRIANGLE_ROWS = 128
+
+
+class NumpyKernels(Kernels):
+    """Arrays are numpy's, in the host's memory."""
+
+    device = "cpu"
+
+    def array(self, values: Any, dtype: Any = None) -> Array:
+        return np.asarray(values, dtype=dtype)
+
+    def host(self, array: Array) -> Array:
+        return array
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
+        return np.empty(shape, dtype=dtype)
+
+    def copy(self, array: Array) -> Array:
+        return np.array(array, order="C")
+
+    def contiguous(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
+
+    def chunk_rows(self, width: int) -> int:
+        return max(256, min(8192, _CHUNK_BYTES // (8 * width)))
+
+    def budget(self, granted: int) -> int:
+        return granted
+
+    def threads(self, limit: int | None) -> AbstractContextManager[Any]:
+        return blas_threads(limit)
+
+    def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
+        return np.asarray(np.matmul(left, right, out=out))
+
+    def affine(self, rows: Array, weight: Array, bias: Array, out: Array | None = None) -> Array:
+        out = np.matmul(rows, weight, out=out)
+        out += bias
+        return out
+
+    def add_matmul(self, left: Array, right: Array, out: Array, scratch: Array | None = None) -> None:
+        out += np.matmul(left, right, out=scratch)
+
+    def gram(self, rows: Array, out: Array, accumulate: bool = False) -> None:
+        if several_threads():
+            # numpy and scipy may each bring a BLAS whose idle threads spin: used in turn, they take the cores
+            # from each other. numpy computes the large products, so it computes this one too.
+            self.cross(rows, rows, out, accumulate)
+        else:
+            add_gram(rows, out, accumulate)
+
+    def cross(
+        self, left: Array, right: Array, out: Array, accumulate: bool = False, scratch: Array | None = None
+    ) -> None:
+        if accumulate:
+            out += np.matmul(left.T, right, out=scratch)
+        else:
+            np.matmul(left.T, right, out=out)
+
+    def mirror(self, matrix: Array) -> Array:
+        for row in range(0, matrix.shape[0], _TRIANGLE_ROWS):
+            stop = min(row + _TRIANGLE_ROWS, matrix.shape[0])
+            matrix[stop:, row:stop] = matrix[row:stop, stop:].T
+            corner = matrix[row:stop, row:stop]
+            lower = np.tril_indices(stop - row, -1)
+            corner[lower] = corner.T[lower]
+        return matrix
+
+    def activate(self, name: str, values: Array) -> Array:
+        return activate(name, values)
+
+    def exp_distances(self, rows: Array, centres: Array, scale: float, out: Array | None = None) -> Array:
+        out = np.matmul(rows, centres.T, out=out)
+        out *= -2.0
+        out += np.sum(rows**2, axis=1)[:, None]
+        out += np.sum(centres**2, axis=1)
+        np.maximum(out, 0.0, out=out)
+        out *= -scale
+        return np.asarray(np.exp(out, out=out))
+
+    def one_hot(self, codes: Array, outputs: int, dtype: Any = np.float64) -> Array:
+        values = np.zeros((len(codes), outputs), dtype=dtype)
+        values[np.arange(len(codes)), codes] = 1.0
+        return values
+
+    def where(self, condition: Array, values: Array, otherwise: float) -> Array:
+        return np.where(condition, values, otherwise)
+
+    def beside(self, left: Array, right: Array) -> Array:
+        return np.hstack([left, right])
+
+    def add_diagonal(self, matrix: Array, number: float) -> None:
+        matrix.flat[:: len(matrix) + 1] += number
+
+    def is_finite(self, array: Array) -> bool:
+        # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool(np.isfinite(np.add.reduce(array, axis=None)))
+
+    def cholesky(self, system: Array, least: float = 0.0) -> Any | None:
+        norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))
+        try:
+            factor = cho_factor(system, lower=False, check_finite=False)
+        except LinAlgError:
+            return None
+        return factor if float(dpocon(factor[0], norm)[0]) >= len(system) * _EPS else None
+
+    def cholesky_solve(self, factor: Any, right: Array) -> Array:
+        return np.ascontiguousarray(cho_solve(factor, right, check_finite=False))
+
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
+        values, vectors = eigh(matrix, driver="evd", check_finite=False)
+        return values, vectors
+
+    def thin_svd(self, matrix: Array) -> tuple[Array, Array, Array]:
+        left, singular, right = svd(matrix, full_matrices=False, check_finite=False)
+        return left, singular, right

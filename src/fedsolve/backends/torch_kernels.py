@@ -1,0 +1,193 @@
+"""The kernels in torch, for the CPU and for CUDA: nothing but the device differs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import svd
+from scipy.linalg.lapack import dpocon
+
+from fedsolve.backends.activations import ACTIVATIONS
+from fedsolve.backends.kernels import Kernels
+from fedsolve.errors import DataError
+
+Tensor = Any
+"""Tensors stand where numpy's arrays are expected: see `kernels.Place`."""
+
+_EPS = float(np.finfo(np.float64).eps)
+_DEVICE_CHUNK = 1 << 30
+_HOST_CHUNK = 64 << 20
+_SHARE = 0.6
+"""Of the device's free memory, what clients may keep there; chunks and sums need the rest."""
+
+
+class TorchKernels(Kernels):
+    """Arrays are tensors of one device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._place = torch.device(device.removeprefix("torch:"))
+        self._cuda = self._place.type == "cuda"
+
+    def array(self, values: Any, dtype: Any = None) -> Tensor:
+        if not isinstance(values, torch.Tensor):
+            values = np.asarray(values)
+            if not values.flags.writeable or any(step < 0 for step in values.strides):
+                values = values.copy() if not self._cuda else np.ascontiguousarray(values)
+            values = _from_numpy(values)
+        return values.to(device=self._place, dtype=None if dtype is None else _type(dtype))
+
+    def host(self, array: Tensor) -> NDArray[Any]:
+        values: NDArray[Any] = array.detach().contiguous().cpu().numpy()
+        return values
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Tensor:
+        return torch.empty(shape, dtype=_type(dtype), device=self._place)
+
+    def copy(self, array: Tensor) -> Tensor:
+        return array.clone(memory_format=torch.contiguous_format)
+
+    def contiguous(self, array: Tensor) -> Tensor:
+        return array.contiguous()
+
+    def chunk_rows(self, width: int) -> int:
+        return max(1024, (_DEVICE_CHUNK if self._cuda else _HOST_CHUNK) // (8 * width))
+
+    def budget(self, granted: int) -> int:
+        if not self._cuda:
+            return granted
+        free, _ = torch.cuda.mem_get_info(self._place)
+        reserved = torch.cuda.memory_reserved(self._place) - torch.cuda.memory_allocated(self._place)
+        return int(_SHARE * (free + reserved))
+
+    def threads(self, limit: int | None) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.matmul(left, right, out=out)
+
+    def affine(self, rows: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.addmm(bias, rows, weight, out=out)
+
+    def add_matmul(self, left: Tensor, right: Tensor, out: Tensor, scratch: Tensor | None = None) -> None:
+        out.addmm_(left, right)
+
+    def gram(self, rows: Tensor, out: Tensor, accumulate: bool = False) -> None:
+        self.cross(rows, rows, out, accumulate)
+
+    def cross(
+        self,
+        left: Tensor,
+        right: Tensor,
+        out: Tensor,
+        accumulate: bool = False,
+        scratch: Tensor | None = None,
+    ) -> None:
+        if accumulate:
+            out.addmm_(left.T, right)
+        else:
+            torch.matmul(left.T, right, out=out)
+
+    def mirror(self, matrix: Tensor) -> Tensor:
+        return torch.triu(matrix) + torch.triu(matrix, 1).T
+
+    def activate(self, name: str, values: Tensor) -> Tensor:
+        if name not in ACTIVATIONS:
+            raise DataError(f"unknown activation '{name}'; choose one of {', '.join(ACTIVATIONS)}.")
+        if name == "gelu":
+            torch.ops.aten.gelu_(values, approximate="tanh")
+        elif name == "gelu_erf":
+            torch.ops.aten.gelu_(values)
+        elif name == "relu":
+            values.relu_()
+        elif name == "leaky_relu":
+            torch.nn.functional.leaky_relu_(values, 0.01)
+        elif name == "tanh":
+            values.tanh_()
+        elif name == "hardswish":
+            torch.nn.functional.hardswish(values, inplace=True)
+        elif name == "softshrink":
+            values -= values.clamp(-0.5, 0.5)
+        elif name == "sigmoid":
+            values.sigmoid_()
+        return values
+
+    def exp_distances(self, rows: Tensor, centres: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+        out = torch.matmul(rows, centres.T, out=out)
+        out *= -2.0
+        out += (rows**2).sum(dim=1)[:, None]
+        out += (centres**2).sum(dim=1)
+        return out.clamp_(min=0.0).mul_(-scale).exp_()
+
+    def one_hot(self, codes: Tensor, outputs: int, dtype: Any = np.float64) -> Tensor:
+        values = torch.zeros((len(codes), outputs), dtype=_type(dtype), device=self._place)
+        return values.scatter_(1, codes[:, None], 1.0)
+
+    def where(self, condition: Tensor, values: Tensor, otherwise: float) -> Tensor:
+        return torch.where(condition, values, otherwise)
+
+    def beside(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.hstack([left, right])
+
+    def add_diagonal(self, matrix: Tensor, number: float) -> None:
+        matrix.diagonal().add_(number)
+
+    def is_finite(self, array: Tensor) -> bool:
+        return bool(torch.isfinite(array.sum()))
+
+    def cholesky(self, system: Tensor, least: float = 0.0) -> Any | None:
+        width = len(system)
+        norm = float(system.abs().sum(dim=0).max()) if width else 0.0
+        factor, info = torch.linalg.cholesky_ex(system)
+        if int(info):
+            return None
+        # Eigenvalues of at least `least` bound the norm of the inverse; otherwise it must be estimated, which
+        # takes LAPACK's routine on the host.
+        if least < width**1.5 * _EPS * norm:
+            lower = np.asfortranarray(self.host(factor))
+            if float(dpocon(lower, norm, uplo="L")[0]) < width * _EPS:
+                return None
+        return factor
+
+    def cholesky_solve(self, factor: Any, right: Tensor) -> Tensor:
+        return torch.cholesky_solve(right, factor).contiguous()
+
+    def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(matrix)
+        return values, vectors
+
+    def thin_svd(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # Through a triangle of the shorter side, whose SVD is faster on the host than on a GPU: LAPACK's
+        # own way (gesdd) wherever the sides differ this much, so that signs are those of the other backends.
+        rows, columns = matrix.shape
+        if columns and rows >= columns * 11 // 6:
+            directions, triangle = torch.linalg.qr(matrix)
+            left, singular, right = self._host_svd(triangle)
+            return directions @ left, singular, right
+        if rows and columns >= rows * 11 // 6:
+            directions, triangle = torch.linalg.qr(matrix.T)
+            left, singular, right = self._host_svd(triangle.T)
+            return left, singular, right @ directions.T
+        return self._host_svd(matrix)
+
+    def _host_svd(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        left, singular, right = svd(self.host(matrix), full_matrices=False, check_finite=False)
+        return self.array(left), self.array(singular), self.array(right)
+
+
+def _type(dtype: Any) -> torch.dtype:
+    found: torch.dtype = getattr(torch, np.dtype(dtype).name)
+    return found
+
+
+def _from_numpy(values: NDArray[Any]) -> Tensor:
+    import warnings
+
+    with warnings.catch_warnings():
+        # Of arrays that may not be written: what is made of them here is not written either.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(values)

@@ -1,0 +1,248 @@
+"""A federation as files: three folders, and a script that carries requests and answers between them."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve import container
+from fedsolve.errors import ModelFileError
+from tests.command import document, fedsolve, refused
+
+pytest.importorskip("flwr")
+
+SITES = ("north", "south", "west")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 150)
+    return rng.normal(size=(150, 5)) + labels[:, None], labels
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, rows):
+    """The server's folder and one for each site: keys made where they belong, public ones exchanged."""
+    top = tmp_path_factory.mktemp("world")
+    features, labels = rows
+    document("keys", "init", "--host", "server.example", "--keys", top / "server/keys")
+    for number, name in enumerate(SITES):
+        keys = top / name / "keys"
+        document("keys", "client", name, "--keys", keys)
+        shutil.copy(top / "server/keys/ca.crt", keys / "ca.crt")
+        document("keys", "register", keys / f"clients/{name}.pub", "--keys", top / "server/keys")
+        with open(top / name / "rows.csv", "w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow([*"abcde", "kind"])
+            for row, label in zip(features[number::3].tolist(), labels[number::3].tolist(), strict=True):
+                writer.writerow([*map(repr, row), f"kind {label}"])
+    return top
+
+
+class Run:
+    """One run: its own state folders in the world."""
+
+    def __init__(self, world: Path, state: Path, *words: str) -> None:
+        self.world, self.state, self.words = world, state, words
+
+    def server(self, *answers: Path):
+        keys = self.world / "server/keys"
+        return ("exchange", *answers, "--keys", keys, "--state", self.state / "server", *self.words)
+
+    def site(self, name: str, request: str | Path, out: Path, data: Path | None = None):
+        folder = self.world / name
+        words = [
+            "answer",
+            request,
+            "--keys",
+            folder / "keys",
+            "--name",
+            name,
+            "--out",
+            out,
+            "--share-classes",
+        ]
+        data = folder / "rows.csv" if data is None else data
+        return (*words, "--state", self.state / name, "--data", data, "--label", "kind")
+
+    def answers(self, request: str, where: str) -> list[Path]:
+        (self.state / where).mkdir(parents=True)
+        files = [self.state / where / f"{name}.fst" for name in SITES]
+        for name, file in zip(SITES, files, strict=True):
+            document(*self.site(name, request, file))
+        return files
+
+    def to_the_end(self) -> dict:
+        reply, rounds = document(*self.server()), 0
+        while reply["status"] == "waiting":
+            assert reply["waiting_for"] == list(SITES)
+            rounds += 1
+            reply = document(*self.server(*self.answers(reply["request"], f"round {rounds}")))
+        return reply | {"rounds": rounds}
+
+
+METHODS = {
+    "afl": (("--method", "afl"), fs.AFL(), 2),
+    "deepafl": (
+        ("--method", "deepafl", "--layers", "2", "--width", "16"),
+        fs.DeepAFL(layers=2, width=16),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_model_is_that_of_the_local_engine(world, rows, tmp_path, name):
+    words, method, rounds = METHODS[name]
+    features, labels = rows
+    reply = Run(world, tmp_path, *words).to_the_end()
+    owners = np.arange(len(labels)) % 3
+    kinds = np.array([f"kind {label}" for label in labels])
+    federation = fs.LocalFederation.from_arrays(features, kinds, owners)
+    federation.prefers = "exchanges"  # as engines do that send files
+    expected = method.fit(federation).decision_function(features)
+    model = fs.load_model(reply["model"])
+    table = {column: features[:, number] for number, column in enumerate("abcde")}
+    np.testing.assert_allclose(model.undescribed().decision_function(features), expected, rtol=0, atol=1e-12)
+    assert model.schema is not None
+    assert [column.name for column in model.schema.columns] == list(table)
+    assert rounds is None or reply["rounds"] == rounds
+    assert reply["sites"] == list(SITES)
+    # Once more changes nothing.
+    assert document(*Run(world, tmp_path, *words).server())["model"] == reply["model"]
+
+
+def test_everything_may_be_done_twice(world, tmp_path):
+    run = Run(world, tmp_path, "--method", "afl")
+    first = document(*run.server())["request"]
+    assert document(*run.server())["request"] == first
+    answers = run.answers(first, "a")
+    again = run.answers(first, "b")
+    waiting = document(*run.server(answers[0]))
+    assert waiting["waiting_for"] == ["south", "west"]
+    assert document(*run.server(again[0]))["waiting_for"] == ["south", "west"]
+    second = document(*run.server(*answers, *again))
+    assert second["request"] != first
+    sums = run.answers(second["request"], "c")
+    document(*run.site("north", second["request"], tmp_path / "north again.fst"))
+    assert (tmp_path / "north again.fst").read_bytes() == sums[0].read_bytes()
+    assert document(*run.server(*sums))["status"] == "complete"
+
+
+@pytest.fixture
+def second_round(world, tmp_path):
+    """A run that waits for sums, its request, and the answers of all sites, not brought yet."""
+    run = Run(world, tmp_path / "run", "--method", "afl")
+    first = document(*run.server())["request"]
+    descriptions = run.answers(first, "descriptions")
+    request = document(*run.server(*descriptions))["request"]
+    return run, request, descriptions, run.answers(request, "sums")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_bad_answers_are_refused_by_name_and_nothing_is_lost(second_round, world, tmp_path):
+    run, request, _, sums = second_round
+    before = files(run.state / "server")
+    bad = tmp_path / "bad.fst"
+    good = sums[0].read_bytes()
+
+    def refuse(data: bytes, code: int, *fragments: str) -> None:
+        bad.write_bytes(data)
+        refused(fedsolve(*run.server(bad)), code, "bad.fst", *fragments)
+        assert files(run.state / "server") == before
+
+    for place in (0, 9, 40, len(good) // 2, len(good) - 1):
+        refuse(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :], 4, "damaged")
+    refuse(b"", 4, "damaged")
+    refuse(good[: len(good) // 2], 4, "damaged")
+    refuse(Path(request).read_bytes(), 4, "a site's answer (.fst) is needed")
+
+    arrays, note = container.from_bytes(good, what="", error=ModelFileError)
+    inner, about = container.from_bytes(arrays["body"].tobytes(), what="", error=ModelFileError)
+
+    def forged(inner=inner, **changes) -> bytes:
+        """Altered, with a new seal but the old signature."""
+        body = np.frombuffer(container.to_bytes(inner, {**about, **changes}), np.uint8)
+        return container.to_bytes({**arrays, "body": body}, note, sealed=True)
+
+    payload = inner["payload"].copy()
+    payload[-1] ^= 1
+    refuse(forged({"payload": payload}), 3, "not signed by the one it says it is from ('north')")
+    refuse(forged(sender="south"), 3, "not signed by the one it says it is from ('south')")
+    refuse(forged(sender="east"), 3, "'east', who is not registered")
+    refuse(forged(run="0" * 16), 3, "not signed")
+
+    other = Run(world, tmp_path / "other", "--method", "afl")
+    foreign = other.answers(document(*other.server())["request"], "descriptions")
+    refuse(foreign[0].read_bytes(), 3, "belongs to another run")
+
+    assert document(*run.server(*sums))["status"] == "complete"
+
+
+def test_a_second_and_other_answer_is_refused(second_round, world, tmp_path):
+    run, request, _, sums = second_round
+    assert document(*run.server(sums[0]))["waiting_for"] == ["south", "west"]
+    lines = (world / "north/rows.csv").read_text().splitlines()
+    (tmp_path / "fewer.csv").write_text("\n".join(lines[:-1]) + "\n")
+    out = tmp_path / "again.fst"
+    shutil.rmtree(run.state / "north")  # it lost its record, and answers with other rows
+    document(*run.site("north", request, out, data=tmp_path / "fewer.csv"))
+    refused(fedsolve(*run.server(out)), 3, "again.fst", "has answered", "and otherwise")
+    assert document(*run.server(*sums))["status"] == "complete"
+
+
+def test_a_site_refuses_what_is_not_from_its_server_or_not_for_it(second_round, world, tmp_path):
+    run, request, _, _ = second_round
+    out = tmp_path / "no.fst"
+    data = Path(request).read_bytes()
+    arrays, note = container.from_bytes(data, what="", error=ModelFileError)
+    inner, about = container.from_bytes(arrays["body"].tobytes(), what="", error=ModelFileError)
+    forged = tmp_path / "forged.fsq"
+
+    def forge(**changes) -> None:
+        body = np.frombuffer(container.to_bytes(inner, {**about, **changes}), np.uint8)
+        forged.write_bytes(container.to_bytes({**arrays, "body": body}, note, sealed=True))
+
+    forge(run="0" * 16)
+    refused(fedsolve(*run.site("north", forged, out)), 3, "forged.fsq", "not signed")
+    document("keys", "init", "--host", "evil.example", "--keys", tmp_path / "evil")
+    forge(certificate=(tmp_path / "evil/server.pem").read_text())
+    refused(fedsolve(*run.site("north", forged, out)), 3, "forged.fsq", "not signed")
+    forged.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    refused(fedsolve(*run.site("north", forged, out)), 4, "forged.fsq", "damaged")
+    document("keys", "client", "east", "--keys", world / "north/keys")
+    east = run.site("east", request, out, data=world / "north/rows.csv")
+    words = [world / "north/keys" if word == world / "east/keys" else word for word in east]
+    refused(fedsolve(*words), 2, "is for north, south, west, not for 'east'")
+    # Rows that changed since the site took part.
+    lines = (world / "north/rows.csv").read_text().splitlines()
+    (tmp_path / "fewer.csv").write_text("\n".join(lines[:-1]) + "\n")
+    for kept in (run.state / "north/answered").iterdir():
+        kept.unlink()
+    result = fedsolve(*run.site("north", request, out, data=tmp_path / "fewer.csv"))
+    assert result.exit_code == 2
+    assert "the rows of 'north' are not those" in result.stderr
+    assert not out.exists()
+
+
+def test_a_site_that_does_not_fit_may_describe_itself_anew(world, tmp_path):
+    run = Run(world, tmp_path, "--method", "afl")
+    first = document(*run.server())["request"]
+    answers = run.answers(first, "a")
+    lines = (world / "north/rows.csv").read_text().splitlines()
+    (tmp_path / "other.csv").write_text("\n".join([lines[0].replace("a,b", "b,a"), *lines[1:]]) + "\n")
+    wrong = tmp_path / "wrong.fst"
+    document(*run.site("north", first, wrong, data=tmp_path / "other.csv"))
+    result = fedsolve(*run.server(wrong, *answers[1:]))
+    assert result.exit_code == 3
+    assert "'north'" in result.stderr
+    assert document(*run.server(answers[0]))["status"] == "waiting"
