@@ -13,6 +13,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.participant import Participant
+from fedsolve.federation.parts import Part
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 from tests.command import fedsolve
@@ -94,6 +95,24 @@ def test_limits_of_a_run_and_the_pinned_opening(tmp_path: Path) -> None:
     other.run = fs.AFL(ridge=3.0).start(other.federation.describe())
     with pytest.raises(fs.TermError, match="opening of this run"):
         other.masked("client-0", 1, other.names)
+
+
+def test_parts_of_rows_are_large_and_do_not_lie_within_each_other() -> None:
+    policy = SitePolicy(fewest_rows=2, changing=True)
+    sites = Sites(policy=policy)
+
+    def asked_about(part: Part) -> Any:
+        original = Sites.request(sites, 0)
+        sites.request = lambda step=0: dataclasses.replace(original, note={**original.note, **part.note()})  # type: ignore[method-assign]
+        return lambda slot: sites.masked("client-0", slot, sites.names)
+
+    asked_about(Part("training", 0.5))(0)
+    asked_about(Part("held out", 0.5))(1)
+    asked_about(Part("held out", 0.4, key=1))(2)
+    with pytest.raises(fs.TermError, match="would show the rows between"):
+        asked_about(Part("held out", 0.51))(3)
+    with pytest.raises(fs.DataError, match=r"a part of \d of this site's 10 rows"):
+        asked_about(Part("held out", 0.001, key=2))(4)
 
 
 def test_a_policy_is_read_from_a_file(tmp_path: Path) -> None:

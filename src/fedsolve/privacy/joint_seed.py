@@ -11,13 +11,20 @@ sites allow few attempts: whoever shows last could otherwise choose among seeds.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import canonical_json, from_bytes, read, to_bytes, write_atomically
+from fedsolve.container import (
+    canonical_json,
+    from_bytes,
+    from_sealed_json,
+    read,
+    sealed_json,
+    to_bytes,
+    write_atomically,
+)
 from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import CarriesLetters
@@ -63,12 +70,9 @@ class SeedBook:
         self._path = None if folder is None else folder / "seeds.json"
         self._entries: dict[str, dict[str, Any]] = {}
         if self._path is not None and self._path.exists():
-            try:
-                self._entries = dict(json.loads(read(self._path)))
-            except ValueError as problem:
-                raise ModelFileError(
-                    f"{self._path} is damaged ({problem}); this site must sit out."
-                ) from problem
+            self._entries = from_sealed_json(
+                read(self._path), what=str(self._path), error=ModelFileError, remedy="Put a copy of it back."
+            )
 
     def entry(self, run: str, attempt: int) -> dict[str, Any] | None:
         """What is known of an attempt; None before its commitment."""
@@ -86,7 +90,7 @@ class SeedBook:
     def enter(self, run: str, attempt: int, entry: Mapping[str, Any]) -> None:
         self._entries[f"{run}/{attempt}"] = dict(entry)
         if self._path is not None:
-            write_atomically(self._path, canonical_json(self._entries).encode(), private=True)
+            write_atomically(self._path, sealed_json(self._entries), private=True)
 
     def check(self, opening: Mapping[str, Any]) -> None:
         """Refuse an opening whose seed this site did not draw together with the others, for this very run."""

@@ -43,6 +43,7 @@ class Ledger:
         self._used: dict[str, tuple[str, str]] = {}
         self._sizes: dict[str, int] = {}
         self._pinned: dict[str, str] = {}
+        self._splits: dict[str, float] = {}
         self._masked: tuple[str, bytes] | None = None
         self._runs: dict[str, str] = {}
         self._rows: dict[str, Array] = {}
@@ -119,6 +120,21 @@ class Ledger:
         if slot not in self._used:
             raise TermError(f"slot {slot} has not been used by this client.")
         return self._used[slot][0]
+
+    def split(self, run: str, key: str, share: float) -> None:
+        """Enter that a run asks about a part of its rows; of one key a second share is refused.
+
+        Parts of one key lie within each other: totals of two of them would show the few rows between.
+        """
+        name = f"{self._runs.get(run, run)}/{key}"
+        if name not in self._splits:
+            self._append({"split": [name, share]})
+            self._splits[name] = share
+        elif self._splits[name] != share:
+            raise TermError(
+                f"these rows have been divided with the key {key} and a share of {self._splits[name]:g} held "
+                f"out; {share:g} too would show the rows between. Choose another key."
+            )
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -260,6 +276,9 @@ class Ledger:
         if "used" in entry:
             slot, request, question, size = entry["used"]
             self._used[slot], self._sizes[slot] = (request, question), size
+        elif "split" in entry:
+            name, share = entry["split"]
+            self._splits[name] = share
         elif "pinned" in entry:
             run, opening = entry["pinned"]
             self._pinned[run] = opening

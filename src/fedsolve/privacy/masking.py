@@ -302,7 +302,7 @@ class Client:
             "cohorts": [[slot, digest, list(names)] for slot, (digest, names) in self._cohorts.items()],
             "opened": [[slot, digest] for slot, (digest, _) in self._opened.items()],
         }
-        return to_bytes(arrays, {"secure_client": 1, "setup": self.setup.note(), **note})
+        return to_bytes(arrays, {"secure_client": 1, "setup": self.setup.note(), **note}, sealed=True)
 
     @classmethod
     def load(

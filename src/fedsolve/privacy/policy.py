@@ -28,6 +28,7 @@ from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request
+from fedsolve.federation.parts import part_of
 from fedsolve.labels import labels_from_note
 
 _MATRICES = 4
@@ -98,6 +99,14 @@ class SitePolicy:
                     f"asks for {self.fewest_rows_per_class} (fewest_rows_per_class)."
                 )
 
+    def check_part(self, rows: int, all_rows: int) -> None:
+        """Refuse a question about few rows, or about all but few."""
+        if min(rows, all_rows - rows) < self.fewest_rows:
+            raise DataError(
+                f"asked about a part of {rows} of this site's {all_rows} rows; its policy asks for "
+                f"{self.fewest_rows} in it and outside of it (fewest_rows)."
+            )
+
     def check_opening(self, opening: Mapping[str, Any]) -> None:
         """Refuse a method, its parameters, or a width that this site does not agree to."""
         key, parameters = str(opening["method"]), dict(opening["parameters"])
@@ -156,6 +165,9 @@ class PolicyGuard:
         """Refuse a request, by name, that the policy forbids."""
         policy = self.policy
         policy.check_rows(data)
+        part = part_of(request, chain)
+        if part is not None:
+            policy.check_part(len(part.of(data)), len(data))
         policy.check_arrays(request.arrays, f"the request '{request.kind}'")
         if request.position:
             for place, block in enumerate(chain.blocks):

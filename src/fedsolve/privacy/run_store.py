@@ -11,18 +11,26 @@ Without a folder nothing is kept; a run that stops then begins anew.
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import canonical_json, from_bytes, read, to_bytes, write_atomically
+from fedsolve.container import (
+    from_bytes,
+    from_sealed_json,
+    read,
+    sealed_json,
+    to_bytes,
+    write_atomically,
+)
 from fedsolve.errors import ModelFileError, TermError
 from fedsolve.privacy.notes import Setup, as_array, octets
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.unmasking import Server
+
+_ANEW = "Put a copy of it back, or start a new run in another folder."
 
 
 @dataclass(frozen=True)
@@ -87,14 +95,14 @@ class RunStore:
 
     def keep(self, course: Course) -> None:
         """Write down where the run is."""
-        self._write("course.json", canonical_json(course.note()).encode())
+        self._write("course.json", sealed_json(course.note()))
 
     def keep_setup(self, setup: Setup, keys: dict[str, bytes], shares: dict[str, bytes]) -> None:
         """Write down what the members sent in a setup."""
         parts = {"keys": keys, "shares": shares}
         arrays = {f"{k}.{name}": as_array(sent) for k, notes in parts.items() for name, sent in notes.items()}
         note = {"setup": setup.note(), **{kind: list(notes) for kind, notes in parts.items()}}
-        self._write("setup.safetensors", to_bytes(arrays, note))
+        self._write("setup.safetensors", to_bytes(arrays, note, sealed=True))
 
     def server(self, run: str, epoch: int) -> Server | None:
         """The server of the setup that was written down; None where that of this epoch was not completed."""
@@ -116,7 +124,7 @@ class RunStore:
     def keep_sum(self, slot: str, masked: RingVector, survivors: tuple[str, ...]) -> None:
         """Write down a sum of masked terms before anybody has to open it."""
         note = {"slot": slot, "wide": masked.wide, "survivors": list(survivors)}
-        self._write("masked.safetensors", to_bytes({"limbs": masked.limbs}, note))
+        self._write("masked.safetensors", to_bytes({"limbs": masked.limbs}, note, sealed=True))
 
     def sum(self, slot: str) -> tuple[RingVector, tuple[str, ...]] | None:
         """The sum of masked terms in this slot and whose they are, if it was written down."""
@@ -128,14 +136,14 @@ class RunStore:
 
     def keep_seed(self, note: dict[str, Any]) -> None:
         """Write down where the drawing of a seed is."""
-        self._write("seed.json", canonical_json(note).encode())
+        self._write("seed.json", sealed_json(note))
 
     def seed(self, about: str) -> dict[str, Any] | None:
         """What was written down of a seed for this."""
         path = None if self._folder is None else self._folder / "seed.json"
         if path is None or not path.exists():
             return None
-        note: dict[str, Any] = json.loads(read(path))
+        note = from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
         return note if note.get("about") == about else None
 
     # -- files -------------------------------------------------------------------------------------
@@ -155,8 +163,9 @@ class RunStore:
         if not path.exists():
             return None
         try:
-            return Course.from_note(json.loads(read(path)))
+            note = from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
+            return Course.from_note(note)
         except (KeyError, TypeError, ValueError, TermError) as problem:
             raise ModelFileError(
-                f"{path} is damaged ({type(problem).__name__}: {problem}). Start a new run in another folder."
+                f"{path} is damaged ({type(problem).__name__}: {problem}). {_ANEW}"
             ) from problem

@@ -27,6 +27,7 @@ from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.parts import part_of
 from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
@@ -217,6 +218,9 @@ class SecureClient:
             if self._guard.policy.joint_seed:
                 self.seeds.book.check(chain.blocks[0].note["opening"])
         self._guard.check(request, chain, data)
+        part = part_of(request, chain)
+        if part is not None and self._client is not None:
+            self.ledger.split(self._client.setup.run, repr(part.key), part.share)
 
     def _open(self, client: Client, note: Mapping[str, Any]) -> bytes:
         slot, survivors, dropped = _slot(note), listed(note, "survivors"), listed(note, "dropped")
