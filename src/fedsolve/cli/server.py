@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.method_options import MethodCommand, chosen_method, method_option
+from fedsolve.cli.method_options import MethodCommand, chosen_method, is_given, method_option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
@@ -305,8 +304,7 @@ def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]
             "part; for fewer give --plain, here and at the sites",
             ctx,
         )
-    chosen = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
-    if ctx.get_parameter_source("seed") in chosen:
+    if is_given(ctx, "seed"):
         raise click.UsageError("in secure sums the sites draw the seed together; leave --seed out", ctx)
     inner = method.method if isinstance(method, Described) else method
     if inner.gathers:
