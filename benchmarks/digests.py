@@ -402,7 +402,7 @@ class Sites:
         folder = self.folder / title
         folder.mkdir()
         address = f"127.0.0.1:{free_port()}"
-        safety = ("--keys", self.keys()) if secure else ("--insecure",)
+        safety = ("--plain", "--keys", self.keys()) if secure else ("--plain", "--insecure")
         out = folder / "model.safetensors"
         with ExitStack() as stack:
             start = partial(self._started, stack, folder)

@@ -57,8 +57,30 @@ def measure(
         for limbs in (1, 2):
             progress(f"a sum over {count} clients in {'one limb' if limbs == 1 else 'two limbs'}")
             result["sums"].append(sum_seconds(width, classes, count, limbs, slots))
+    result["uploads"] = uploads()
     result["other_work"] = others.share()
     return result
+
+
+def uploads(layers: tuple[int, ...] = (5, 20), clients: int = 4) -> dict[str, float]:
+    """Bytes that clients of DeepAFL send in secure sums, as a multiple of those in the open, by plan."""
+    import fedsolve as fs
+    from fedsolve.privacy import SecureFederation
+
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 100 * clients)
+    rows = rng.standard_normal((len(labels), 32))
+    federation = fs.LocalFederation.from_arrays(rows, labels, np.arange(len(labels)) % clients)
+    found = {}
+    for plan in ("single", "textbook", "lean"):
+        for count in layers:
+            method = fs.DeepAFL(layers=count, width=64, exchange=plan)
+            plain, secure = (
+                sum(record.bytes_up for record in method.fit(over).history)
+                for over in (federation, SecureFederation(federation))
+            )
+            found[f"{plan}, {count} layers"] = secure / plain
+    return found
 
 
 def mask_rates(mebibytes: int = 16, masks: int = 20, repeats: int = 5) -> dict[str, float]:
@@ -224,5 +246,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
         f"The setup is of {result['slots']} slots, for one client, without signatures: "
         f"{1e3 * seconds['verify']:.2f} ms to verify one, {1e3 * seconds['sign']:.2f} ms to sign."
     )
+    ratios = ", ".join(f"{ratio:.2f} ({name})" for name, ratio in result["uploads"].items())
+    console.print(f"DeepAFL sends in secure sums, as a multiple of plain ones: {ratios}.")
     if result["other_work"] is not None:
         console.print(f"Other processes took {result['other_work']:.0%} of the machine.")

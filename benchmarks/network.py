@@ -44,6 +44,7 @@ def federation(nodes: int, rows: int, features: int, secure: bool) -> Iterator[t
             labels = np.arange(rows) % CLASSES
             np.savez(folder / f"site-{number}.npz", x=rng.standard_normal((rows, features)), y=labels)
             words = ["client", "--server", address, "--name", f"site-{number}"]
+            words += ["--plain"]
             words += ["--insecure"] if keys is None else ["--keys", str(keys)]
             words += [
                 "--data",

@@ -76,7 +76,7 @@ def agreement(folder: Path):
     from fedsolve.network.running import State
 
     class Agreed:
-        expected, run, columns, schema = 3, "a1b2", ["age", "weight"], None
+        expected, run, columns, schema, sites = 3, "a1b2", ["age", "weight"], None, ["north", "south"]
 
     state = State(folder)
     state.agree(Spec(6, np.array(["no", "yes"]), 2, "bytes"), Agreed())  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def agreement(folder: Path):
 
     def read():
         spec, again = State(folder).agreed(), State(folder)
-        notes = [again.noted(name) for name in ("run", "columns", "clients", "schema")]
+        notes = [again.noted(name) for name in ("run", "columns", "clients", "schema", "sites")]
         return repr((spec.features, spec.classes.tolist(), spec.outputs, notes))
 
     return [folder / "agreement.json"], read

@@ -161,14 +161,25 @@ def test_sites_run_a_method_only_if_they_allowed_it(
             return stack.enter_context(running(line, outside / f"{log}.log", home=outside))
 
         server = start(
-            *("server", "server", "--listen", address, "--insecure", "--clients", "2", "--classes", "0,1,2"),
+            *(
+                "server",
+                "server",
+                "--listen",
+                address,
+                "--insecure",
+                "--plain",
+                "--clients",
+                "2",
+                "--classes",
+                "0,1,2",
+            ),
             *("--patience", "120", "--state", "state", "--out", "model.safetensors", "--method", name),
         )
         for place, site in enumerate(("north", "south")):
             rows = slice(30 * place, 30 * place + 30)
             np.savez(outside / f"{site}.npz", x=features[rows], y=labels[rows])
             start(
-                *(site, "client", "--server", address, "--insecure", "--name", site, "--once"),
+                *(site, "client", "--server", address, "--insecure", "--plain", "--name", site, "--once"),
                 *("--data", f"{site}.npz", "--state", f"state-{site}", *leave),
             )
         code = server.wait(timeout=180)

@@ -48,13 +48,14 @@ class Nodes:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     servers: dict[str, str] = field(default_factory=dict)
 
-    def start(self, server: str, *names: str) -> None:
+    def start(self, server: str, *names: str, secure: bool = False) -> None:
         """`fedsolve client` for each of these sites, unless it runs already."""
         for name in names:
             if name in self.processes and self.servers[name] != server:
                 self.stop(name)
             if name not in self.processes or self.processes[name].poll() is not None:
                 words = ["client", "--server", server, "--keys", str(self.keys.folder), "--name", name]
+                words += [] if secure else ["--plain"]
                 words += ["--data", str(self._data(name)), "--state", str(self.state(name))]
                 self._run(name, server, [sys.executable, "-m", "fedsolve", *words])
 

@@ -47,7 +47,7 @@ def test_the_folder_of_keys_may_come_from_the_environment(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSOLVE_KEYS", str(tmp_path / "elsewhere"))
-    for words in (("server", "--clients", "1"), (*CLIENT, "--data", data)):
+    for words in (("server", "--clients", "3"), (*CLIENT, "--data", data)):
         found = fedsolve(*words)
         assert found.exit_code == 4
         assert "elsewhere" in found.stderr
@@ -62,7 +62,7 @@ def test_a_client_checks_the_address_first(address: str, data: Path) -> None:
 
 
 def test_state_folders_and_what_was_sent_are_for_their_owner(data: Path) -> None:
-    assert fedsolve("server", "--clients", "1").exit_code == 4
+    assert fedsolve("server", "--clients", "3").exit_code == 4
     assert fedsolve(*CLIENT, "--data", data).exit_code == 4
     for folder in ("fedsolve-server", "fedsolve-client-north"):
         assert stat.S_IMODE((data.parent / folder).stat().st_mode) == 0o700
@@ -81,7 +81,7 @@ def test_a_client_allows_what_it_was_told_to(
     seen: list[Any] = []
     monkeypatch.setattr(FleetNode, "serve", lambda node: seen.append(node._answerer._networks))
     words = [word for name in allowed for word in ("--allow-network", name)]
-    found = fedsolve(*CLIENT, "--insecure", "--data", data, *words)
+    found = fedsolve(*CLIENT, "--insecure", "--plain", "--data", data, *words)
     assert found.exit_code == 0, found.stderr
     assert seen == [frozenset(allowed)]
 

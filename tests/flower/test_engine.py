@@ -315,7 +315,7 @@ def test_an_answer_that_cannot_be_put_together_is_refused_by_name(sites):
 
 
 def test_a_site_whose_answers_never_come_is_given_up(sites, monkeypatch):
-    monkeypatch.setattr("fedsolve.network.exchange._LOST", 2)
+    monkeypatch.setattr("fedsolve.network.questions._LOST", 2)
     link = Describing(answerers(sites))
     link.damaged = Reply({}, failure="it stopped in the middle of its answer", absent=True)
     model = fs.AFL(ridge=0.1).fit(federate(link, missing="continue", min_clients=3, grace=60.0))

@@ -197,7 +197,17 @@ def test_the_doctor_checks_a_site_against_the_schema(paths, tmp_path):
 )
 def test_a_client_says_what_a_schema_says_already(paths, tmp_path, words, message):
     write_schema(SCHEMA, tmp_path / "schema.toml")
-    line = ["client", "--insecure", "--server", "127.0.0.1:9", "--name", "north", "--data", str(paths[0])]
+    line = [
+        "client",
+        "--insecure",
+        "--plain",
+        "--server",
+        "127.0.0.1:9",
+        "--name",
+        "north",
+        "--data",
+        str(paths[0]),
+    ]
     line += ["--schema", str(tmp_path / "schema.toml"), "--state", str(tmp_path / "state"), *words]
     done = run(*line)
     assert done.exit_code == 2
@@ -206,7 +216,7 @@ def test_a_client_says_what_a_schema_says_already(paths, tmp_path, words, messag
 
 def test_classes_beside_a_schema_must_be_its_own(tmp_path):
     write_schema(SCHEMA, tmp_path / "schema.toml")
-    line = ["server", "--insecure", "--clients", "2", "--schema", str(tmp_path / "schema.toml")]
+    line = ["server", "--insecure", "--plain", "--clients", "2", "--schema", str(tmp_path / "schema.toml")]
     done = run(*line, "--classes", "yes,maybe", "--state", str(tmp_path / "state"))
     assert (done.exit_code, "leave --classes out" in done.stderr) == (2, True)
     assert not (tmp_path / "state").exists()
@@ -219,13 +229,32 @@ def test_processes_train_by_a_schema_and_one_without_it_is_refused(paths, tmp_pa
     schema = tmp_path / "schema.toml"
     write_schema(SCHEMA, schema)
     line = fedsolve(
-        "server", "--insecure", "--listen", address, "--clients", 2, "--schema", schema, "--evaluate"
+        "server",
+        "--insecure",
+        "--plain",
+        "--listen",
+        address,
+        "--clients",
+        2,
+        "--schema",
+        schema,
+        "--evaluate",
     )
     line += ["--method", "afl", "--ridge", "0.1", "--state", str(tmp_path / "state"), "--out", str(out)]
     line += ["--patience", "60"]
 
     def client(name: str, *words: object) -> list[str]:
-        where = ["--insecure", "--server", address, "--name", name, "--once", "--state", tmp_path / name]
+        where = [
+            "--insecure",
+            "--plain",
+            "--server",
+            address,
+            "--name",
+            name,
+            "--once",
+            "--state",
+            tmp_path / name,
+        ]
         return fedsolve("client", *where, *words)
 
     numbers = tmp_path / "numbers.csv"

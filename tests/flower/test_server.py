@@ -57,6 +57,7 @@ def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, 
     nodes.start_slow(address, NAMES[3], exchange=1, seconds=1.0)
     line = fedsolve("server", "--listen", address, "--keys", keys.folder, "--clients", 4, "--state", state)
     line += [
+        "--plain",
         "--classes",
         LIST,
         "--layers",
@@ -96,9 +97,9 @@ def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, 
 def test_a_trial_without_keys_from_a_configuration(sites: Sites, tmp_path):
     address = f"127.0.0.1:{free_port()}"
     (tmp_path / "federation.toml").write_text(
-        f'[server]\nlisten = "{address}"\ninsecure = true\nclients = 2\nmethod = "afl"\nridge = 0.1\n'
-        f'classes = {CLASSES}\nstate = "{tmp_path / "state"}"\nevaluate = true\n'
-        f'[client]\nserver = "{address}"\ninsecure = true\nonce = true\n'
+        f'[server]\nlisten = "{address}"\ninsecure = true\nplain = true\nclients = 2\nmethod = "afl"\n'
+        f'ridge = 0.1\nclasses = {CLASSES}\nstate = "{tmp_path / "state"}"\nevaluate = true\n'
+        f'[client]\nserver = "{address}"\ninsecure = true\nplain = true\nonce = true\n'
     )
     pair, config = NAMES[:2], ("--config", tmp_path / "federation.toml")
     sitting = []
@@ -139,6 +140,7 @@ def test_a_site_without_a_server_says_so_and_stops_when_told(sites: Sites, tmp_p
     log = tmp_path / "log"
     words = (
         "--insecure",
+        "--plain",
         "--server",
         f"127.0.0.1:{free_port()}",
         "--name",
@@ -233,8 +235,13 @@ def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeyp
     ("words", "code", "message"),
     [
         (("server", "--clients", 2, "--insecure", "--keys", "k"), 2, "--insecure uses no keys"),
-        (("server", "--clients", 2, "--keys", "nowhere"), 4, "fedsolve keys"),
+        (("server", "--clients", 3, "--keys", "nowhere"), 4, "fedsolve keys"),
         (("server", "--clients", 2, "--insecure", "--classes", "a"), 2, "Give two at least"),
+        (("server", "--clients", 3, "--insecure"), 2, "with --insecure give --plain too"),
+        (("server", "--clients", 2), 2, "a secure sum takes 3 sites at least"),
+        (("server", "--clients", 3, "--seed", 7), 2, "the sites draw the seed together"),
+        (("server", "--clients", 3, "--method", "fedgen"), 2, "method 'fedgen' gathers"),
+        (("client", "--server", "h:1", "--name", "n", "--data", "x", "--insecure"), 2, "give --plain too"),
         (("client", "--server", "h:1", "--name", "n", "--data", "x.npz"), 4, "ca.crt"),
         (("server", "--config", "absent.toml"), 2, "cannot read absent.toml"),
     ],

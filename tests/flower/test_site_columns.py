@@ -106,7 +106,7 @@ def test_a_client_sends_the_names_of_a_table_by_its_address(tmp_path, monkeypatc
         raise Stopped
 
     monkeypatch.setattr("fedsolve.network.answering.Answerer", answerer)
-    line = ["client", "--insecure", "--server", "127.0.0.1:9", "--name", "north"]
+    line = ["client", "--insecure", "--plain", "--server", "127.0.0.1:9", "--name", "north"]
     run(*line, "--data", f"csv:{path}?label=ill", "--state", str(tmp_path / "state"))
     assert sent == list(NAMES)
 
@@ -206,13 +206,15 @@ def test_a_column_of_another_type_is_refused_at_the_site(tmp_path):
 @pytest.mark.slow
 def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
     address, log = f"127.0.0.1:{free_port()}", tmp_path / "server.log"
-    line = fedsolve("server", "--insecure", "--listen", address, "--clients", 2, "--classes", "0,1")
+    line = fedsolve(
+        "server", "--insecure", "--plain", "--listen", address, "--clients", 2, "--classes", "0,1"
+    )
     line += ["--method", "afl", "--state", str(tmp_path / "state"), "--patience", "300"]
     write(tmp_path / "north.csv")
     write(tmp_path / "south.csv", NAMES[::-1], 1)
 
     def client(name: str) -> list[str]:
-        words = ["client", "--insecure", "--server", address, "--name", name, "--label", "ill"]
+        words = ["client", "--insecure", "--plain", "--server", address, "--name", name, "--label", "ill"]
         words += ["--data", tmp_path / f"{name}.csv", "--state", tmp_path / name]
         return fedsolve(*words)
 

@@ -76,6 +76,33 @@ def test_another_authority_does_not_vouch_for_it(held: Keys, tmp_path: Path) -> 
         shake_hands(held, HOSTS[0], other.authority)
 
 
+def test_a_site_keeps_a_roster_of_its_own(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("north", "south", "west")}
+    public = {}
+    for name, folder in folders.items():
+        assert fedsolve("keys", "client", name, "--keys", folder).exit_code == 0
+        public[name] = Keys(folder).client_public_key(name)
+    north = Keys(folders["north"])
+    with pytest.raises(ModelFileError, match=r"knows 0 other site.*fedsolve keys roster"):
+        security.believed_keys(north, "north")
+    told = document("keys", "roster", public["south"], public["west"], "--keys", north.folder)
+    assert [site["site"] for site in told["sites"]] == ["south", "west"]
+    assert told["sites"][0]["fingerprint"] == security.own_site(Keys(folders["south"]), "south").fingerprint
+    assert sorted(security.believed_keys(north, "north")) == ["north", "south", "west"]
+    # Another key under a known name is not taken, nor one for the site's own name.
+    assert fedsolve("keys", "client", "south", "--keys", tmp_path / "thief").exit_code == 0
+    stolen = Keys(tmp_path / "thief").client_public_key("south")
+    found = fedsolve("keys", "roster", stolen, "--keys", north.folder)
+    assert (found.exit_code, "roster --remove south" in " ".join(found.stderr.split())) == (2, True)
+    document("keys", "roster", "--remove", "south", "--keys", north.folder)
+    with pytest.raises(ModelFileError, match="knows 1 other site"):
+        security.believed_keys(north, "north")
+    assert fedsolve("keys", "client", "north", "--keys", tmp_path / "thief").exit_code == 0
+    security.know(north, Keys(tmp_path / "thief").client_public_key("north"))
+    with pytest.raises(ModelFileError, match="has another key for 'north'"):
+        security.believed_keys(north, "north")
+
+
 def test_private_keys_are_for_their_owner_only(tmp_path: Path) -> None:
     keys = Keys(tmp_path / "keys")
     before = os.umask(0)

@@ -27,7 +27,7 @@ def serving(keys: Keys, folder: Path) -> Iterator[tuple[str, str, subprocess.Pop
     listen = f"127.0.0.1:{free_ports(1)[0]}"
     state = folder / "state"
     words = [program("fedsolve"), "server", "--listen", listen, "--keys", str(keys.folder)]
-    words += ["--clients", "2", "--classes", "0,1", "--state", str(state)]
+    words += ["--plain", "--clients", "2", "--classes", "0,1", "--state", str(state)]
     ready = answers(f"https://{listen}/healthz", keys.authority)
     with running(words, folder / "server.log", ready) as process:
         log = (state / "superlink" / "superlink.log").read_text()

@@ -23,11 +23,23 @@ def test_the_page_works_as_written(tmp_path: Path) -> None:
         ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     )
     report = json.loads((server.folder / "fedsolve-server" / "report.json").read_text())
-    assert report
+    assert all(record["error_bounds"] for record in report["history"])
+    assert "SECURE SUMS: this server sees totals" in server.said()
     for site in tutorial.SITES:
         said = machines[site].said()
         assert re.search(r"control interface +not reachable from here", said)
         assert f"the server knows this site as {site}" in said
+        assert "SECURE SUMS: what this site sends is masked" in said
+        sent = [
+            json.loads(line)
+            for line in (machines[site].folder / f"fedsolve-client-{site}" / "sent.jsonl")
+            .read_text()
+            .splitlines()
+        ]
+        masked = [entry for entry in sent if entry["text"].startswith("sent the masked answer")]
+        assert [entry["about"]["cohort"] for entry in masked] == [sorted(tutorial.SITES)] * len(masked)
+        opening = masked[0]["about"]["asked"]["blocks"][0]["note"]["opening"]
+        assert (opening["method"], opening["parameters"]["layers"]) == ("deepafl", 3)
         assert (machines[site].folder / f"fedsolve-client-{site}" / "sent.jsonl").exists()
         accuracy = re.search(r"accuracy\D+([\d.]+) %", said)
         assert accuracy is not None, said[-2000:]

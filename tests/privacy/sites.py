@@ -13,9 +13,17 @@ from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Request, Term
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.notes import Setup, least_threshold
+from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.secure_client import SecureClient, context_of, letter
+from fedsolve.privacy.rules import Opening
+from fedsolve.privacy.secure_client import (
+    SecureClient,
+    context_of,
+    letter,
+    opened_note,
+    request_digest,
+)
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
 from .setups import repeatable, sign_as, verify
@@ -35,12 +43,16 @@ class Sites:
         threshold: int | None = None,
         ledgers: Iterable[Ledger] | None = None,
         scale: float = 1.0,
+        policy: SitePolicy | None = None,
+        run: str = "run",
+        more: int = 0,
     ) -> None:
-        """scale: of the rows; the sites' secrets do not depend on it."""
+        """scale: of the rows; the sites' secrets do not depend on it. more: rows added at the last site."""
         rng = np.random.default_rng(0)
-        features = scale * rng.standard_normal((clients * ROWS, WIDTH))
+        features = scale * rng.standard_normal((clients * ROWS + more, WIDTH))
         labels = np.arange(len(features)) % CLASSES
-        self.federation = fs.LocalFederation.from_arrays(features, labels, np.arange(len(labels)) // ROWS)
+        owners = np.minimum(np.arange(len(labels)) // ROWS, clients - 1)
+        self.federation = fs.LocalFederation.from_arrays(features, labels, owners)
         self.names = self.federation.clients
         self.run = fs.AFL().start(self.federation.describe())
         kept = [Ledger() for _ in self.names] if ledgers is None else list(ledgers)
@@ -51,16 +63,19 @@ class Sites:
                 verify,
                 colluders=colluders,
                 changing=changing,
+                policy=policy,
                 ledger=own,
                 random=repeatable(p.name),
             )
             for p, own in zip(self.federation.participants, kept, strict=True)
         }
         chosen = least_threshold(clients, colluders) if threshold is None else threshold
-        self.setup = Setup("run", 0, 6, chosen)
+        self.setup = Setup(run, 0, 6, chosen)
         self.server = Server(self.setup)
+        self.opened: list[Opening] = []
+        self.requests: dict[int, str] = {}
         for name, client in self.clients.items():
-            self.server.add_keys(name, client.answer(letter("begin", self.setup, {}, {})))
+            self.server.add_keys(name, client.answer(letter("begin", self.setup, opened_note([]), {})))
         keys = self.server.keys()
         for name, client in self.clients.items():
             self.server.add_shares(name, client.answer(keys))
@@ -94,20 +109,28 @@ class Sites:
     ) -> MaskedSum:
         context = context_of(self.request(step), self.layout)
         pending = self.server.sum(slot, cohort, self.layout.wide, self.layout.narrow, context)
+        self.requests[slot] = request_digest(self.request(step))
         for name in sorted(set(cohort) - set(silent)):
             pending.add(name, self.masked(name, slot, cohort, step))
         return pending
 
-    def open(self, pending: MaskedSum) -> Any:
-        """The Gram matrix of a sum that the sites open; the error of the first site that refuses if not."""
+    def open(self, pending: MaskedSum, silent: Collection[str] = ()) -> Any:
+        """The Gram matrix of a sum that the sites open; the error of the first site that refuses if not.
+
+        silent: whom the server does not ask for help.
+        """
         survivors, dropped = pending.close()
-        note = {"slot": pending.question.slot, "survivors": list(survivors), "dropped": list(dropped)}
+        slot = pending.question.slot
+        opening = Opening(self.setup.run, self.requests[slot], survivors)
+        told = self.opened if opening in self.opened else [*self.opened, opening]
+        note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped), **opened_note(told)}
         refusal: Exception | None = None
-        for name in survivors:
+        for name in sorted(set(survivors) - set(silent)):
             try:
                 pending.add_opening(name, self.clients[name].answer(letter("open", self.setup, note, {})))
             except fs.FedsolveError as problem:
                 refusal = refusal or problem
         if not pending.can_open and refusal is not None:
             raise refusal
+        self.opened = told
         return decode(pending.total(), self.layout).arrays["gram"]

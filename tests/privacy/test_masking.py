@@ -496,6 +496,37 @@ def test_swapped_keys_and_invented_sites_are_refused(roster: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
+    "names", [names_of(3), ["site-000", "ghost-1", "ghost-2"]], ids=["swapped", "invented"]
+)
+def test_a_server_that_plays_all_others_learns_a_term_only_from_who_has_no_roster(
+    roster: dict[str, Any], names: list[str]
+) -> None:
+    """Keys that the server swapped for its own, and sites that it invented: all of them are the server."""
+    own = verifier({name: roster[name].public_key() for name in names_of(4)})
+
+    def attack(believed: Any) -> RingVector:
+        setup = Setup("run", 0, 1, 2)
+        clients = {name: Client(setup, name, signer(roster["stranger"]), lambda *_: True) for name in names}
+        clients["site-000"] = Client(setup, "site-000", signer(roster["site-000"]), believed)
+        server = Server(setup)
+        for name, client in clients.items():
+            server.add_keys(name, client.advertise())
+        keys = server.keys()
+        for name, client in clients.items():
+            server.add_shares(name, client.share(keys))
+        for name, client in clients.items():
+            client.receive(server.shares_for(name))
+        terms = {name: RingVector.zeros(*SMALL) for name in names} | victim
+        cohort = Cohort(clients, server)
+        return cohort.open(cohort.ask(0, terms))
+
+    victim = vectors_of(["site-000"], *SMALL)
+    with pytest.raises(TermError, match="not signed by"):
+        attack(own)
+    assert np.array_equal(attack(lambda *_: True).limbs, victim["site-000"].limbs)
+
+
+@pytest.mark.parametrize(
     "other", [Setup("another", 0, 1, 3), Setup("run", 1, 1, 3), Setup("run", 0, 2, 3), Setup("run", 0, 1, 4)]
 )
 def test_keys_of_another_run_epoch_or_threshold_are_refused(roster: dict[str, Any], other: Setup) -> None:

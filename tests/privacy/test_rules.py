@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.privacy import ledger
-from fedsolve.privacy.ledger import Ledger, Opening, groups_of_three
+from fedsolve.privacy import rules
+from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.ring import RingVector, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.secure_client import read_letter
@@ -24,9 +24,9 @@ Without = Callable[..., None]
 def without(monkeypatch: pytest.MonkeyPatch) -> Without:
     """Let the sites forget rules."""
 
-    def forget(*rules: str) -> None:
-        for rule in rules:
-            monkeypatch.setattr(ledger, rule, lambda opened, new: None)
+    def forget(*names: str) -> None:
+        for name in names:
+            monkeypatch.setattr(rules, name, lambda *given: None)
 
     return forget
 
@@ -92,11 +92,61 @@ def test_three_cohorts_with_large_differences_single_nobody_out(without: Without
     assert np.allclose(three_cohorts(sites), sites.gram(sites.names[8:]), rtol=0, atol=1e-12)
 
 
+def one_row_more(folder: Path) -> np.ndarray:
+    """The same request in two runs, between which one row was added at one site."""
+    totals = []
+    for run, more in (("one", 0), ("two", 1)):
+        ledgers = [Ledger(folder / str(n)) for n in range(9)]
+        sites = Sites(ledgers=ledgers, run=run, more=more)
+        totals.append(sites.open(sites.ask(0, sites.names)))
+    return totals[1] - totals[0]
+
+
+def test_one_row_added_between_two_runs_stays_hidden(without: Without, tmp_path: Path) -> None:
+    with pytest.raises(fs.DataError, match="1 rows were added and 0 removed"):
+        one_row_more(tmp_path / "with")
+    without("enough_rows_changed")
+    row = np.random.default_rng(0).standard_normal((91, 4))[-1]
+    assert np.allclose(one_row_more(tmp_path / "without"), np.outer(row, row), rtol=0, atol=1e-12)
+
+
+def test_rows_may_change_by_many() -> None:
+    old, new = np.arange(100, dtype=np.uint64), np.arange(100, 200, dtype=np.uint64)
+    for now in (old, np.append(old, new[:10]), np.append(old[10:], new[:10])):
+        rules.enough_rows_changed(old, np.sort(now), 10)
+    for now in (np.append(old, new[:9]), old[10:], np.append(old[3:], new[:10]), np.append(old, old[:1])):
+        with pytest.raises(fs.DataError, match="would show those rows"):
+            rules.enough_rows_changed(old, np.sort(now), 10)
+
+
+def kept_apart(sites: Sites) -> list[Opening]:
+    """Three cohorts, any two harmless. Who is in all is not asked; the others are told of no other."""
+    names = iter(sites.names)
+    everywhere = [next(names)]
+    pairs = {pair: [next(names) for _ in range(4)] for pair in ((0, 1), (0, 2), (1, 2))}
+    opened = []
+    for slot in range(3):
+        cohort = [*everywhere, next(names), *(name for pair in pairs if slot in pair for name in pairs[pair])]
+        sites.opened = []
+        sites.open(sites.ask(slot, cohort, step=slot), silent=everywhere)
+        opened += sites.opened
+    return opened
+
+
+def test_a_server_cannot_keep_totals_from_those_who_open(without: Without) -> None:
+    with pytest.raises(fs.CohortError, match="not the one that this client was shown before"):
+        kept_apart(Sites(16))
+    without("one_chain")
+    opened = kept_apart(Sites(16))
+    with pytest.raises(fs.CohortError, match="apart from all others"):
+        rules.groups_of_three(opened[:2], opened[2])
+
+
 def test_three_may_leave_together() -> None:
     before = Opening("run", "a", tuple("abcdefgh"))
-    groups_of_three([before], Opening("run", "b", tuple("abcde")))
+    rules.groups_of_three([before], Opening("run", "b", tuple("abcde")))
     with pytest.raises(fs.CohortError):
-        groups_of_three([before], Opening("run", "b", tuple("abcdef")))
+        rules.groups_of_three([before], Opening("run", "b", tuple("abcdef")))
 
 
 def test_dropouts_are_opened_only_where_a_site_allows_it() -> None:

@@ -147,9 +147,11 @@ class Listening(fs.LocalFederation):
         super().__init__(inner.participants, classes=range(CLASSES))
         self.sizes, self.trips = sizes, [] if trips is None else trips
 
-    def carry(self, channel: str, letters: Mapping[str, bytes]) -> Iterator[tuple[str, bytes | Exception]]:
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+    ) -> Iterator[tuple[str, bytes | Exception]]:
         self.trips.append(read_letter(next(iter(letters.values())))[1]["message"])
-        for name, reply in super().carry(channel, letters):
+        for name, reply in super().carry(channel, letters, largest):
             if isinstance(reply, bytes) and read_letter(reply)[1]["message"] == "masked":
                 self.sizes[name] = len(reply)
             yield name, reply
@@ -162,8 +164,10 @@ class Failing(Listening):
         super().__init__(inner, {})
         self.gone, self.trip = gone, trip
 
-    def carry(self, channel: str, letters: Mapping[str, bytes]) -> Iterator[tuple[str, bytes | Exception]]:
-        for name, reply in super().carry(channel, letters):
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+    ) -> Iterator[tuple[str, bytes | Exception]]:
+        for name, reply in super().carry(channel, letters, largest):
             lost = len(self.trips) > self.trip and name in self.gone
             yield name, TimeoutError("no answer") if lost else reply
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -24,9 +24,15 @@ from fedsolve.errors import DataError
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 
+if TYPE_CHECKING:
+    from fedsolve.federation.participant import Participant
+    from fedsolve.privacy.policy import SitePolicy
+
 _NET = "The server"
 _DATA = "This site's data"
 _SITE = "This site"
+_SECURE = "SECURE SUMS: what this site sends is masked; the server sees totals over all sites"
+_PLAIN = "PLAIN: the server sees this site's own sums"
 
 
 @click.command(
@@ -59,6 +65,18 @@ _SITE = "This site"
     is_flag=True,
     group=_NET,
     help="Neither TLS nor authentication: for trials on one machine.",
+)
+@option(
+    "--plain",
+    is_flag=True,
+    group=_NET,
+    help="No secure sums: let the server see this site's own sums.",
+)
+@option(
+    "--policy",
+    metavar="FILE",
+    group=_SITE,
+    help="What this site answers at all (TOML).  [default: strict limits, see the threat model]",
 )
 @option("--name", metavar="NAME", required=True, group=_SITE, help="This site's name, as it is registered.")
 @option(
@@ -101,9 +119,10 @@ def client(**given: Any) -> None:
     """Take part in a federation with the data of this site.
 
     Features are extracted once and stay in the local store; rows never leave. What is sent are sums over
-    rows, listed as they go and kept in sent.jsonl. Nothing is run but the fedsolve installed here, and no
-    port is opened. Stop with Ctrl-C; start again at any time: a site that was away is brought up to date. A
-    site whose columns, schema or backbone are not those of the run ends at once, with exit code 2.
+    rows, masked so that the server sees totals over all sites only, listed as they go and kept in sent.jsonl.
+    Nothing is run but the fedsolve installed here, and no port is opened. Stop with Ctrl-C; start again at
+    any time: a site that was away is brought up to date. A site whose columns, schema or backbone are not
+    those of the run ends at once, with exit code 2.
     """
     output = Output(given["as_json"], given["quiet"])
     name = given["name"]
@@ -121,11 +140,17 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
 
     require_flower()
     connection = _connection(given, name)
+    policy = _policy(given)
+    attending = None if given["plain"] else _Secure(given, name, state, policy)
+    output.note(_PLAIN if attending is None else _SECURE)
     data, columns = site_rows(given, output)
     from fedsolve.network.answering import Answerer
     from fedsolve.network.node import FleetNode
+    from fedsolve.privacy.policy import PolicyGuard
 
     diary = Diary(output, state / "sent.jsonl")
+    if attending is not None:
+        attending.tell = diary.sent
     answerer = Answerer(
         name,
         data,
@@ -138,6 +163,8 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         states=state / "states",
         rows=state / "rows.json",
         device=given["device"],
+        attend=None if attending is None else attending.attend,
+        guard=PolicyGuard(policy).check,
         show=diary.enter,
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)
@@ -157,6 +184,10 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     if given["insecure"]:
         if given["keys"] is not None:
             raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
+        if not given["plain"]:
+            raise click.UsageError(
+                "secure sums need keys, by which sites know each other; with --insecure give --plain too"
+            )
         return Connection(given["server"], insecure=True)
     from fedsolve.network.keyfolder import Keys
     from fedsolve.network.security import verify_client
@@ -164,6 +195,42 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     keys = Keys(key_folder(given["keys"]))
     verify_client(keys, name)
     return Connection(given["server"], keys.authority, keys.client_key(name))
+
+
+def _policy(given: dict[str, Any]) -> SitePolicy:
+    from fedsolve.privacy.policy import SitePolicy
+
+    return SitePolicy() if given["policy"] is None else SitePolicy.from_file(given["policy"])
+
+
+class _Secure:
+    """This site's side of secure sums: its key, its roster and its ledger."""
+
+    def __init__(self, given: dict[str, Any], name: str, state: Path, policy: SitePolicy) -> None:
+        from fedsolve.network.keyfolder import Keys
+        from fedsolve.network.security import believed_keys, load_client_key
+        from fedsolve.privacy.ledger import Ledger
+        from fedsolve.privacy.signatures import signer, verifier
+
+        keys = Keys(key_folder(given["keys"]))
+        self.tell: Any = None
+        self._policy = policy
+        self._sign = signer(load_client_key(keys, name))
+        self._verify = verifier(believed_keys(keys, name))
+        self._ledger = Ledger(state / "ledger")
+
+    def attend(self, participant: Participant) -> None:
+        """Let this participant take part in secure sums."""
+        from fedsolve.privacy.secure_client import SecureClient
+
+        SecureClient(
+            participant,
+            self._sign,
+            self._verify,
+            policy=self._policy,
+            ledger=self._ledger,
+            tell=self.tell,
+        ).attend()
 
 
 def _show(page: Console, told: dict[str, Any]) -> None:

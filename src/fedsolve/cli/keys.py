@@ -28,6 +28,7 @@ EXAMPLES = (
     ),
     ("at a site: its key pair, of which north.pub goes to the server", "fedsolve keys client north"),
     ("at the server: let the site in", "fedsolve keys register north.pub"),
+    ("at a site: know the other sites, for secure sums", "fedsolve keys roster south.pub west.pub"),
 )
 
 
@@ -209,6 +210,34 @@ def remove(name: str, folder: str, as_json: bool, quiet: bool) -> None:
 
 
 @keys.command(
+    cls=_KeysCommand,
+    examples=(EXAMPLES[3], ("a site has a new key", "fedsolve keys roster --remove south")),
+)
+@click.argument("files", metavar="[NAME.pub...]", nargs=-1)
+@option("--remove", "gone", metavar="NAME", multiple=True, group=_FILES, help="Take this site off.")
+@keys_option
+@output_options
+def roster(files: Sequence[str], gone: Sequence[str], folder: str, as_json: bool, quiet: bool) -> None:
+    """At a site: list the other sites that it knows, by the public keys they sent.
+
+    In a secure sum sites make keys with each other, and each believes only those that are signed by a site of
+    its own roster: a server could invent sites, or take their place. So compare each fingerprint with the
+    people of that site by telephone. Without files the roster is shown.
+    """
+    held = Keys(folder)
+    for name in gone:
+        security.forget(held, name)
+    for file in files:
+        security.know(held, file)
+    sites = list(security.known_sites(held).values())
+
+    def show(page: Console) -> None:
+        page.print(_sites_table("known site", sites) if sites else "No other site is known yet.")
+
+    Output(as_json, quiet).result({"roster": held.roster_file, "sites": _listed(sites)}, show)
+
+
+@keys.command(
     "list",
     cls=_KeysCommand,
     examples=(("certificates, registered sites and keys of this folder", "fedsolve keys list"),),
@@ -225,7 +254,12 @@ def list_keys(folder: str, as_json: bool, quiet: bool) -> None:
     certificates.load_certificate(held.authority)
     sites = list(security.registered(held).values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
-    document = _server_facts(held) | {"sites": _listed(sites), "keys": _listed(own)}
+    known = list(security.known_sites(held).values())
+    document = _server_facts(held) | {
+        "sites": _listed(sites),
+        "keys": _listed(own),
+        "roster": _listed(known),
+    }
 
     def show(page: Console) -> None:
         _show_server(page, held)
@@ -240,6 +274,8 @@ def list_keys(folder: str, as_json: bool, quiet: bool) -> None:
                 page.print("No site is registered yet: fedsolve keys register NAME.pub")
         if own:
             page.print(_sites_table("private key of", own))
+        if known:
+            page.print(_sites_table("known site", known))
 
     Output(as_json, quiet).result(document, show)
 

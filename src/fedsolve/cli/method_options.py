@@ -68,6 +68,11 @@ def chosen_method(ctx: click.Context) -> Method[Any]:
     return method
 
 
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Whether a command line, or its file, gives this parameter of the method."""
+    return name in ctx.meta.get(_GIVEN, {})
+
+
 def groups(key: str) -> dict[str, list[Description]]:
     """A method's parameters as its help page shows them: its own, then those that it shares."""
     titles: dict[str, list[Description]] = {}

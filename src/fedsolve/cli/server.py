@@ -17,6 +17,7 @@ from fedsolve.cli.method_options import (
     MethodCommand,
     chosen_method,
     class_weight_option,
+    is_given,
     method_option,
     weighed,
 )
@@ -28,6 +29,7 @@ from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import Calibrated
+from fedsolve.federation.engine import Wraps
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
@@ -41,12 +43,15 @@ _NET = "The network"
 _SITES = "The sites"
 _RUN = "The run"
 PORT = 9092
+_SECURE = "SECURE SUMS: this server sees totals over all sites, and no site's own sums"
+_PLAIN = "PLAIN: this server sees the sums of every site by itself"
 
 
 @click.command(
     cls=MethodCommand,
-    details="The server sees every site's sums (Gram and cross matrices), not its rows; see the threat model "
-    "in the documentation for what sums reveal.",
+    details="Sums are secure: the server sees totals over all sites, no site's own, and a run keeps the "
+    "sites it began with. With --plain it sees every site's sums (Gram and cross matrices), not its rows. "
+    "See the threat model in the documentation for what either reveals.",
     examples=(
         (
             "wait for three sites, train DeepAFL with three layers, save the model",
@@ -62,7 +67,7 @@ PORT = 9092
         ),
         (
             "try it on this machine alone, without keys",
-            "fedsolve server --insecure --listen 127.0.0.1:9092 --clients 2 --classes 0,1,2 --method afl",
+            "fedsolve server --insecure --plain --listen 127.0.0.1:9092 --clients 2 --classes 0,1",
         ),
     ),
 )
@@ -83,9 +88,23 @@ PORT = 9092
     "--insecure",
     is_flag=True,
     group=_NET,
-    help="Neither TLS nor authentication: whoever reaches the port takes part and reads everything.",
+    help="Neither TLS nor keys: whoever reaches the port takes part and reads all.",
+)
+@option(
+    "--plain",
+    is_flag=True,
+    group=_NET,
+    help="No secure sums: this server sees each site's own. Sites must allow it.",
 )
 @option("--clients", type=click.IntRange(1), required=True, group=_SITES, help="Sites to wait for.")
+@option(
+    "--colluders",
+    more=True,
+    type=click.IntRange(0),
+    default=0,
+    group=_SITES,
+    help="Sites that might side with this server: more must then help to open a secure sum.",
+)
 @option(
     "--classes",
     metavar="A,B,...",
@@ -178,6 +197,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     if given["calibrate"]:
         method = Calibrated(method)
     keys = _keys(ctx, given)
+    _check_secure(ctx, given, method)
     check_target(given["out"])
     state = Path(given["state"])
     signal.signal(signal.SIGTERM, _interrupt)
@@ -197,12 +217,14 @@ def server(ctx: click.Context, /, **given: Any) -> None:
 def _run(
     given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
 ) -> dict[str, Any]:
+    from fedsolve.federation.evaluation import evaluate
     from fedsolve.network import require_flower
     from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
     from fedsolve.network.service import serving
 
     require_flower()
     _verify(keys, output, given)
+    output.note(_PLAIN if given["plain"] else _SECURE)
     held = State(state)
     model = finished(method, held, given["classes"], given["task"], given["clients"], given["schema"])
     accuracy = None
@@ -219,9 +241,10 @@ def _run(
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
-            model, federation = run_method(method, federate, held, progress_notes(output))
-            accuracy = federation.evaluate(model) if given["evaluate"] else None
-            say_over(federation, held)
+            around = None if given["plain"] else _secured(given, held)
+            model, engine = run_method(method, federate, held, progress_notes(output), around)
+            accuracy = evaluate(engine, model) if given["evaluate"] else None
+            say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
     if given["out"] is not None:
         model.save(given["out"])
     return run_document(method, model, held, accuracy, given["out"])
@@ -234,6 +257,7 @@ def run_document(
     return {
         "method": unwrapped(method).key,
         "parameters": method.parameters(),
+        "secure": bool(model.history) and all(record.error_bounds for record in model.history),
         "sites": list(model.history[-1].cohort) if model.history else [],
         **totals(model.history),
         "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
@@ -265,11 +289,58 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
             schema=given["schema"],
             spec=spec,
             device=given["device"],
+            secure=not given["plain"],
             report=heard,
             tell=output.note,
         )
 
     return federate
+
+
+def _secured(given: dict[str, Any], held: Any) -> Any:
+    """Secure sums around the engine that carries messages."""
+    from fedsolve.network.flower import CohortReport, FlowerFederation
+    from fedsolve.privacy import SecureFederation
+
+    def around(federation: FlowerFederation, heard: Callable[[CohortReport], None]) -> SecureFederation:
+        goes_on = given["missing"] == "continue"
+        return SecureFederation(
+            federation,
+            colluders=given["colluders"],
+            missing="continue" if goes_on else "error",
+            changing=goes_on,
+            store=held.secure,
+            report=heard,
+        )
+
+    return around
+
+
+def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]) -> None:
+    """Refuse, before anything starts, what cannot be done in secure sums."""
+    if given["plain"]:
+        return
+    from fedsolve.privacy.notes import LEAST_COHORT
+
+    if given["insecure"]:
+        raise click.UsageError(
+            "secure sums need keys, by which sites know each other; with --insecure give --plain too", ctx
+        )
+    if given["clients"] < LEAST_COHORT:
+        raise click.UsageError(
+            f"a secure sum takes {LEAST_COHORT} sites at least, since of two each would learn the other's "
+            "part; for fewer give --plain, here and at the sites",
+            ctx,
+        )
+    if is_given(ctx, "seed"):
+        raise click.UsageError("in secure sums the sites draw the seed together; leave --seed out", ctx)
+    inner = unwrapped(method)
+    if inner.gathers:
+        raise click.UsageError(
+            f"method '{inner.key}' gathers: its server needs every site's answer by itself, which secure "
+            "sums hide; choose another ('fedsolve methods'), or give --plain, here and at the sites",
+            ctx,
+        )
 
 
 def progress_notes(output: Output) -> Callable[[Record, int], None]:
@@ -330,6 +401,7 @@ def _interrupt(*_: object) -> None:
 def show_run(page: Console, told: dict[str, Any]) -> None:
     lines = [
         ("method", told["method"]),
+        ("sums", "secure" if told["secure"] else "plain"),
         ("sites", ", ".join(told["sites"])),
         ("exchanges", f"{told['exchanges']} in {told['seconds']:.1f} s"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),

@@ -24,6 +24,7 @@ from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
     from fedsolve.network.answering import Event
+    from fedsolve.privacy.secure_client import Sent
 
 
 def site_rows(given: dict[str, Any], output: Output) -> tuple[ClientData, Schema | None]:
@@ -101,6 +102,25 @@ class Diary:
             self.barred = event.text.removeprefix("DataError: ").removeprefix("refused: ")
             if self.on_barred is not None:
                 self.on_barred()
+
+    def sent(self, sent: Sent) -> None:
+        """Enter what a secure sum sends."""
+        from fedsolve.network.answering import Event
+
+        request = sent.request
+        fields = sent.about.get("layout", {}).get("fields", [])
+        self.enter(
+            Event(
+                "answered",
+                f"sent {sent.text}",
+                None if request is None else request.exchange,
+                None if request is None else request.kind,
+                0 if request is None else request.nbytes,
+                sent.bytes_up,
+                arrays=tuple(field[0] for field in fields) if sent.what == "masked" else (),
+                about=dict(sent.about),
+            )
+        )
 
     def summary(self) -> dict[str, Any]:
         return {

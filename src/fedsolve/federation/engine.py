@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from fedsolve.container import Array
 from fedsolve.federation.messages import Chain, Request, Total
@@ -54,6 +54,14 @@ class PlansAhead(Protocol):
 
 
 @runtime_checkable
+class DrawsSeeds(Protocol):
+    """An engine whose clients draw the seed of a method together."""
+
+    def seeded(self, method: Any, spec: Spec) -> Any:
+        """The method with that seed."""
+
+
+@runtime_checkable
 class Wraps(Protocol):
     """An engine around another one."""
 
@@ -65,10 +73,11 @@ class Wraps(Protocol):
 class CarriesLetters(Protocol):
     """An engine that hands bytes to clients and brings back theirs, without knowing what they mean.
 
-    channel: which of the client's functions they are for. A letter that failed gives the error in its place;
-    replies come in any order, and only as they are asked for.
+    channel: which of the client's functions they are for. largest: bytes that a reply may have; None: any
+    number. A letter that failed gives the error in its place; replies come in any order, and only as they are
+    asked for.
     """
 
     def carry(
-        self, channel: str, letters: Mapping[str, bytes]
+        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
     ) -> Iterator[tuple[str, bytes | Exception]]: ...

@@ -278,7 +278,9 @@ class LocalFederation:
         pool = self._pools.of(names)
         return block_sum(names, members.__getitem__, members.rows, pool, request, chain, workspace)
 
-    def carry(self, channel: str, letters: Mapping[str, bytes]) -> Iterator[tuple[str, bytes | Exception]]:
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+    ) -> Iterator[tuple[str, bytes | Exception]]:
         """The clients' replies to letters, as many at a time as there are workers."""
 
         def ask(name: str) -> bytes | Exception:

@@ -72,6 +72,9 @@ class Memory:
 Step = Callable[[ClientData, Request, Memory], Term]
 GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Term]]
 
+Guarding = Callable[[Request, Chain, ClientData], None]
+"""Refuses a request, by raising; the chain is that of the request."""
+
 _STEPS: dict[str, Step] = {}
 _GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain], int]]] = {}
 _ADDING_UP: set[str] = set()
@@ -167,6 +170,7 @@ class Participant:
         self._parts: dict[Part, tuple[ClientData, dict[str, Any]]] = {}
         self._parts_of: list[str] = []
         self._channels: dict[str, Callable[[bytes], bytes]] = {}
+        self._guard: Guarding | None = None
         self._memory = Memory(
             budget=memory_budget,
             scratch=scratch,
@@ -191,6 +195,8 @@ class Participant:
                 f"'{self.name}' does not know requests of kind '{request.kind}'. "
                 "Install the same fedsolve version as the server."
             )
+        if self._guard is not None:
+            self._guard(request, self._memory.chain, self.data)
         self._memory.workspace = workspace if workspace is not None else Workspace()
         data, memory = self.view(request)
         return _STEPS[request.kind](data, request, memory).on_host()
@@ -276,6 +282,10 @@ class Participant:
         `participant.personalise(model).save(path)`.
         """
         return model.personalised(self.data, self.states)
+
+    def obey(self, guard: Guarding | None) -> None:
+        """Let this function refuse requests from now on, by raising, before a step computes anything."""
+        self._guard = guard
 
     def attend(self, channel: str, answer: Callable[[bytes], bytes]) -> None:
         """Let letters of this channel be answered by this function from now on."""

@@ -6,7 +6,9 @@
     flower      FlowerFederation: the engine that a method sees
     agreement   what the sites of a run have, and the spec they agree on
     roster      its members: who is there, who is taken in or refused
-    exchange    one request on its way, asked for again where need be
+    questions   whatever members are asked, waited for and asked for again where need be
+    exchange    one request on its way
+    letters     bytes on their way whose meaning the engine does not know, as of secure sums
     expected    what terms must look like
     node        a node in one process, over Flower's Fleet API
     superlink   a SuperLink and a run on it, started and stopped by us

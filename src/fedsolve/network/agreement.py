@@ -29,6 +29,8 @@ class Agreement:
     classes: the class list; when None it is the union of what the sites agree to send.
     spec:    what was agreed in an earlier part of the run.
     schema:  what a row is, where sites read their tables by it.
+    secure:  whether sites are asked for secure sums only.
+    only:    in a secure run, the names of those it began with; nobody else is taken in.
     columns: what the sites' tables have in common (`columns_note`), once that is settled; None where none of
              them has names.
     """
@@ -39,7 +41,10 @@ class Agreement:
         classes: Array | None = None,
         spec: Spec | None = None,
         schema: Schema | None = None,
+        secure: bool = False,
     ) -> None:
+        self.secure = secure
+        self.only: frozenset[str] | None = None
         self.run = secrets.token_hex(8)
         self.task = task
         self.spec = spec
@@ -104,6 +109,11 @@ class Agreement:
 
     def misfit(self, name: str, note: Note) -> str | None:
         """Why a site with this description does not fit in with the others; None if it does."""
+        if self.only is not None and name not in self.only:
+            return (
+                f"'{name}' was not there when this secure run began, and its cohort stays as it is: totals "
+                "with and without a site would show what it adds. It may take part in the next run."
+            )
         if note.get("schema") != (None if self.schema is None else self.schema.digest):
             return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
         others = {other: entry for other, entry in self._described.items() if other != name}

@@ -4,6 +4,7 @@ A conversation is a note (a table of JSON values) and bytes, both ways:
 
     {"ask": "describe", ...}   what are your features and classes?  -> a note
     {"ask": "answer", ...}     an encoded request                    -> an encoded term, or what it needs
+    {"ask": "letter", ...}     bytes for a channel of the participant, such as secure sums -> its bytes
     {"ask": "tell", ...}       a message for the people at the node  -> nothing but a receipt
 
 A refusal is an answer too: {"ok": false, "error": KIND, "message": TEXT}. Both sides show a text:
@@ -15,8 +16,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +26,11 @@ import numpy as np
 import fedsolve.federation.evaluation  # noqa: F401  registers the step that scores a model
 from fedsolve import container
 from fedsolve.container import Array
-from fedsolve.errors import DataError, FedsolveError, TermError
+from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
 from fedsolve.federation.messages import Block, Chain, Needs, Request
-from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.participant import ClientData, Guarding, Participant
 from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.row_marks import RowMarks
 from fedsolve.network.site_columns import columns_note
@@ -58,6 +59,7 @@ class Event:
     arrays: tuple[str, ...] = ()
     over: bool = False
     barred: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Declined(DataError):
@@ -86,6 +88,8 @@ class Answerer:
     chain:         the model so far, where sites of one process share it.
     rows:          file that remembers, by run, a digest of the rows answered with: a site whose rows change
                    in the middle of a run refuses to go on, for the sums would be of two different data sets.
+    attend:        gives a participant its side of secure sums; nothing is answered in the open then.
+    guard:         refuses requests, by raising, before anything is computed.
     states:        folder of this client's share of a method's state, by run and exchange (SCAFFOLD's control
                    variates and the like); in memory when None, and lost with the process.
     device:        where answers are computed, see `backends`.
@@ -107,6 +111,8 @@ class Answerer:
         states: Path | None = None,
         rows: Path | None = None,
         device: str = "cpu",
+        attend: Callable[[Participant], None] | None = None,
+        guard: Guarding | None = None,
         show: Callable[[Event], None] | None = None,
     ) -> None:
         self.name = name
@@ -122,6 +128,8 @@ class Answerer:
         self._kept = None if state is None else state / "model-so-far.safetensors"
         self._states = states
         self._rows = None if rows is None else RowMarks(rows, data)
+        self._attend = attend
+        self._guard = guard
         self._participant = self._new_participant(data)
         if chain is not None:
             self._participant.take_back(chain)
@@ -147,6 +155,9 @@ class Answerer:
             elif ask == "answer":
                 with allowing(networks=self._networks, methods=self._methods):
                     reply, answer = self._answer(note, payload, started)
+            elif ask == "letter":
+                with allowing(networks=self._networks, methods=self._methods):
+                    reply, answer = self._letter(note, payload)
             elif ask == "tell":
                 over, barred = (bool(note.get(word)) for word in ("over", "barred"))
                 self._tell(Event("told", str(note.get("message")), over=over, barred=barred))
@@ -168,7 +179,7 @@ class Answerer:
 
         Messages about data name labels, and those of other software may contain anything.
         """
-        about_request = isinstance(problem, TermError | NotAllowed)
+        about_request = isinstance(problem, TermError | CohortError | NotAllowed)
         if about_request or (self._share_classes and isinstance(problem, FedsolveError)):
             return str(problem)
         if isinstance(problem, Declined):
@@ -185,6 +196,7 @@ class Answerer:
     # -- what this site has ----------------------------------------------------------------------
 
     def _describe(self, note: Note) -> Note:
+        self._check_secure(bool(note.get("secure")))
         self._check_schema(note.get("schema"))
         self._check_lists(note)
         schema = self._site_data.schema
@@ -209,6 +221,19 @@ class Answerer:
                 )
             description["classes"] = labels_note(np.unique(self._data.own_labels()))
         return description
+
+    def _check_secure(self, asked: bool) -> None:
+        """Refuse a server that wants this site's sums in the open when they are secure, or the reverse."""
+        if not asked and self._attend is not None:
+            raise Declined(
+                f"the server wants the sums of '{self.name}' in the open, and this site answers in secure "
+                "sums only. Start the server without --plain, or, if it may see this site's sums, the client "
+                "with --plain."
+            )
+        if asked and self._attend is None:
+            raise Declined(
+                f"the server makes secure sums, and '{self.name}' was started with --plain. Start it without."
+            )
 
     def _check_lists(self, note: Note) -> None:
         """Refuse a class list that this site did not agree to, or that lacks one of its labels."""
@@ -278,13 +303,8 @@ class Answerer:
             raise TermError(
                 f"the message is for exchange {note.get('exchange')}, its request for {request.exchange}."
             )
-        self._check_lists(note)
-        self._check_columns(note.get("columns"))
-        if self._rows is not None and not self._rows.same(str(note.get("run"))):
-            raise Declined(
-                f"the rows of '{self.name}' are not those with which it took part in this run before. "
-                "Put them back, or start a new run."
-            )
+        self._check_secure(False)
+        self._check_run(note)
         answer = self._participant.answer(request)
         self._remember(request)
         encoded = encode_term(answer)
@@ -308,8 +328,27 @@ class Answerer:
         about = {"name": self.name, "kind": request.kind, "digest": request.digest}
         return {**about, "empty": len(self._participant) == 0}, encoded
 
+    def _letter(self, note: Note, payload: Array) -> tuple[Note, bytes]:
+        self._check_run(note)
+        channel = str(note.get("channel"))
+        return {"name": self.name, "channel": channel}, self._participant.reply(channel, payload.tobytes())
+
+    def _check_run(self, note: Note) -> None:
+        """Refuse a message of a run that this site, as it is now, cannot be part of."""
+        self._check_lists(note)
+        self._check_columns(note.get("columns"))
+        if self._rows is not None and not self._rows.same(str(note.get("run"))):
+            raise Declined(
+                f"the rows of '{self.name}' are not those with which it took part in this run before. "
+                "Put them back, or start a new run."
+            )
+
     def _new_participant(self, data: ClientData) -> Participant:
-        return Participant(self.name, data, scratch=self._scratch, states=self._states, device=self._device)
+        made = Participant(self.name, data, scratch=self._scratch, states=self._states, device=self._device)
+        made.obey(self._guard)
+        if self._attend is not None:
+            self._attend(made)
+        return made
 
     def _remember(self, request: Request) -> None:
         if self._kept is None or not request.blocks:

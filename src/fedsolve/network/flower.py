@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsolve.backends.devices import resolve
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import CohortReport, Missing
+from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.federation.running_sum import Contradiction, RunningSum
 from fedsolve.labels import class_list
 from fedsolve.network.agreement import Agreement, Task
-from fedsolve.network.exchange import REMOVED, Exchange, Policy, Waiting, deadline
+from fedsolve.network.exchange import Exchange
 from fedsolve.network.expected import expected_layout
+from fedsolve.network.letters import Letters
 from fedsolve.network.link import Link, Node
+from fedsolve.network.questions import REMOVED, Policy, Waiting, deadline
 from fedsolve.network.roster import Roster
 from fedsolve.network.wire import LARGEST, Note
 from fedsolve.schema import Schema
@@ -50,6 +52,8 @@ class FlowerFederation:
     interval:  seconds between two looks for an answer.
     schema:    what a row is, where sites read their tables by it; train with `Described(method, schema)`.
     spec:      what was agreed in an earlier part of this run, when it is resumed.
+    secure:    whether sites are asked for secure sums (by a `SecureFederation` around this one) and told so.
+               Its members are those at the start: who comes later is not taken in.
     """
 
     prefers: Literal["bytes", "exchanges"] = "exchanges"
@@ -69,6 +73,7 @@ class FlowerFederation:
         schema: Schema | None = None,
         spec: Spec | None = None,
         device: str = "cpu",
+        secure: bool = False,
         report: Callable[[CohortReport], None] | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -94,7 +99,7 @@ class FlowerFederation:
         self._announced: set[str] = set()
         self._announced_unknown = False
         self._link = link
-        self._agreement = Agreement(task, self.given, spec, schema)
+        self._agreement = Agreement(task, self.given, spec, schema, secure)
         self._roster = Roster(link, self._agreement, interval, self._tell)
 
     @property
@@ -114,6 +119,16 @@ class FlowerFederation:
     @columns.setter
     def columns(self, note: Note | None) -> None:
         self._agreement.columns = note
+
+    @property
+    def sites(self) -> list[str] | None:
+        """Names of the only sites that a secure run has, once it has begun; a resumed run takes those."""
+        only = self._agreement.only
+        return None if only is None else sorted(only)
+
+    @sites.setter
+    def sites(self, names: Sequence[str] | None) -> None:
+        self._agreement.only = None if names is None else frozenset(names)
 
     @property
     def schema(self) -> Schema | None:
@@ -169,7 +184,10 @@ class FlowerFederation:
                     f"{self._roster.why_refused()}Start them and resume."
                 )
             time.sleep(self._interval)
-        spec = self._agreement.settle(sorted(self._roster.members), self.prefers)
+        members = sorted(self._roster.members)
+        if self._agreement.secure and self.sites is None:
+            self.sites = members
+        spec = self._agreement.settle(members, self.prefers)
         return dataclasses.replace(spec, device=self._device)
 
     def enrol(self, members: Mapping[str, Node]) -> None:
@@ -201,6 +219,29 @@ class FlowerFederation:
             del answer  # the next one takes its place
         self._finish(report, started)
         return report.total(sums, request, self.min_clients)
+
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+    ) -> Iterator[tuple[str, bytes | Exception]]:
+        """The members' replies to letters, in the order of names."""
+        self._link.expect(LARGEST if largest is None else largest)
+        report = CohortReport(0, channel, tuple(sorted(letters)))
+        known = [name for name in report.asked if name in self._roster.members]
+        waiting = Waiting(self.missing, self._patience, self._grace, self._interval)
+        under_way = Letters(self._link, self._roster, self._agreement, report, waiting, self._tell_once)
+        under_way.send(channel, {name: letters[name] for name in known})
+        for name in report.asked:
+            if name not in known:
+                yield name, Missing("absent", UNKNOWN)
+                continue
+            try:
+                reply = under_way.reply(name)
+            except (Missing, TermError) as cause:
+                report.lose(name, cause)
+                yield name, cause
+                continue
+            report.answered.append(name)
+            yield name, reply
 
     def _goes_on(self, cause: Exception) -> bool:
         """Whether an exchange goes on without a member that is missing for this reason."""

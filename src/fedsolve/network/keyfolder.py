@@ -7,6 +7,7 @@ registered sites; a site's folder holds the authority's certificate and the site
     keys/server.pem, server.key         the server's certificate and its key
     keys/clients/NAME.key, NAME.pub     a site's key pair, made where the site is; NAME.pub goes to the server
     keys/registered                     one line for each site that may take part: its public key and its name
+    keys/roster                         at a site: the same for the other sites that it knows, for secure sums
 
 All keys are elliptic-curve keys on P-384. A certificate tells a site that it speaks to the right server; a
 site's key, by a signature on every call, tells the server which site speaks.
@@ -57,6 +58,10 @@ class Keys:
     @property
     def registered_file(self) -> Path:
         return self.folder / "registered"
+
+    @property
+    def roster_file(self) -> Path:
+        return self.folder / "roster"
 
     def client_key(self, name: str) -> Path:
         return self.clients / f"{site_name(name)}.key"

@@ -86,7 +86,7 @@ class Roster:
     def _ask_about(self, node: Node) -> str:
         agreed = self._agreement
         note = agreed.note("describe") | {"task": agreed.task, "classes": agreed.classes_note()}
-        note["schema"] = agreed.schema_note()
+        note |= {"schema": agreed.schema_note(), "secure": agreed.secure}
         names = self._link.send([node.id], note, b"")
         check_sent(names, [node.id])
         return names[0]

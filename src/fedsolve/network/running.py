@@ -4,6 +4,7 @@ STATE/agreement.json            features, columns and classes as agreed with the
 STATE/checkpoint.safetensors    the run after its last exchange; NAME.previous: after the one before
 STATE/report.json               who took part in each exchange, what travelled, how it ended
 STATE/model.safetensors         the model
+STATE/secure/                   the question under way, where sums are secure
 STATE/over                      there once the sites were told that the run is over
 """
 
@@ -24,7 +25,7 @@ from fedsolve.errors import CohortError, FedsolveError, ModelFileError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.card import training_card
 from fedsolve.federation.cohort import CohortReport
-from fedsolve.federation.engine import Spec
+from fedsolve.federation.engine import DrawsSeeds, Federation, Spec
 from fedsolve.federation.method import Method, Record, record_from, unwrapped
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
@@ -33,6 +34,9 @@ from fedsolve.network.site_columns import numbers_schema
 from fedsolve.schema import Schema
 
 Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]
+
+Around = Callable[[FlowerFederation, Callable[[CohortReport], None]], Federation]
+"""The engine that a method sees, around the one that carries its messages."""
 
 _LATE = 20.0
 """Seconds that sites have to connect again to a server that has nothing more to ask."""
@@ -62,6 +66,10 @@ class State:
         return self.folder / "report.json"
 
     @property
+    def secure(self) -> Path:
+        return self.folder / "secure"
+
+    @property
     def over(self) -> Path:
         return self.folder / "over"
 
@@ -71,7 +79,8 @@ class State:
 
     def agreed(self) -> Spec | None:
         """What an earlier part of this run agreed on; None at its beginning."""
-        if not (self.checkpoint.exists() and self._agreement.exists()):
+        begun = self.checkpoint.exists() or self.secure.exists()  # a secure run begins before its first total
+        if not (begun and self._agreement.exists()):
             return None
         note = self._agreed_note()
         try:
@@ -118,6 +127,7 @@ class State:
             "clients": federation.expected,
             "run": federation.run,
             "columns": federation.columns,
+            "sites": federation.sites,
             "schema": None if federation.schema is None else federation.schema.digest,
         }
         container.write_atomically(self._agreement, container.sealed_json(note))
@@ -145,12 +155,17 @@ def run_method(
     federate: Federate,
     state: State,
     progress: Callable[[Record, int], None] | None = None,
-) -> tuple[Model, FlowerFederation]:
-    """Train from the state folder's checkpoint on, or from the beginning; writes model and report."""
+    around: Around | None = None,
+) -> tuple[Model, Federation]:
+    """Train from the state folder's checkpoint on, or from the beginning; writes model and report.
+
+    around: the engine that the method is trained over, such as secure sums, around the one that carries its
+            messages. What is given with the model is that one.
+    """
     state.folder.mkdir(parents=True, exist_ok=True)
     state.recall()
     started = time.time()
-    about = {
+    about: dict[str, Any] = {
         "method": _key(method),
         "parameters": method.parameters(),
         "calibrated": isinstance(method, Calibrated),
@@ -173,9 +188,14 @@ def run_method(
         if state.agreed() is not None and isinstance(run := state.noted("run"), str):
             federation.run = run  # for the sites it is the same one
             federation.columns = state.noted("columns")
+            federation.sites = state.noted("sites")
         spec = federation.describe()
         state.agree(spec, federation)
-        model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
+        engine: Federation = federation if around is None else around(federation, heard)
+        if isinstance(engine, DrawsSeeds):
+            method = engine.seeded(method, spec)
+            about["seed"] = method.parameters().get("seed")
+        model: Model = method.fit(engine, state.checkpoint, resume=True, progress=advanced)
         model.check_finite("the model, which was not saved,")
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))
@@ -189,7 +209,7 @@ def run_method(
     model.save(state.model)
     state.history = [record.as_dict() for record in model.history]
     state.write_report(**about, status="complete", model=str(state.model))
-    return model, federation
+    return model, engine
 
 
 def say_over(federation: FlowerFederation, state: State) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fedsolve import container
 from fedsolve.errors import CohortError, DataError, ModelFileError
@@ -33,6 +33,10 @@ from fedsolve.network.keyfolder import (
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
+
+
+_LEAST_SITES = 3
+"""With which a secure sum can be made."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +79,37 @@ def create_client(keys: Keys, name: str) -> Site:
 
 def registered(keys: Keys) -> dict[str, Site]:
     """The sites that may take part, by name. No list means no site."""
-    if not keys.registered_file.exists():
+    return _sites_in(keys.registered_file)
+
+
+def known_sites(keys: Keys) -> dict[str, Site]:
+    """At a site: the sites whose keys its own people have compared, by name."""
+    return _sites_in(keys.roster_file)
+
+
+def _sites_in(path: Path) -> dict[str, Site]:
+    if not path.exists():
         return {}
     sites: dict[str, Site] = {}
-    lines = container.read(keys.registered_file).decode("utf-8", "replace").splitlines()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(container.read(path).decode("utf-8", "replace").splitlines(), 1):
         if line.strip() and not line.startswith("#"):
-            site = _site(line, f"{keys.registered_file}, line {number}")
+            site = _site(line, f"{path}, line {number}")
             sites[site.name] = site
     return sites
 
 
 def register(keys: Keys, public_key: str | os.PathLike[str], name: str | None = None) -> Site:
-    """Put a site on the list, by its public key file. The same key again changes nothing."""
+    """Put a site on the list of those that may take part, by its public key file."""
+    return _add(keys.registered_file, public_key, name, "fedsolve keys remove")
+
+
+def know(keys: Keys, public_key: str | os.PathLike[str]) -> Site:
+    """At a site: put another site on the roster of those that it knows, by its public key file."""
+    return _add(keys.roster_file, public_key, None, "fedsolve keys roster --remove")
+
+
+def _add(path: Path, public_key: str | os.PathLike[str], name: str | None, removing: str) -> Site:
+    """Put a site on a list. The same key again changes nothing."""
     text = container.read(public_key).decode("utf-8", "replace").strip()
     words = text.split()
     if name is not None:
@@ -95,12 +117,12 @@ def register(keys: Keys, public_key: str | os.PathLike[str], name: str | None = 
     elif len(words) < 3:
         text = " ".join([*words[:2], site_name(Path(public_key).stem)])
     site = _site(text, str(public_key))
-    sites = registered(keys)
+    sites = _sites_in(path)
     old = sites.get(site.name)
     if old is not None and old.pem != site.pem:
         raise DataError(
             f"a site {site.name!r} with another key ({old.fingerprint}) is registered. If it has a new key, "
-            f"remove the old one first: fedsolve keys remove {site.name}"
+            f"remove the old one first: {removing} {site.name}"
         )
     for other in sites.values():
         if other.pem == site.pem and other.name != site.name:
@@ -108,25 +130,34 @@ def register(keys: Keys, public_key: str | os.PathLike[str], name: str | None = 
                 f"this key is registered for the site {other.name!r} already. Every site needs its own: "
                 f"fedsolve keys client {site.name}"
             )
-    _write_sites(keys, sites | {site.name: site})
+    _write_sites(path, sites | {site.name: site})
     return site
 
 
 def remove(keys: Keys, name: str) -> Site:
     """Take a site off the list. A running server refuses its next call."""
-    sites = registered(keys)
+    return _drop(keys.registered_file, name)
+
+
+def forget(keys: Keys, name: str) -> Site:
+    """At a site: take another site off the roster."""
+    return _drop(keys.roster_file, name)
+
+
+def _drop(path: Path, name: str) -> Site:
+    sites = _sites_in(path)
     if name not in sites:
         known = ", ".join(sites) or "nobody"
         raise DataError(f"no site {name!r} is registered (registered: {known}).")
     site = sites.pop(name)
-    _write_sites(keys, sites)
+    _write_sites(path, sites)
     return site
 
 
-def _write_sites(keys: Keys, sites: dict[str, Site]) -> None:
-    lines = ["# Sites that may take part: public key and name. Written by 'fedsolve keys'."]
+def _write_sites(path: Path, sites: dict[str, Site]) -> None:
+    lines = ["# Public key and name of each site. Written by 'fedsolve keys'."]
     lines += [sites[name].line for name in sorted(sites)]
-    container.write_atomically(keys.registered_file, ("\n".join(lines) + "\n").encode())
+    container.write_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
 def register_sites(control: str, keys: Keys, secret: bytes | None = None) -> dict[str, int]:
@@ -206,6 +237,30 @@ def load_client_key(keys: Keys, name: str) -> ec.EllipticCurvePrivateKey:
 def own_site(keys: Keys, name: str) -> Site:
     """The site whose private key is in the folder."""
     return site_of(load_client_key(keys, name), name)
+
+
+def believed_keys(keys: Keys, name: str) -> dict[str, ec.EllipticCurvePublicKey]:
+    """At a site: the public keys that it believes, its own too, by name; refused where they are too few."""
+    from cryptography.hazmat.primitives import serialization
+
+    known, own = known_sites(keys), own_site(keys, name)
+    if known.get(name, own).pem != own.pem:
+        raise ModelFileError(
+            f"{keys.roster_file} has another key for {name!r} than {keys.client_key(name)}. Take it off: "
+            f"fedsolve keys roster --remove {name}"
+        )
+    sites = known | {name: own}
+    if len(sites) < _LEAST_SITES:
+        raise ModelFileError(
+            f"{keys.roster_file} knows {len(sites) - 1} other site(s); a secure sum takes two at least "
+            f"besides {name!r}. Get their public keys, compare fingerprints with them by telephone, and list "
+            "them: fedsolve keys roster SITE.pub ... (or, if the server may see this site's sums: --plain)"
+        )
+    found = {}
+    for site in sites.values():
+        key = serialization.load_pem_public_key(site.pem)
+        found[site.name] = cast("ec.EllipticCurvePublicKey", key)
+    return found
 
 
 def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:

@@ -2,7 +2,13 @@
 
     secure         the engine: a federation whose server sees sums only
     secure_client  the client's side of it: letters in, letters out
-    ledger         what a client remembers of sums, and the rules that follow
+    ledger         what a client remembers of sums
+    joint_seed     a seed that all clients draw together
+    policy         what a site answers at all, from a file at the site
+    rules          what it does not help to open, from all that it remembers
+    row_digests    by which it notices that rows were added or removed
+    run_store      what a server still knows of a run after a restart
+    made_up        what answers to a request look like
     ring           terms in fixed point, added modulo 2^128 or 2^64
     ring_layout    which arrays a sum has, and in how many limbs each of them travels
     sizes          exponents for one limb, and whether a total is known well enough

@@ -1,97 +1,60 @@
-"""What a client remembers of secure sums, and the rules that follow from it.
+"""What a client remembers of secure sums, in memory or in a folder of its own.
 
-A total shows nothing but the total; two totals show their difference. So a client that helps to open totals
-keeps account of all it ever opened, whoever asked and in whatever run:
+A client that helps to open totals keeps account of all that were opened, whoever asked and in whatever run:
 
 - one question per slot: a repeat gets the stored bytes, anything else a refusal;
 - an array is refused as too large for one limb once per request; then everything travels in two;
 - one cohort per request: a straggler's term is not opened beside the total without it;
 - one cohort per run, with everybody in it who was asked, unless the client allows changes;
+- one list of a run's totals, which only grows, the same for all who open;
 - clients that were always in or out together form groups of at least 3, so that no combination of totals
-  is about fewer.
+  is about fewer;
+- rows that changed since an earlier total changed by many.
+
+Whatever is entered is on the disk before the client sends anything that follows from it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections import Counter
+import secrets as random_source
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import canonical_json, read, write_atomically
+import numpy as np
+
+from fedsolve.container import Array, canonical_json, read, write_atomically
 from fedsolve.errors import CohortError, ModelFileError, TermError
-from fedsolve.privacy.notes import LEAST_COHORT
+from fedsolve.privacy import rules
+from fedsolve.privacy.rules import Opening
 
-
-@dataclass(frozen=True)
-class Opening:
-    """A total that a client helped to open: in which run, of which request (its digest), over whom."""
-
-    run: str
-    request: str
-    cohort: tuple[str, ...]
-
-
-def one_cohort_per_request(opened: Sequence[Opening], new: Opening) -> None:
-    """Refuse a second cohort for a request: the difference of the two totals is about few."""
-    for before in opened:
-        if before.request == new.request and before.cohort != new.cohort:
-            raise CohortError(
-                f"this request has been opened for {len(before.cohort)} clients; opening it for "
-                f"{_difference(before.cohort, new.cohort)} too would show the difference."
-            )
-
-
-def one_cohort_per_run(opened: Sequence[Opening], new: Opening) -> None:
-    """Refuse a cohort that changed within a run."""
-    for before in opened:
-        if before.run == new.run and before.cohort != new.cohort:
-            raise CohortError(
-                f"the cohort of this run has changed: {_difference(before.cohort, new.cohort)}. Totals "
-                "before and after would show the difference. Start a new run, or let clients allow changes "
-                "(changing=True)."
-            )
-
-
-def groups_of_three(opened: Sequence[Opening], new: Opening) -> None:
-    """Refuse a cohort that, with those opened before, sets one or two clients apart."""
-    cohorts = {opening.cohort for opening in (*opened, new)}
-    members = {name: frozenset(c for c in cohorts if name in c) for cohort in cohorts for name in cohort}
-    sizes = Counter(members.values())
-    apart = sorted(name for name, kind in members.items() if sizes[kind] < LEAST_COHORT)
-    if apart:
-        raise CohortError(
-            f"with the totals opened before, this one would set {apart[:5]} apart from all others: clients "
-            f"that are always in or out together must be at least {LEAST_COHORT}. They join or leave as "
-            f"{LEAST_COHORT}, or not at all."
-        )
-
-
-def _difference(before: Sequence[str], now: Sequence[str]) -> str:
-    more, fewer = sorted(set(now) - set(before)), sorted(set(before) - set(now))
-    return " and ".join(
-        f"{word} {names[:5]}" for word, names in (("with", more), ("without", fewer)) if names
-    )
+__all__ = ["Ledger", "Opening"]
 
 
 class Ledger:
-    """A client's account of slots used and totals opened, in memory or in a folder of its own.
-
-    Whatever is entered is on the disk before the client sends anything that follows from it.
-    """
+    """A client's account: slots used, totals opened, rows that were in them."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.openings: list[Opening] = []
-        self._refused: set[str] = set()
+        self._refused: dict[str, tuple[str, str]] = {}
         self._used: dict[str, tuple[str, str]] = {}
+        self._sizes: dict[str, int] = {}
+        self._pinned: dict[str, str] = {}
+        self._splits: dict[str, float] = {}
         self._masked: tuple[str, bytes] | None = None
+        self._runs: dict[str, str] = {}
+        self._rows: dict[str, Array] = {}
         self._folder = folder
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._load()
+
+    @property
+    def folder(self) -> Path | None:
+        return self._folder
 
     # -- slots -------------------------------------------------------------------------------------
 
@@ -110,23 +73,47 @@ class Ledger:
 
     def use(self, slot: str, request: str, question: str, masked: bytes, secrets: bytes) -> None:
         """Enter a masked term before it is sent; a slot that was entered is never used again."""
-        self._append({"used": [slot, request, question]})
-        self._used[slot] = (request, question)
-        self._masked = (slot, masked)
-        self._write("masked", canonical_json(slot).encode() + b"\n" + masked)
+        # Stopped after the first file, nothing has happened; after the second, `_load` does the rest.
+        about = [slot, request, question, hashlib.sha256(secrets).hexdigest()]
+        self._write("masked", canonical_json(about).encode() + b"\n" + masked)
         self._write("secrets", secrets)
+        self._append({"used": [slot, request, question, len(masked)]})
+        self._used[slot], self._sizes[slot] = (request, question), len(masked)
+        self._masked = (slot, masked)
 
-    def refuse(self, request: str) -> None:
-        """Enter that a request was refused as too large for one limb."""
-        self._append({"refused": request})
-        self._refused.add(request)
+    def answered(self, run: str) -> tuple[int, int]:
+        """How many answers this client has given in a run, and their bytes."""
+        sizes = [size for slot, size in self._sizes.items() if slot.startswith(f"{run}/")]
+        return len(sizes), sum(sizes)
 
-    def check_limbs(self, request: str, narrow: bool) -> None:
-        """Refuse a second question about the size of an answer: many would find the size out."""
-        if narrow and request in self._refused:
+    def pin(self, run: str, opening: str) -> None:
+        """Enter the opening of a run at first contact; another one is refused."""
+        if run not in self._pinned:
+            self._append({"pinned": [run, opening]})
+            self._pinned[run] = opening
+        elif self._pinned[run] != opening:
+            raise TermError(
+                "the opening of this run (method, parameters, classes) is not the one that it began with."
+            )
+
+    def refuse(self, request: str, question: str, array: str) -> None:
+        """Enter that a request was refused as too large for one limb, because of this array."""
+        self._append({"refused": [request, question, array]})
+        self._refused[request] = (question, array)
+
+    def refused(self, request: str, question: str, narrow: bool) -> str | None:
+        """The array for which this question was refused; another about the size of the answer is too.
+
+        Many such questions would find the size out.
+        """
+        known = self._refused.get(request) if narrow else None
+        if known is None:
+            return None
+        if known[0] != question:
             raise TermError(
                 "this client has refused this request in one limb; it answers it in two limbs only."
             )
+        return known[1]
 
     def request_of(self, slot: str) -> str:
         """The digest of the request that a slot served."""
@@ -134,7 +121,77 @@ class Ledger:
             raise TermError(f"slot {slot} has not been used by this client.")
         return self._used[slot][0]
 
+    def split(self, run: str, key: str, share: float) -> None:
+        """Enter that a run asks about a part of its rows; of one key a second share is refused.
+
+        Parts of one key lie within each other: totals of two of them would show the few rows between.
+        """
+        name = f"{self._runs.get(run, run)}/{key}"
+        if name not in self._splits:
+            self._append({"split": [name, share]})
+            self._splits[name] = share
+        elif self._splits[name] != share:
+            raise TermError(
+                f"these rows have been divided with the key {key} and a share of {self._splits[name]:g} held "
+                f"out; {share:g} too would show the rows between. Choose another key."
+            )
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def begin(self, run: str, rows: Array, fewest: int, most_runs: int | None = None) -> None:
+        """Enter that a run begins with these rows (digests, sorted); refused where too few have changed."""
+        digest = hashlib.sha256(rows.tobytes()).hexdigest()
+        if self._runs.get(run, digest) != digest:
+            raise TermError("the rows have changed in the middle of this run. Put them back, or start anew.")
+        if run in self._runs:
+            return
+        for before in self._rows.values():
+            rules.enough_rows_changed(before, rows, fewest)
+        runs = sum(known == digest for known in self._runs.values())
+        if most_runs is not None and runs >= most_runs:
+            raise CohortError(
+                f"{runs} runs have used these rows, and this site's policy allows {most_runs} "
+                "(runs_per_rows). Raise it there, or wait for new rows."
+            )
+        if digest not in self._rows:
+            self._write(f"rows-{digest[:16]}.u64", rows.tobytes())
+            self._rows[digest] = rows
+        self._append({"run": [run, digest]})
+        self._runs[run] = digest
+
+    def row_key(self) -> bytes:
+        """A secret of this ledger with which rows are hashed: a file of digests shows nobody a row."""
+        path = None if self._folder is None else self._folder / "row-key"
+        if path is None:
+            return b"in memory"
+        if not path.exists():
+            self._write("row-key", random_source.token_bytes(32))
+        return read(path)
+
     # -- openings ----------------------------------------------------------------------------------
+
+    def learn(
+        self, run: str, told: Sequence[Opening], name: str, changing: bool, new: Opening | None = None
+    ) -> None:
+        """Enter a run's totals as this client is told them; refused where a rule forbids one of them.
+
+        new: the one of them that it is asked to open, and enters by itself.
+
+        A total that is said to hold this client's term while it knows of none is either invented, or this
+        client has lost its ledger: then it sits the run out.
+        """
+        seen = [opening for opening in self.openings if opening.run == run]
+        rules.one_chain(seen, told)
+        for other in told[len(seen) :]:
+            if other == new:
+                return
+            if name in other.cohort and all(other.request != request for request, _ in self._used.values()):
+                raise CohortError(
+                    f"a total of this run is said to hold the term of '{name}', whose ledger knows nothing "
+                    "of it. A client that lost its ledger sits the run out."
+                )
+            self._check(other, changing)
+            self._enter(other)
 
     def check(self, new: Opening, dropped: Sequence[str], changing: bool) -> None:
         """Refuse to open a total, by name, where a rule forbids it."""
@@ -143,17 +200,23 @@ class Ledger:
                 f"{list(dropped)[:5]} did not answer, and this client only opens sums over all who were "
                 "asked (changing=True allows others)."
             )
+        self._check(new, changing)
+
+    def _check(self, new: Opening, changing: bool) -> None:
         if not changing:
-            one_cohort_per_run(self.openings, new)
-        one_cohort_per_request(self.openings, new)
-        groups_of_three(self.openings, new)
+            rules.one_cohort_per_run(self.openings, new)
+        rules.one_cohort_per_request(self.openings, new)
+        rules.groups_of_three(self.openings, new)
 
     def open(self, new: Opening, secrets: bytes) -> None:
         """Enter an opening before it is sent."""
         if new not in self.openings:
-            self._append({"opened": [new.run, new.request, list(new.cohort)]})
-            self.openings.append(new)
+            self._enter(new)
         self._write("secrets", secrets)
+
+    def _enter(self, new: Opening) -> None:
+        self._append({"opened": [new.run, new.request, list(new.cohort)]})
+        self.openings.append(new)
 
     # -- the folder --------------------------------------------------------------------------------
 
@@ -173,36 +236,66 @@ class Ledger:
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._folder is not None:
-            with open(self._folder / "ledger.jsonl", "ab") as file:
+            with open(self._folder / "ledger.jsonl", "ab", opener=_for_owner) as file:
                 file.write(canonical_json(entry).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
 
     def _load(self) -> None:
         assert self._folder is not None
-        path, masked = self._folder / "ledger.jsonl", self._folder / "masked"
-        if path.exists():
-            whole, _, torn = read(path).rpartition(b"\n")
-            if torn:  # the machine stopped while it wrote this line, so nothing that follows from it was sent
-                write_atomically(path, whole + b"\n" if whole else b"", private=True)
-            try:
+        path = self._folder / "ledger.jsonl"
+        try:
+            if path.exists():
+                whole, _, torn = read(path).rpartition(b"\n")
+                if (
+                    torn
+                ):  # the machine stopped while it wrote this line: nothing that follows from it was sent
+                    write_atomically(path, whole + b"\n" if whole else b"", private=True)
                 for line in whole.splitlines():
                     self._take(json.loads(line))
-            except (KeyError, TypeError, ValueError) as problem:
-                raise ModelFileError(
-                    f"the ledger {path} is damaged ({type(problem).__name__}: {problem}). Without it this "
-                    "client cannot know what it has opened; it must sit out."
-                ) from problem
-        if masked.exists():
-            slot, _, stored = read(masked).partition(b"\n")
-            self._masked = (json.loads(slot), stored)
+            self._load_masked(self._folder / "masked")
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ModelFileError(
+                f"the ledger {path} is damaged ({type(problem).__name__}: {problem}). Without it this "
+                "client cannot know what it has opened; it must sit out."
+            ) from problem
+
+    def _load_masked(self, path: Path) -> None:
+        if not path.exists():
+            return
+        head, _, masked = read(path).partition(b"\n")
+        slot, request, question, secrets = json.loads(head)
+        if slot not in self._used:  # stopped while it was entered, and not sent
+            if hashlib.sha256(self.secrets or b"").hexdigest() != secrets:
+                return
+            self._append({"used": [slot, request, question, len(masked)]})
+            self._used[slot], self._sizes[slot] = (request, question), len(masked)
+        self._masked = (slot, masked)
 
     def _take(self, entry: dict[str, Any]) -> None:
         if "used" in entry:
-            slot, request, question = entry["used"]
-            self._used[slot] = (request, question)
+            slot, request, question, size = entry["used"]
+            self._used[slot], self._sizes[slot] = (request, question), size
+        elif "split" in entry:
+            name, share = entry["split"]
+            self._splits[name] = share
+        elif "pinned" in entry:
+            run, opening = entry["pinned"]
+            self._pinned[run] = opening
         elif "refused" in entry:
-            self._refused.add(entry["refused"])
+            request, question, array = entry["refused"]
+            self._refused[request] = (question, array)
+        elif "run" in entry:
+            run, digest = entry["run"]
+            self._runs[run] = digest
+            if digest not in self._rows:
+                assert self._folder is not None
+                stored = read(self._folder / f"rows-{digest[:16]}.u64")
+                self._rows[digest] = np.frombuffer(stored, dtype=np.uint64)
         else:
             run, request, cohort = entry["opened"]
             self.openings.append(Opening(run, request, tuple(cohort)))
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

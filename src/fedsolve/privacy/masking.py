@@ -88,6 +88,7 @@ class Client:
         self._secrets: Array = np.stack(drawn)
         self._members: dict[str, SlotKeys] = {}
         self._own_keys = b""
+        self._shared: tuple[str, bytes] | None = None
         self._shares: dict[str, Array] = {}
         self._cohorts: dict[int, tuple[str, tuple[str, ...]]] = {}
         self._opened: dict[int, tuple[str, bytes]] = {}
@@ -111,8 +112,12 @@ class Client:
     def share(self, keys: bytes) -> bytes:
         """Shares of every slot's key and seed, sealed for each member; `keys` are all members' keys.
 
-        Refused when a signature is missing or wrong, or the threshold is too low for so many members.
+        Refused when a signature is missing or wrong, or the threshold is too low for so many members. Until
+        the others' shares have come, the same keys have the same answer.
         """
+        asked = hashlib.sha256(keys).hexdigest()
+        if self._shared is not None and self._shared[0] == asked:
+            return self._shared[1]
         if self._members:
             raise TermError(f"'{self.name}' has shared its secrets in this setup; they are shared once.")
         notes = relayed(keys, "members", self.setup)
@@ -144,7 +149,8 @@ class Client:
             sealed[name] = as_array(seal(key, text, about, self._random(NONCE_BYTES)))
         others = sorted(sealed)
         arrays = {str(place): sealed[name] for place, name in enumerate(others)}
-        return pack("shares", self.setup, {"name": self.name, "names": others}, arrays)
+        self._shared = (asked, pack("shares", self.setup, {"name": self.name, "names": others}, arrays))
+        return self._shared[1]
 
     def receive(self, sealed: bytes) -> None:
         """Take the shares that the others sealed for this client. Who sent none cannot take part in sums."""
@@ -166,6 +172,7 @@ class Client:
                 raise TermError(f"the shares of '{name}' are {len(text)} bytes, not {math.prod(shape)}.")
             found[name] = as_array(text).reshape(shape).copy()
         self._shares |= found
+        self._shared = None
 
     def _verified(self, name: str, note: bytes) -> SlotKeys:
         keys = SlotKeys.from_bytes(note, self.setup)
@@ -285,15 +292,17 @@ class Client:
             **{f"member.{n}": as_array(self._members[m].to_bytes(self.setup)) for n, m in enumerate(members)},
             **{f"share.{n}": self._shares[m] for n, m in enumerate(shares)},
             **{f"opened.{slot}": as_array(reply) for slot, (_, reply) in self._opened.items()},
+            **({} if self._shared is None else {"shared": as_array(self._shared[1])}),
         }
         note = {
             "name": self.name,
+            "shared": None if self._shared is None else self._shared[0],
             "members": members,
             "shares": shares,
             "cohorts": [[slot, digest, list(names)] for slot, (digest, names) in self._cohorts.items()],
             "opened": [[slot, digest] for slot, (digest, _) in self._opened.items()],
         }
-        return to_bytes(arrays, {"secure_client": 1, "setup": self.setup.note(), **note})
+        return to_bytes(arrays, {"secure_client": 1, "setup": self.setup.note(), **note}, sealed=True)
 
     @classmethod
     def load(
@@ -320,6 +329,8 @@ class Client:
                 client._members[name] = SlotKeys.from_bytes(arrays[f"member.{place}"].tobytes(), client.setup)
             for place, name in enumerate(note["shares"]):
                 client._shares[name] = arrays[f"share.{place}"].copy()
+            if note["shared"] is not None:
+                client._shared = (note["shared"], octets(arrays, "shared").tobytes())
             client._cohorts = {slot: (digest, tuple(names)) for slot, digest, names in note["cohorts"]}
             client._opened = {
                 slot: (digest, arrays[f"opened.{slot}"].tobytes()) for slot, digest in note["opened"]

@@ -6,35 +6,40 @@ Methods see totals as in any federation, except that nobody learns who has no ro
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-import numpy as np
-
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.cohort import CohortReport, plain
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, KeepsStates, Spec
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.messages import Chain, Needs, Request, Total
-from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.messages import Chain, Request, Total
+from fedsolve.federation.method import Method
+from fedsolve.privacy.joint_seed import about_opening, draw_seed
 from fedsolve.privacy.ledger import Ledger
+from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_threshold
 from fedsolve.privacy.ring import decode
-from fedsolve.privacy.ring_layout import Exponents, Layout
+from fedsolve.privacy.ring_layout import Exponents
+from fedsolve.privacy.rules import Opening
+from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
     CHANNEL,
     SecureClient,
     check_method,
     context_of,
     letter,
+    opened_note,
     read_letter,
+    request_digest,
+    slot_name,
 )
 from fedsolve.privacy.sizes import KnownTotals
 from fedsolve.privacy.unmasking import MaskedSum, Server
@@ -50,6 +55,9 @@ _MOST_SLOTS = 32
 
 _SPARE_SLOTS = 2
 """For an evaluation, and for an array that does not fit into one limb."""
+
+_SLACK = 1 << 20
+"""Bytes that a reply may take besides its numbers."""
 
 
 class _OneLimbFailed(Exception):
@@ -67,6 +75,8 @@ class SecureFederation:
                then, clients that were always in or out together must be at least three.
     ledgers:   folder with one folder per client, in which it keeps account of what it opened; in memory when
                None, which forgets at the end of this object.
+    store:     folder of one run, which goes on from it when the server was stopped at any moment.
+    report:    called after every exchange with who took part.
     """
 
     def __init__(
@@ -78,6 +88,8 @@ class SecureFederation:
         missing: Literal["error", "continue"] = "error",
         changing: bool = False,
         ledgers: str | Path | None = None,
+        store: str | Path | None = None,
+        report: Callable[[CohortReport], None] | None = None,
     ) -> None:
         if not isinstance(federation, CarriesLetters):
             raise DataError(f"{type(federation).__name__} cannot carry secure sums; LocalFederation can.")
@@ -94,12 +106,14 @@ class SecureFederation:
         self.changing = changing
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: set[str] = set()
+        self._store = RunStore(None if store is None else Path(store))
+        self._report = report or (lambda report: None)
         self.plan(_SLOTS - _SPARE_SLOTS)
 
     @property
     def clients(self) -> tuple[str, ...]:
         """Who is asked: everybody at first, then those of the run's first sum."""
-        return self._cohort or self.federation.clients
+        return self._course.cohort or self.federation.clients
 
     def describe(self) -> Spec:
         return self.federation.describe()
@@ -117,16 +131,31 @@ class SecureFederation:
 
     def plan(self, exchanges: int) -> None:
         """Begin a new run of so many exchanges, with new keys and everybody who is present."""
-        self._slots = min(_MOST_SLOTS, exchanges + _SPARE_SLOTS)
-        self._run = secrets.token_hex(16)
-        self._epoch = self._slot = 0
+        self._course = Course(secrets.token_hex(16), min(_MOST_SLOTS, exchanges + _SPARE_SLOTS))
         self._server: Server | None = None
-        self._members: tuple[str, ...] = ()
-        self._cohort: tuple[str, ...] | None = None
         self._received: set[str] = set()
         self._known = KnownTotals()
-        self._opening: str | None = None
-        self._probe: Participant | None = None
+        self._before: Asked | None = None
+        self._made_up = MadeUpClient(self.describe)
+
+    def seeded(self, method: Method[Any], spec: Spec) -> Method[Any]:
+        """The method with a seed that all clients draw together; as it is where it has none."""
+        opening = method.start(spec).chain.blocks[0].note["opening"]
+        if "seed" not in opening["parameters"]:
+            return method
+        self._attend()
+        about = about_opening(opening)
+        kept = self._store.seed(about) or {"about": about, "run": seed_mark(), "attempt": 0}
+        if "seed" not in kept:
+            self._store.keep_seed(kept)
+            try:
+                drawn = draw_seed(self._engine, self.clients, kept["run"], kept["attempt"], about)
+            except CohortError:
+                self._store.keep_seed({**kept, "attempt": kept["attempt"] + 1})
+                raise
+            kept = {**kept, "seed": drawn}
+            self._store.keep_seed(kept)
+        return with_seed(method, kept["seed"])
 
     # -- one exchange ------------------------------------------------------------------------------
 
@@ -135,24 +164,78 @@ class SecureFederation:
         started = time.perf_counter()
         if request.position:
             self._follow(request, chain)
-        self._check_joined()
+        self._check_cohort(request)
+        asked = self._asked_before(request)
         try:
-            total = self._sum(request, chain, self._known.exponents(len(request.cohort)))
+            if asked is None:
+                asked = self._question(request, chain, self._known.exponents(len(request.cohort)))
+            total = self._sum(asked, request, chain)
         except _OneLimbFailed:  # again in two limbs, in a new slot
-            total = self._sum(request, chain, {})
+            total = self._sum(self._question(request, chain, {}), request, chain)
         total.seconds = time.perf_counter() - started
         return total
 
-    def _sum(self, request: Request, chain: Chain, exponents: Exponents) -> Total:
+    def _asked_before(self, request: Request) -> Asked | None:
+        """The question under way when the server was stopped, if it is this one: it has its slot."""
+        before, self._before = self._before, None
+        return before if before is not None and before.request == request_digest(_sent(request)) else None
+
+    def _question(self, request: Request, chain: Chain, exponents: Exponents) -> Asked:
+        """The request in a free slot, written down before anybody is asked."""
         server, slot = self._next_slot()
-        report = CohortReport.of(request, server.sharers)
-        cohort = tuple(name for name in report.asked if name not in report.absent)
+        cohort = tuple(name for name in sorted(request.cohort) if name in server.sharers)
+        layout = self._made_up.layout(request, chain, exponents)
+        asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
+        self._course.asked = asked
+        self._store.keep(self._course)
+        return asked
+
+    def _sum(self, asked: Asked, request: Request, chain: Chain) -> Total:
+        assert self._server is not None
+        report = CohortReport.of(request, asked.cohort)
         for name in list(report.absent):
             self._lose(report, name, CohortError("it took no part in the setup of this run"))
-        layout = self._layout(request, chain, exponents)
-        sent = decode_request(encode_request(request))
-        pending = server.sum(slot, cohort, layout.wide, layout.narrow, context_of(sent, layout))
-        note = {"slot": slot, "cohort": list(cohort), "layout": layout.note()}
+        pending = self._masked(asked, report, request, chain)
+        opening = Opening(self._course.run, asked.request, pending.survivors)
+        if opening not in self._course.opened:
+            self._course.opened.append(opening)
+            self._store.keep(self._course)
+        self._open(pending)
+        layout, survivors = asked.layout, pending.survivors
+        term = decode(pending.total(), layout)
+        if self._known.too_coarse(term, layout, len(survivors)):
+            raise _OneLimbFailed
+        bounds = self._known.check_accuracy(term, layout, len(survivors))
+        self._known.remember(term)
+        self._course.cohort, self._course.sizes = survivors, self._known.note()
+        self._store.keep(self._course)
+        report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
+        self._report(report)
+        return Total(
+            term=term,
+            cohort=survivors,
+            missing=report.missing,
+            bytes_up=report.bytes_up,
+            bytes_down=request.nbytes * len(survivors),
+            catch_up_bytes=report.catch_up_bytes,
+            error_bounds=bounds,
+        )
+
+    def _masked(self, asked: Asked, report: CohortReport, request: Request, chain: Chain) -> MaskedSum:
+        """The sum of masked terms, closed and written down together with whom it is over."""
+        assert self._server is not None
+        layout, place = asked.layout, slot_name(self._server.setup, asked.slot)
+        sized = (layout.wide, layout.narrow, context_of(_sent(request), layout))
+        stored = self._store.sum(place)
+        if stored is not None:
+            pending = self._server.sum(
+                asked.slot, asked.cohort, *sized, masked=stored[0], survivors=stored[1]
+            )
+            for name in pending.dropped:
+                report.lose(name, CohortError("it had not answered when the server was stopped"))
+            return pending
+        pending = self._server.sum(asked.slot, asked.cohort, *sized)
+        note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note()}
         refused = self._collect(pending, report, request, chain, note)
         if refused:
             narrow = {field.name for field in layout.fields if field.exponent is not None}
@@ -163,22 +246,8 @@ class SecureFederation:
                 )
             raise _OneLimbFailed
         survivors, _ = pending.close()
-        self._open(pending)
-        term = decode(pending.total(), layout)
-        if self._known.too_coarse(term, layout, len(survivors)):
-            raise _OneLimbFailed
-        bounds = self._known.check_accuracy(term, layout, len(survivors))
-        self._known.remember(term)
-        self._cohort = survivors
-        return Total(
-            term=term,
-            cohort=survivors,
-            missing=report.missing,
-            bytes_up=pending.masked.nbytes * len(survivors),
-            bytes_down=request.nbytes * len(survivors),
-            catch_up_bytes=report.catch_up_bytes,
-            error_bounds=bounds,
-        )
+        self._store.keep_sum(place, pending.masked, survivors)
+        return pending
 
     def _collect(
         self, pending: MaskedSum, report: CohortReport, request: Request, chain: Chain, note: dict[str, Any]
@@ -190,7 +259,7 @@ class SecureFederation:
         # continue them; then it asks for everything.
         for _ in range(3):
             lacking: dict[str, Request] = {}
-            for name, reply in self._ask(asked, note):
+            for name, reply in self._ask(asked, note, pending.masked.nbytes):
                 try:
                     if isinstance(reply, Exception):
                         raise reply
@@ -213,7 +282,7 @@ class SecureFederation:
         return refused
 
     def _ask(
-        self, asked: Mapping[str, Request], note: Mapping[str, Any]
+        self, asked: Mapping[str, Request], note: Mapping[str, Any], largest: int
     ) -> Iterator[tuple[str, bytes | Exception]]:
         assert self._server is not None
         encoded = {id(request): encode_request(request) for request in asked.values()}
@@ -223,16 +292,17 @@ class SecureFederation:
             if name not in self._received:
                 parts["sealed"] = self._server.shares_for(name)
             letters[name] = letter("ask", self._server.setup, note, parts)
-        return self._engine.carry(CHANNEL, letters)
+        return self._engine.carry(CHANNEL, letters, largest + _SLACK)
 
     def _open(self, pending: MaskedSum) -> None:
         assert self._server is not None
         survivors, dropped = pending.survivors, pending.dropped
         slot = pending.question.slot
         note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped)}
+        note |= opened_note(self._course.opened)
         told = letter("open", self._server.setup, note, {})
         reasons = {}
-        for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(survivors, told)):
+        for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK):
             try:
                 if isinstance(reply, Exception):
                     raise reply
@@ -250,6 +320,7 @@ class SecureFederation:
         report.absent.pop(name, None)
         report.lose(name, problem)
         if self.missing == "error":
+            self._report(report)
             raise report.stopped(name, problem) from problem
 
     # -- the run -----------------------------------------------------------------------------------
@@ -257,45 +328,47 @@ class SecureFederation:
     def _follow(self, request: Request, chain: Chain) -> None:
         """Take the method from the opening; another one begins a new run."""
         additive: frozenset[str] = check_method(chain).additive  # type: ignore[attr-defined]
-        if self._opening is not None and (self._opening != chain.digests[1] or request.exchange == 0):
-            self.plan(self._slots - _SPARE_SLOTS)
-        if self._opening is None:
-            self._opening = chain.digests[1]
-            self._known = KnownTotals(additive)
-            self._probe = None
+        begun, opening = self._course.opening, chain.digests[1]
+        if begun is not None and (begun != opening or request.exchange == 0):
+            self.plan(self._course.slots - _SPARE_SLOTS)
+        if self._course.opening is not None:
+            return
+        kept = self._store.resume(opening)
+        if kept is not None:
+            self._course, self._before = kept, kept.asked
+            self._server = self._store.server(kept.run, kept.epoch)
+            if self._server is None:  # stopped in the middle of a setup, in whose slots nobody answered
+                self._before = None
+        self._course.opening = opening
+        self._known = KnownTotals(additive)
+        self._known.recall(self._course.sizes)
+        self._made_up = MadeUpClient(self.describe)
 
-    def _check_joined(self) -> None:
-        joined = sorted(set(self.federation.clients) - set(self._members)) if self._members else []
+    def _check_cohort(self, request: Request) -> None:
+        members = self._course.members
+        joined = sorted(set(self.federation.clients) - set(members)) if members else []
         if joined:
             raise CohortError(
                 f"{joined[:5]} joined in mid-run; a secure run keeps its cohort, since totals before and "
                 "after would show what they added. Begin a new run with them."
             )
-
-    def _layout(self, request: Request, chain: Chain, exponents: Exponents) -> Layout:
-        """What an answer to this request looks like: that of a client with made-up rows."""
-        if self._probe is None:
-            self._probe = Participant("made-up rows", _made_up(self.describe(), chain))
-        term = self._probe.answer(request)
-        for _ in range(2):
-            if isinstance(term, Needs):
-                term = self._probe.answer(request.starting_at(term.have, chain))
-        assert not isinstance(term, Needs)
-        own = [name for name in term.arrays if "@" in name]
-        if own:
-            raise DataError(f"the answers have {own[0]!r}, which is no addend of a sum.")
-        return Layout.of(term, exponents)
+        left_out = sorted(set(self.clients) - set(request.cohort))
+        if left_out and not self.changing:
+            raise CohortError(
+                f"this request leaves out {left_out[:5]} (participation below 1?); a secure run keeps its "
+                "cohort, since totals with and without them would show what they add. Ask everybody, or "
+                "allow changes on both sides (changing=True)."
+            )
 
     def _next_slot(self) -> tuple[Server, int]:
         """A free slot; new keys where none is left."""
-        if self._server is None or self._slot == self._server.setup.slots:
+        if self._server is None or self._course.slot >= self._server.setup.slots:
             self._server = self._set_up()
-            self._epoch, self._slot = self._epoch + 1, 0
-        self._slot += 1
-        return self._server, self._slot - 1
+        self._course.slot += 1
+        return self._server, self._course.slot - 1
 
     def _set_up(self) -> Server:
-        names = self.clients
+        course, names = self._course, self.clients
         self._attend()
         if len(names) < LEAST_COHORT:
             raise CohortError(
@@ -303,24 +376,32 @@ class SecureFederation:
                 "learn another's term. Train in the open, or pool rows."
             )
         threshold = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
-        setup = Setup(self._run, self._epoch, self._slots, threshold)
+        course.epoch, course.slot, course.asked = course.epoch + 1, 0, None
+        self._store.keep(course)  # an epoch that was begun is not begun again: others might come
+        setup = Setup(course.run, course.epoch, course.slots, threshold)
         server, report = Server(setup), CohortReport(0, "setup", names)
-        self._members, self._received = self.federation.clients, set()
-        begin = dict.fromkeys(names, letter("begin", setup, {}, {}))
-        for name, reply in self._engine.carry(CHANNEL, begin):
-            self._take(report, name, reply, server.add_keys)
-        keys = server.keys()
-        for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(server.members, keys)):
-            self._take(report, name, reply, server.add_shares)
+        self._received = set()
+        begin = dict.fromkeys(names, letter("begin", setup, opened_note(course.opened), {}))
+        keys = self._gathered(begin, report, server.add_keys)
+        shares = self._gathered(dict.fromkeys(server.members, server.keys()), report, server.add_shares)
+        course.members = self.federation.clients
+        self._store.keep_setup(setup, keys, shares)
         return server
 
-    def _take(self, report: CohortReport, name: str, reply: bytes | Exception, add: Any) -> None:
-        try:
-            if isinstance(reply, Exception):
-                raise reply
-            add(name, reply)
-        except Exception as problem:
-            self._lose(report, name, problem)
+    def _gathered(
+        self, letters: Mapping[str, bytes], report: CohortReport, add: Callable[[str, bytes], None]
+    ) -> dict[str, bytes]:
+        """The replies to letters of a setup, by name, each taken by `add`."""
+        found = {}
+        for name, reply in self._engine.carry(CHANNEL, letters):
+            try:
+                if isinstance(reply, Exception):
+                    raise reply
+                add(name, reply)
+                found[name] = reply
+            except Exception as problem:
+                self._lose(report, name, problem)
+        return found
 
     def _attend(self) -> None:
         """Give the clients of this process their side of the protocol."""
@@ -338,19 +419,25 @@ class SecureFederation:
                 changing=self.changing,
                 ledger=Ledger(folder),
             )
-            participant.attend(CHANNEL, client.answer)
+            client.attend()
             self._attending.add(participant.name)
 
     def __repr__(self) -> str:
         return f"SecureFederation({self.federation!r})"
 
 
-def _made_up(spec: Spec, chain: Chain) -> ClientData:
-    """A few rows of every class that nobody owns: their answer has the shapes of everybody's."""
-    rows = 2 * max(2, spec.outputs)
-    features = np.random.default_rng(0).standard_normal((rows, spec.features)).astype(np.float32)
-    if spec.classes is None:
-        labels = np.zeros(rows if spec.outputs == 1 else (rows, spec.outputs))
-    else:
-        labels = np.resize(spec.classes, rows)
-    return ClientData(features, labels, schema=run_schema(chain))
+def seed_mark() -> str:
+    """A new name for the drawing of a seed."""
+    return secrets.token_hex(16)
+
+
+def with_seed(method: Method[Any], seed: int) -> Method[Any]:
+    """The method with this seed, or around one that has it."""
+    inner = getattr(method, "method", None)
+    change = {"seed": seed} if inner is None else {"method": with_seed(inner, seed)}
+    return dataclasses.replace(method, **change)  # type: ignore[type-var]
+
+
+def _sent(request: Request) -> Request:
+    """The request as clients read it."""
+    return decode_request(encode_request(request))

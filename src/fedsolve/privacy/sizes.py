@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 from fedsolve.container import Array
 from fedsolve.errors import TermError
@@ -54,6 +55,17 @@ class KnownTotals:
         self.additive = frozenset(additive)
         self._latest: dict[tuple[str, tuple[int, ...]], float] = {}
         self._peak: dict[tuple[str, tuple[int, ...]], float] = {}
+
+    def note(self) -> list[list[Any]]:
+        """The sizes as JSON values."""
+        return [
+            [name, list(shape), size, self._peak[name, shape]] for (name, shape), size in self._latest.items()
+        ]
+
+    def recall(self, note: list[list[Any]]) -> None:
+        """Take back the sizes of `note`."""
+        for name, shape, latest, peak in note:
+            self._latest[name, tuple(shape)], self._peak[name, tuple(shape)] = latest, peak
 
     def remember(self, total: Term) -> None:
         """Take the sizes of a decoded total."""

@@ -1,0 +1,249 @@
+"""A seed that nobody chose: each site commits to a number, then shows it; the seed is a hash of all of them.
+
+    commit   what the run is about, but for the seed   -> SHA-256 of a secret number, signed
+    reveal   all sites' commitments                    -> the number, signed
+    seed     all sites' numbers                        -> the seed, as this site finds it
+
+A site shows its number once, when it knows that everybody is bound. A missing number voids the attempt, and
+sites allow few attempts: whoever shows last could otherwise choose among seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsolve.container import (
+    canonical_json,
+    from_bytes,
+    from_sealed_json,
+    read,
+    sealed_json,
+    to_bytes,
+    write_atomically,
+)
+from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.federation.cohort import plain
+from fedsolve.federation.engine import CarriesLetters
+from fedsolve.privacy.notes import LEAST_COHORT, purpose
+from fedsolve.privacy.shamir import Random
+from fedsolve.privacy.signatures import Sign, Verify
+
+SEED_CHANNEL = "joint seed"
+"""The channel of an engine on which these letters travel."""
+
+MOST_ATTEMPTS = 3
+"""In one run. Each that is voided gives whoever voided it one more seed to choose from."""
+
+MOST_VOID_RUNS = 20
+"""Runs in which a seed was begun and never agreed on."""
+
+_NUMBER_BYTES = 32
+_SEED_BITS = 48
+
+
+def about_opening(opening: Mapping[str, Any]) -> str:
+    """A digest of what a run is about, but for its seed."""
+    parameters = {name: value for name, value in opening["parameters"].items() if name != "seed"}
+    fixed = {name: opening.get(name) for name in ("method", "features", "outputs", "classes", "schema")}
+    return hashlib.sha256(canonical_json([fixed, parameters]).encode()).hexdigest()
+
+
+def seed_of(run: str, attempt: int, about: str, numbers: Mapping[str, str]) -> int:
+    """The seed that follows from all sites' numbers."""
+    digest = hashlib.sha256(purpose("seed of all", run, attempt, about, sorted(numbers.items()))).digest()
+    return int.from_bytes(digest, "little") % (1 << _SEED_BITS)
+
+
+def bound_by(number: str) -> str:
+    """What binds a site to a number without showing it."""
+    return hashlib.sha256(purpose("seed number") + bytes.fromhex(number)).hexdigest()
+
+
+class SeedBook:
+    """A site's account of seeds, in memory or in a folder; on the disk before anything is sent."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._path = None if folder is None else folder / "seeds.json"
+        self._entries: dict[str, dict[str, Any]] = {}
+        if self._path is not None and self._path.exists():
+            self._entries = from_sealed_json(
+                read(self._path), what=str(self._path), error=ModelFileError, remedy="Put a copy of it back."
+            )
+
+    def entry(self, run: str, attempt: int) -> dict[str, Any] | None:
+        """What is known of an attempt; None before its commitment."""
+        return self._entries.get(f"{run}/{attempt}")
+
+    def attempts(self, run: str) -> int:
+        """How many attempts this site has taken part in, of a run."""
+        return sum(name.startswith(f"{run}/") for name in self._entries)
+
+    def void_runs(self) -> int:
+        """Runs that were begun and have no seed."""
+        runs = {name.rpartition("/")[0] for name in self._entries}
+        return len(runs - {n.rpartition("/")[0] for n, entry in self._entries.items() if "seed" in entry})
+
+    def enter(self, run: str, attempt: int, entry: Mapping[str, Any]) -> None:
+        self._entries[f"{run}/{attempt}"] = dict(entry)
+        if self._path is not None:
+            write_atomically(self._path, sealed_json(self._entries), private=True)
+
+    def check(self, opening: Mapping[str, Any]) -> None:
+        """Refuse an opening whose seed this site did not draw together with the others, for this very run."""
+        seed = opening["parameters"].get("seed")
+        if seed is None:
+            return
+        about = about_opening(opening)
+        if not any(entry.get("seed") == seed and entry["about"] == about for entry in self._entries.values()):
+            raise TermError(
+                f"the seed {ascii(seed)[:20]} of this run was not drawn by all sites together for this "
+                "method, its parameters and classes; this site answers no other."
+            )
+
+
+class SeedSite:
+    """A site's side: letters in, letters out. random: anything but the default is for tests."""
+
+    def __init__(
+        self, name: str, sign: Sign, verify: Verify, book: SeedBook, random: Random = secrets.token_bytes
+    ) -> None:
+        self.name = name
+        self.book = book
+        self._sign, self._verify, self._random = sign, verify, random
+
+    def answer(self, letter: bytes) -> bytes:
+        """The reply to a letter."""
+        note = _read(letter)
+        run, attempt, about = str(note.get("run")), note.get("attempt"), str(note.get("about"))
+        if type(attempt) is not int or not 0 <= attempt < MOST_ATTEMPTS:
+            raise TermError(
+                f"attempt {ascii(attempt)[:20]} to draw a seed: {MOST_ATTEMPTS} are allowed in a run, since "
+                "whoever voids one may choose. Start a new run."
+            )
+        entry = self.book.entry(run, attempt)
+        if note.get("ask") == "commit":
+            return self._commit(run, attempt, about, entry)
+        if entry is None or entry["about"] != about:
+            raise TermError(f"'{self.name}' has committed to nothing in this attempt to draw a seed.")
+        if note.get("ask") == "reveal":
+            return self._reveal(run, attempt, entry, _table(note, "commitments"))
+        if note.get("ask") == "seed":
+            return self._seed(run, attempt, entry, _table(note, "numbers"))
+        raise TermError(f"unknown letter {ascii(note.get('ask'))[:40]} about a seed.")
+
+    def _commit(self, run: str, attempt: int, about: str, entry: dict[str, Any] | None) -> bytes:
+        if entry is None:
+            if self.book.void_runs() >= MOST_VOID_RUNS:
+                raise CohortError(
+                    f"{MOST_VOID_RUNS} runs were begun with this site and have no seed; somebody may be "
+                    "choosing. It takes no part until its people have asked why, and removed seeds.json."
+                )
+            entry = {"about": about, "number": self._random(_NUMBER_BYTES).hex()}
+            self.book.enter(run, attempt, entry)
+        if entry["about"] != about:
+            raise TermError("the run is about something else than when this site committed to a number.")
+        bound = bound_by(entry["number"])
+        signature = self._sign(_signed("commit", run, attempt, about, self.name, bound))
+        return _letter(value=bound, signature=signature.hex())
+
+    def _reveal(
+        self, run: str, attempt: int, entry: dict[str, Any], commitments: dict[str, tuple[str, str]]
+    ) -> bytes:
+        bound = self._believed("commit", run, attempt, entry["about"], commitments)
+        if entry.get("commitments", bound) != bound:
+            raise TermError("this site has shown its number to other commitments; it is bound to those.")
+        if len(bound) < LEAST_COHORT or bound.get(self.name) != bound_by(entry["number"]):
+            raise TermError(f"'{self.name}' is not among at least {LEAST_COHORT} sites that committed.")
+        if "commitments" not in entry:
+            entry = {**entry, "commitments": bound}
+            self.book.enter(run, attempt, entry)
+        signature = self._sign(_signed("reveal", run, attempt, entry["about"], self.name, entry["number"]))
+        return _letter(value=entry["number"], signature=signature.hex())
+
+    def _seed(
+        self, run: str, attempt: int, entry: dict[str, Any], numbers: dict[str, tuple[str, str]]
+    ) -> bytes:
+        shown = self._believed("reveal", run, attempt, entry["about"], numbers)
+        bound = entry.get("commitments", {})
+        check_all_shown(bound, shown)
+        wrong = [name for name, number in shown.items() if bound_by(number) != bound[name]]
+        if wrong:
+            raise TermError(f"{sorted(wrong)[:5]} showed another number than it had committed to.")
+        seed = seed_of(run, attempt, entry["about"], shown)
+        if entry.get("seed") != seed:
+            self.book.enter(run, attempt, {**entry, "seed": seed})
+        return _letter(value=str(seed), signature="")
+
+    def _believed(
+        self, what: str, run: str, attempt: int, about: str, told: dict[str, tuple[str, str]]
+    ) -> dict[str, str]:
+        """What each site says, if it has signed it."""
+        for name, (value, signature) in told.items():
+            message = _signed(what, run, attempt, about, name, value)
+            if not self._verify(name, message, bytes.fromhex(signature)):
+                raise TermError(
+                    f"what '{name}' is said to {what} is not signed by '{name}' as this site knows it."
+                )
+        return {name: value for name, (value, _) in told.items()}
+
+
+def check_all_shown(bound: Mapping[str, str], shown: Mapping[str, str]) -> None:
+    """Refuse numbers of some who committed only: whoever left one out may have seen the seed with it."""
+    if not bound or set(bound) != set(shown):
+        missing = sorted(set(bound) ^ set(shown))
+        raise TermError(
+            f"the numbers of {missing[:5]} are missing or too many: a seed takes all who committed."
+        )
+
+
+def draw_seed(engine: CarriesLetters, names: Iterable[str], run: str, attempt: int, about: str) -> int:
+    """The server's side: the seed that these sites draw; an error, by name, where one does not help."""
+
+    def ask(what: str, **more: Any) -> dict[str, list[str]]:
+        letter = to_bytes({}, {"ask": what, "run": run, "attempt": attempt, "about": about, **more})
+        found = {}
+        for name, reply in engine.carry(SEED_CHANNEL, dict.fromkeys(sorted(names), letter)):
+            if isinstance(reply, Exception):
+                raise CohortError(
+                    f"'{name}' does not help to draw the seed of this run: {plain(reply).rstrip('.')}. This "
+                    "attempt is void; resume for another."
+                ) from reply
+            note = _read(reply)
+            found[name] = [str(note.get("value")), str(note.get("signature"))]
+        return found
+
+    commitments = ask("commit")
+    numbers = ask("reveal", commitments=commitments)
+    seeds = {value for value, _ in ask("seed", numbers=numbers).values()}
+    if len(seeds) != 1:
+        raise CohortError(
+            f"the sites find {len(seeds)} different seeds. Install the same fedsolve everywhere."
+        )
+    return int(seeds.pop())
+
+
+def _signed(what: str, run: str, attempt: int, about: str, name: str, value: str) -> bytes:
+    return purpose(f"seed {what}", run, attempt, about, name, value)
+
+
+def _letter(**note: Any) -> bytes:
+    return to_bytes({}, note)
+
+
+def _read(letter: bytes) -> dict[str, Any]:
+    return from_bytes(letter, what="this letter about a seed", error=TermError)[1]
+
+
+def _table(note: Mapping[str, Any], name: str) -> dict[str, tuple[str, str]]:
+    """Values and signatures by site, in hexadecimal."""
+    try:
+        found = {str(site): (str(value), str(signed)) for site, (value, signed) in note[name].items()}
+        for value, signature in found.values():
+            bytes.fromhex(value), bytes.fromhex(signature)
+    except (KeyError, AttributeError, TypeError, ValueError) as problem:
+        raise TermError(f"'{name}' of this letter is damaged ({problem}).") from problem
+    return found

@@ -1,0 +1,171 @@
+"""What a server of secure sums still knows after a restart: the setup, the question under way, its cohort.
+
+    FOLDER/course.json           the run: its name, epoch and slot, its cohort, the totals opened, their sizes
+    FOLDER/setup.safetensors     what the members sent in the setup, all of it public or sealed
+    FOLDER/seed.json             the seed that all clients drew, or how far that is
+    FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody has to open it
+
+Without a folder nothing is kept; a run that stops then begins anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsolve.container import (
+    from_bytes,
+    from_sealed_json,
+    read,
+    sealed_json,
+    to_bytes,
+    write_atomically,
+)
+from fedsolve.errors import ModelFileError, TermError
+from fedsolve.privacy.notes import Setup, as_array, octets
+from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.rules import Opening
+from fedsolve.privacy.unmasking import Server
+
+_ANEW = "Put a copy of it back, or start a new run in another folder."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question under way: of which request (its digest), in which slot, to whom, and what stands where."""
+
+    request: str
+    slot: int
+    cohort: tuple[str, ...]
+    layout: Layout
+
+
+@dataclass
+class Course:
+    """A run as its server knows it.
+
+    opening: digest of the block that names the method; None until the first request.
+    members: who took part in the last setup. cohort: whom the last total is over.
+    opened:  all totals that anybody was asked to open, in order. sizes: of `KnownTotals`.
+    """
+
+    run: str
+    slots: int
+    opening: str | None = None
+    epoch: int = -1
+    slot: int = 0
+    members: tuple[str, ...] = ()
+    cohort: tuple[str, ...] | None = None
+    opened: list[Opening] = field(default_factory=list)
+    sizes: list[list[Any]] = field(default_factory=list)
+    asked: Asked | None = None
+
+    def note(self) -> dict[str, Any]:
+        told = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        told["opened"] = [[opening.request, list(opening.cohort)] for opening in self.opened]
+        if self.asked is not None:
+            told["asked"] = vars(self.asked) | {"layout": self.asked.layout.note()}
+        return told
+
+    @classmethod
+    def from_note(cls, note: dict[str, Any]) -> Course:
+        opened = [Opening(note["run"], request, tuple(cohort)) for request, cohort in note.pop("opened")]
+        asked, cohort, members = note.pop("asked"), note.pop("cohort"), tuple(note.pop("members"))
+        if asked is not None:
+            layout = Layout.from_note(asked["layout"])
+            asked = Asked(asked["request"], asked["slot"], tuple(asked["cohort"]), layout)
+        whole = None if cohort is None else tuple(cohort)
+        return cls(opened=opened, asked=asked, cohort=whole, members=members, **note)
+
+
+class RunStore:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._course = None if folder is None else self._read_course(folder / "course.json")
+
+    def resume(self, opening: str) -> Course | None:
+        """The run that this folder holds, once, if it began with this opening."""
+        course, self._course = self._course, None
+        return course if course is not None and course.opening == opening else None
+
+    def keep(self, course: Course) -> None:
+        """Write down where the run is."""
+        self._write("course.json", sealed_json(course.note()))
+
+    def keep_setup(self, setup: Setup, keys: dict[str, bytes], shares: dict[str, bytes]) -> None:
+        """Write down what the members sent in a setup."""
+        parts = {"keys": keys, "shares": shares}
+        arrays = {f"{k}.{name}": as_array(sent) for k, notes in parts.items() for name, sent in notes.items()}
+        note = {"setup": setup.note(), **{kind: list(notes) for kind, notes in parts.items()}}
+        self._write("setup.safetensors", to_bytes(arrays, note, sealed=True))
+
+    def server(self, run: str, epoch: int) -> Server | None:
+        """The server of the setup that was written down; None where that of this epoch was not completed."""
+        found = self._read("setup.safetensors")
+        if found is None:
+            return None
+        arrays, note = found
+        setup = Setup(**note["setup"])
+        if (setup.run, setup.epoch) != (run, epoch):
+            return None
+        server = Server(setup)
+        for name in note["keys"]:
+            server.add_keys(name, octets(arrays, f"keys.{name}").tobytes())
+        server.keys()
+        for name in note["shares"]:
+            server.add_shares(name, octets(arrays, f"shares.{name}").tobytes())
+        return server
+
+    def keep_sum(self, slot: str, masked: RingVector, survivors: tuple[str, ...]) -> None:
+        """Write down a sum of masked terms before anybody has to open it."""
+        note = {"slot": slot, "wide": masked.wide, "survivors": list(survivors)}
+        self._write("masked.safetensors", to_bytes({"limbs": masked.limbs}, note, sealed=True))
+
+    def sum(self, slot: str) -> tuple[RingVector, tuple[str, ...]] | None:
+        """The sum of masked terms in this slot and whose they are, if it was written down."""
+        found = self._read("masked.safetensors")
+        if found is None or found[1].get("slot") != slot:
+            return None
+        arrays, note = found
+        return RingVector(arrays["limbs"], note["wide"]), tuple(note["survivors"])
+
+    def keep_seed(self, note: dict[str, Any]) -> None:
+        """Write down where the drawing of a seed is."""
+        self._write("seed.json", sealed_json(note))
+
+    def seed(self, about: str) -> dict[str, Any] | None:
+        """What was written down of a seed for this."""
+        path = None if self._folder is None else self._folder / "seed.json"
+        if path is None or not path.exists():
+            return None
+        note = from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
+        return note if note.get("about") == about else None
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def _write(self, name: str, data: bytes) -> None:
+        if self._folder is not None:
+            write_atomically(self._folder / name, data, private=True)
+
+    def _read(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        if self._folder is None or not (self._folder / name).exists():
+            return None
+        path = self._folder / name
+        return from_bytes(read(path), what=str(path), error=ModelFileError)
+
+    @staticmethod
+    def _read_course(path: Path) -> Course | None:
+        if not path.exists():
+            return None
+        try:
+            note = from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
+            return Course.from_note(note)
+        except (KeyError, TypeError, ValueError, TermError) as problem:
+            raise ModelFileError(
+                f"{path} is damaged ({type(problem).__name__}: {problem}). {_ANEW}"
+            ) from problem
