@@ -195,7 +195,7 @@ def test_a_resumed_run_knows_its_columns_before_the_first_site_is_back(tmp_path)
 def test_a_column_of_another_type_is_refused_at_the_site(tmp_path):
     path = write(tmp_path / "north.csv")
     path.write_text(path.read_text().replace("\n", "\nold", 1))
-    line = ["client", "--insecure", "--server", "127.0.0.1:9", "--name", "north", "--label", "ill"]
+    line = ["client", "--insecure", "--plain", "--server", "127.0.0.1:9", "--name", "north", "--label", "ill"]
     done = run(*line, "--data", str(path), "--state", str(tmp_path / "state"))
     assert done.exit_code == 2
     assert "line 2, column 'age': 'old" in done.stderr
