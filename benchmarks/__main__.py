@@ -230,6 +230,26 @@ def _overhead(json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+@main.command("speed")
+@click.option("--network", default="cnn", show_default=True)
+@click.option("--clients", default=10, show_default=True)
+@click.option("--rows", default=300, show_default=True, help="Images of each client.")
+@click.option("--epochs", default=1, show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--workers", multiple=True, type=int, help="Clients at once; 1 and all cores without it.")
+@click.option("--flower/--no-flower", default=True, show_default=True, help="Flower's simulation too.")
+@_json
+def _speed(json_path: Path | None, **how: Any) -> None:
+    """A round of FedAvg beside plain loops and Flower's simulation (needs torch; flwr and ray)."""
+    from benchmarks import speed
+
+    found = speed.measure(**how)
+    click.echo(speed.table(found))
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 @main.command("sketch")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--rounds", default=40, show_default=True)
@@ -266,6 +286,86 @@ def _masks(json_path: Path | None, **how: Any) -> None:
     masks.show(Console(width=140, highlight=False, markup=False), measured)
     if json_path is not None:
         json_path.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+@main.command("calibration")
+@click.argument("path", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_json
+def _calibration(path: Path | None, json_path: Path | None) -> None:
+    """Calibration error and log loss before and after, on digits, breast cancer and a feature file PATH."""
+    from benchmarks import calibration
+
+    found = calibration.measure(path)
+    calibration.show(Console(width=140, highlight=False, markup=False), found)
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+@main.command("heads")
+@_json
+@click.option(
+    "--data",
+    "data_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="npz with x_train, y_train, x_test, y_test (scale, offset); without it, only --figure of --json.",
+)
+@click.option("--clients", default=100, show_default=True)
+@click.option("--alpha", default=0.1, show_default=True, help="Dirichlet concentration; 0 is IID.")
+@click.option("--memory", default=4.0, show_default=True, help="GB that all clients together may keep.")
+@click.option("--only", multiple=True, help="Rows by name; all but those of 32,768 landmarks.")
+@click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw all rows of --json.")
+def _heads(
+    json_path: Path | None,
+    data_path: Path | None,
+    clients: int,
+    alpha: float,
+    memory: float,
+    only: tuple[str, ...],
+    figure: Path | None,
+) -> None:
+    """Methods for frozen features beside each other; rows of --json that are not measured again stay."""
+    from benchmarks import heads
+
+    unknown = sorted(set(only) - heads.ENTRIES.keys())
+    if unknown:
+        raise click.UsageError(f"no row is called '{unknown[0]}'; known are {', '.join(heads.ENTRIES)}.")
+    kept: dict[str, Any] = {}
+    if json_path is not None and json_path.exists():
+        kept = json.loads(json_path.read_text())
+    if data_path is not None:
+        for found in heads.measure(_rows(data_path, None), clients, alpha, only, memory):
+            rows = {**kept.get("rows", {}), **found["rows"]}
+            kept = found | {"rows": {name: rows[name] for name in heads.ENTRIES if name in rows}}
+            if json_path is not None:
+                json_path.write_text(json.dumps(kept, indent=1) + "\n")
+    if not kept:
+        raise click.UsageError("give --data to measure, or --json with rows that were.")
+    heads.show(Console(width=140, highlight=False, markup=False), kept)
+    if figure is not None:
+        heads.draw(kept, figure)
+
+
+@main.command("heads-settings")
+@click.argument("method", type=click.Choice(["softmax", "kernel"]))
+@click.option(
+    "--data",
+    "data_path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="npz with x_train, y_train; its test rows are not looked at.",
+)
+@click.option("--landmarks", default=2048, show_default=True)
+@click.option("--every/--default", default=True, help="Every bandwidth and ridge, or the default ones.")
+def _heads_settings(method: str, data_path: Path, landmarks: int, every: bool) -> None:
+    """Held-out accuracies of the settings among which the defaults were chosen."""
+    from benchmarks import heads_settings
+
+    rows = _rows(data_path, None)
+    lines = (
+        heads_settings.softmax(rows) if method == "softmax" else heads_settings.kernel(rows, landmarks, every)
+    )
+    for line in lines:
+        click.echo("  ".join(f"{name} {value}" for name, value in line.items()))
 
 
 @main.command("fashion-mnist", add_help_option=False, context_settings={"ignore_unknown_options": True})

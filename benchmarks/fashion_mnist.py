@@ -13,9 +13,8 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,18 +93,22 @@ def pixel_rows(folder: Path) -> tuple[Any, Any, Any, Any]:
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def federation_of(data: Data, seed: int) -> Any:
-    """The paper's clients: the partition follows the seed."""
+def federation_of(data: Data, seed: int, workers: int = 1) -> Any:
+    """The paper's clients, so many side by side: the partition follows the seed."""
     owners = fs.partition.dirichlet(data.labels, CLIENTS, alpha=ALPHA, seed=seed)
-    return fs.LocalFederation.from_arrays(data.images, data.labels, owners, clients=CLIENTS, workers=1)
+    return fs.LocalFederation.from_arrays(data.images, data.labels, owners, clients=CLIENTS, workers=workers)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs leave their results, and where their checkpoints and logs are."""
+    """Where runs leave their results, where their checkpoints and logs are, and how they use the machine.
+
+    workers: clients of a run that train side by side.
+    """
 
     out: Path
     work: Path
+    workers: int = 1
 
     def make(self) -> None:
         for folder in (self.out, self.work):
@@ -116,7 +119,7 @@ def run_arm(
     data: Data, arm: str, seed: int, place: Place, rounds: int, device: str, until: float, **changed: Any
 ) -> bool:
     """Train one arm, from its checkpoint if there is one, until `time.time()`; whether it is finished."""
-    federation = federation_of(data, seed)
+    federation = federation_of(data, seed, place.workers)
     method = method_of(arm, rounds, seed, device, **changed)
     run = method.start(federation.describe())
     checkpoint = place.work / f"{stem(arm, seed)}.checkpoint"
@@ -178,35 +181,19 @@ def run_here(
     until: float,
     **changed: Any,
 ) -> None:
-    """Runs in this process: several as threads, each on a stream of its own of the GPU."""
+    """Runs in this process: several as threads, whose clients train side by side on a GPU."""
     place.make()
     if len(runs) == 1:
         ((arm, seed),) = runs
         run_arm(data, arm, seed, place, rounds, device, until, **changed)
         return
-    import torch
-
-    # The engine sets these for the length of a client's training, which is not a thread's own affair.
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
     def one(arm: str, seed: int) -> bool:
-        with _own_stream(device):
-            return run_arm(data, arm, seed, place, rounds, device, until, **changed)
+        return run_arm(data, arm, seed, place, rounds, device, until, **changed)
 
     with ThreadPoolExecutor(len(runs)) as pool:
         for done in [pool.submit(one, arm, seed) for arm, seed in runs]:
             done.result()
-
-
-@contextmanager
-def _own_stream(device: str) -> Iterator[None]:
-    import torch
-
-    if device == "cpu" or not torch.cuda.is_available():
-        yield
-        return
-    with torch.cuda.stream(torch.cuda.Stream()):
-        yield
 
 
 def run_all(
@@ -221,7 +208,7 @@ def run_all(
     for first in range(0, len(runs), way.threads):
         together = runs[first : first + way.threads]
         words = [str(given.data), "--out", str(place.out), "--work", str(place.work)]
-        words += ["--until", f"{until:.1f}"]
+        words += ["--until", f"{until:.1f}", "--workers", str(place.workers)]
         for name in ("rounds", "device", "network", "limit"):
             if getattr(given, name) is not None:
                 words += [f"--{name}", str(getattr(given, name))]
@@ -273,7 +260,7 @@ def trial(given: argparse.Namespace, ways: Sequence[Way]) -> list[dict[str, Any]
     found = []
     for number, (way, share) in enumerate(zip(ways, shares, strict=True)):
         until = time.time() + given.seconds * share / sum(shares)
-        place = Place(given.out / f"way-{number}", given.out / f"way-{number}")
+        place = Place(given.out / f"way-{number}", given.out / f"way-{number}", given.workers)
         runs = [(ARMS[index % 2], index // 2) for index in range(way.runs)]
         whole, mps = run_all(given, runs, place, until, way)
         ends = _round_ends("\n".join(path.read_text() for path in place.work.glob("*.log")))
@@ -354,6 +341,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--share", default="auto:12", help="mps:12, processes:12, mps:12/4 (threads), auto:12"
     )
+    parser.add_argument("--workers", type=int, default=1, help="clients of a run that train side by side")
     parser.add_argument("--trial", action="store_true", help="time each of --ways to share the GPU")
     parser.add_argument("--ways", default=WAYS)
     parser.add_argument("--profile", action="store_true", help="show the kernels of a round")
@@ -376,7 +364,7 @@ def main(words: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     started = time.time()
     given = arguments(words)
-    place = Place(given.out, given.work or given.out)
+    place = Place(given.out, given.work or given.out, given.workers)
     changed = {} if given.network is None else {"network": given.network}
     if given.runs is not None:
         runs = [(arm, int(seed)) for arm, _, seed in (run.rpartition(":") for run in given.runs.split(","))]

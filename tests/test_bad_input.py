@@ -155,15 +155,15 @@ def test_clients_of_different_width() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fs.DeepAFL(layers=-1), "layers must be a whole number, at least 0; got -1"),
-        (lambda: fs.DeepAFL(width=0), "width must be a whole number, at least 1; got 0"),
-        (lambda: fs.DeepAFL(layers=2.5), "layers must be a whole number, at least 0; got 2.5"),  # type: ignore[arg-type]
+        (lambda: fs.DeepAFL(layers=-1), "layers must be 'auto' or a whole number, at least 0; got -1"),
+        (lambda: fs.DeepAFL(width=0), "width must be 'auto' or a whole number, at least 1; got 0"),
+        (lambda: fs.DeepAFL(layers=2.5), "layers must be 'auto' or a whole number, at least 0; got 2.5"),  # type: ignore[arg-type]
         (
             lambda: fs.DeepAFL(hidden_width=0),
             "hidden_width must be None or a whole number, at least 1",
         ),
-        (lambda: fs.DeepAFL(ridge=-1.0), "ridge must be a finite number >= 0; got -1.0"),
-        (lambda: fs.DeepAFL(residual_ridge=float("nan")), "residual_ridge must be a finite"),
+        (lambda: fs.DeepAFL(ridge=-1.0), "ridge must be 'auto' or a finite number >= 0; got -1.0"),
+        (lambda: fs.DeepAFL(residual_ridge=float("nan")), "residual_ridge must be 'auto' or a finite"),
         (
             lambda: fs.DeepAFL(activation="gelo"),
             "'gelu', .*got 'gelo'. Did you mean 'gelu'",
@@ -172,10 +172,10 @@ def test_clients_of_different_width() -> None:
         (lambda: fs.DeepAFL(block_input="last"), "'previous' or 'initial'; got 'last'"),  # type: ignore[arg-type]
         (lambda: fs.DeepAFL(exchange="fast"), "'auto', 'textbook', 'lean' or 'single'; got 'fast'"),
         (lambda: fs.DeepAFL(participation=0.0), r"participation must be a number in \(0, 1\]; got 0.0"),
-        (lambda: fs.DeepAFL(scale="max"), "scale must be None or 'standard'; got 'max'"),  # type: ignore[arg-type]
+        (lambda: fs.DeepAFL(scale="max"), "scale must be None, 'standard', 'centred' or 'auto'; got 'max'"),  # type: ignore[arg-type]
         (lambda: fs.DeepAFL(track="loss"), "track must be None or 'accuracy'"),  # type: ignore[arg-type]
         (lambda: fs.DeepAFL(precision="float16"), "'float64' or 'float32'; got 'float16'"),  # type: ignore[arg-type]
-        (lambda: fs.AFL(ridge=float("inf")), "ridge must be a finite number"),
+        (lambda: fs.AFL(ridge=float("inf")), "ridge must be 'auto' or a finite number"),
     ],
 )
 def test_bad_parameters(make: Callable[[], Any], message: str) -> None:

@@ -122,14 +122,15 @@ def test_train_gives_the_model_of_the_library(files, tmp_path):
     data = np.load(files / "digits.npz")
     owners = fs.partition.dirichlet(data["y_train"], clients=5, alpha=0.3, seed=4)
     federation = fs.LocalFederation.from_arrays(data["x_train"], data["y_train"], owners, clients=5)
-    model = fs.DeepAFL(layers=2, width=24).fit(federation)
-    model.save(tmp_path / "expected.safetensors")
-    assert out.read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
+    model = fs.Calibrated(fs.DeepAFL(layers=2, width=24)).fit(federation)
+    model.card = fs.load_model(out).card
+    assert out.read_bytes() == model.to_bytes()
+    assert (model.card["exchanges"], model.card["bytes_up"]) == (told["exchanges"], told["bytes_up"])
     assert told["accuracy"]["train"] == federation.evaluate(model)
     assert told["accuracy"]["test"] == model.score(data["x_test"], data["y_test"])
     assert told["bytes_up"] == sum(record.bytes_up for record in model.history)
     assert told["bytes_down"] == sum(record.bytes_down for record in model.history)
-    assert (told["exchanges"], told["clients"], told["rows"]) == (5, 5, 300)
+    assert (told["exchanges"], told["clients"], told["rows"]) == (5 + 2 + 5, 5, 300)
     assert told["risk"] == pytest.approx(model.risk[-1])
 
 
@@ -213,7 +214,7 @@ def test_secure_training_gives_the_same_model_and_says_so(files):
 
 
 def test_warnings_are_single_lines(files):
-    result = fedsolve("train", files / "digits.npz", "--method", "afl")
+    result = fedsolve("train", files / "digits.npz", "--method", "afl", "--ridge", 0, "--no-calibrate")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: the system of width 64 is singular")
     assert result.stderr.count("\n") == 1
@@ -275,15 +276,18 @@ def test_resume_continues_to_the_same_bytes(files, tmp_path):
     data = np.load(files / "digits.npz")
     owners = fs.partition.iid(data["y_train"], 5)
     federation = fs.LocalFederation.from_arrays(data["x_train"], data["y_train"], owners, workers=1)
-    run = fs.DeepAFL(layers=2, width=24).start(federation.describe())
-    steps = exchanges(run, federation)
-    for _ in range(3):
-        next(steps)
-    checkpoint.write_bytes(run.to_bytes())
     words = ("--checkpoint", checkpoint, "--resume", "--out", resumed)
-    told = document("train", files / "digits.npz", *SMALL, *words)
-    assert told["exchanges"] == 5
-    assert resumed.read_bytes() == whole.read_bytes()
+    for done in (3, 6, 9):  # in the first training, in the calibration, in the second training
+        run = fs.Calibrated(fs.DeepAFL(layers=2, width=24)).start(federation.describe())
+        steps = exchanges(run, federation)
+        for _ in range(done):
+            next(steps)
+        checkpoint.write_bytes(run.to_bytes())
+        told = document("train", files / "digits.npz", *SMALL, *words)
+        assert told["exchanges"] == 12
+        assert resumed.read_bytes() == whole.read_bytes()
+    checkpoint.write_bytes(fs.DeepAFL(layers=2, width=24).start(federation.describe()).to_bytes())
+    refused(fedsolve("train", files / "digits.npz", *SMALL, *words), 4, "not a checkpoint of a run that cal")
 
 
 # -- predict and evaluate --------------------------------------------------------------------------
@@ -406,7 +410,7 @@ BAD_DATA = {
         2,
         "label 3 in row 2",
     ),
-    "overflow": ({"x": _with(1e200), "y": Y}, 3, "'gram' contains NaN or infinite values"),
+    "overflow": ({"x": _with(1e200), "y": Y}, 3, "contains NaN or infinite values"),
 }
 
 
@@ -418,6 +422,7 @@ def test_train_refuses_bad_data_and_writes_nothing(tmp_path, case):
     words = (
         "--method",
         "afl",
+        "--no-calibrate",
         "--clients",
         "2",
         "--checkpoint",
@@ -464,7 +469,7 @@ BAD_WORDS = {
     ),
     "unknown option": (("--depth", "3"), 2, "No such option"),
     "unknown method": (("--method", "sgd"), 2, "unknown method 'sgd'"),
-    "negative ridge": (("--ridge", "-1"), 2, "ridge must be a finite number >= 0; got -1.0"),
+    "negative ridge": (("--ridge", "-1"), 2, "ridge must be 'auto' or a finite number >= 0; got -1.0"),
     "unknown activation": (("--activation", "swish"), 2, "activation must be 'none', 'gelu'"),
     "no participation": (("--participation", "0"), 2, "participation must be a number in (0, 1]; got 0.0"),
     "no clients": (("--clients", "0"), 2, "clients must be at least 1; got 0"),
@@ -596,7 +601,7 @@ def test_unforeseen_errors_exit_1_in_one_line(files, monkeypatch):
     def broken(self, *args, **kwargs):
         raise ZeroDivisionError("no luck")
 
-    monkeypatch.setattr(fs.AFL, "fit", broken)
+    monkeypatch.setattr(fs.AFL, "start", broken)
     result = fedsolve("train", files / "digits.npz", "--method", "afl")
     refused(result, 1, "unforeseen ZeroDivisionError: no luck")
 

@@ -40,9 +40,10 @@ from tests.conftest import Dataset
 from tests.oracle import DeepOracle, one_hot, relative_difference
 
 TOLERANCE = 1e-9
-SMALL: dict[str, Any] = {"layers": 2, "width": 24}
-CLASSIFIERS = {"afl": AFLClassifier(), "deepafl": DeepAFLClassifier(**SMALL)}
-REGRESSORS = {"afl": AFLRegressor(), "deepafl": DeepAFLRegressor(**SMALL)}
+FIXED: dict[str, Any] = {"ridge": 10.0, "residual_ridge": 1.0, "gain": 1.0, "scale": "standard"}
+SMALL: dict[str, Any] = {"layers": 2, "width": 24, **FIXED}
+CLASSIFIERS = {"afl": AFLClassifier(ridge=1.0), "deepafl": DeepAFLClassifier(**SMALL)}
+REGRESSORS = {"afl": AFLRegressor(ridge=1.0), "deepafl": DeepAFLRegressor(**SMALL)}
 ALL = [*CLASSIFIERS.values(), *REGRESSORS.values()]
 
 
@@ -91,7 +92,17 @@ def test_scikit_learn_check(estimator: Any, check: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [AFLClassifier, AFLRegressor, DeepAFLClassifier, DeepAFLRegressor])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AFLClassifier,
+        AFLRegressor,
+        DeepAFLClassifier,
+        DeepAFLRegressor,
+        fs.KernelAFLClassifier,
+        fs.SoftmaxClassifier,
+    ],
+)
 def test_check_estimator_with_default_parameters(kind: type) -> None:
     program = (
         "from sklearn.utils.estimator_checks import check_estimator\n"
@@ -124,14 +135,14 @@ def test_afl_is_ridge_regression_on_one_hot_labels(ridge: float, intercept: bool
 
 
 def test_afl_has_the_coefficients_of_scikit_learns_ridge_classifier() -> None:
-    binary = AFLClassifier().fit(X, Y > 0)
+    binary = AFLClassifier(ridge=1.0).fit(X, Y > 0)
     expected = RidgeClassifier(solver="svd").fit(X, Y > 0)
     assert relative_difference(binary.coef_, np.atleast_2d(expected.coef_)) <= TOLERANCE
     assert relative_difference(binary.intercept_, np.atleast_1d(expected.intercept_)) <= TOLERANCE
     assert relative_difference(binary.decision_function(X), expected.decision_function(X)) <= TOLERANCE
     # scikit-learn encodes classes as -1 and 1, twice as far apart.
     multiclass = RidgeClassifier(solver="svd").fit(X, Y)
-    assert relative_difference(2.0 * AFLClassifier().fit(X, Y).coef_, multiclass.coef_) <= TOLERANCE
+    assert relative_difference(2.0 * AFLClassifier(ridge=1.0).fit(X, Y).coef_, multiclass.coef_) <= TOLERANCE
 
 
 def test_an_intercept_keeps_all_digits_far_from_the_origin() -> None:
@@ -150,7 +161,7 @@ def test_deepafl_is_the_federated_model(digits: Dataset, clients: int) -> None:
     federation = fs.LocalFederation.from_arrays(data.features, data.labels, owners, clients)
     parameters: dict[str, Any] = {"layers": 4, "width": 64, "ridge": 2.0, "residual_ridge": 0.1, "gain": 1.5}
     expected = fs.DeepAFL(**parameters, scale="standard", intercept=True, seed=7).fit(federation)
-    found = DeepAFLClassifier(**parameters, random_state=7).fit(data.features, data.labels)
+    found = DeepAFLClassifier(**parameters, scale="standard", random_state=7).fit(data.features, data.labels)
     for mine, theirs in zip(found.model_.classifiers, expected.classifiers, strict=True):
         assert relative_difference(mine, theirs) <= TOLERANCE
     for mine, theirs in zip(found.model_.blocks, expected.blocks, strict=True):
@@ -165,10 +176,10 @@ def test_deepafl_is_the_textbook_on_standardised_rows(block_input: str) -> None:
     scaler, targets = StandardScaler().fit(X), one_hot(Y)
     oracle.fit(scaler.transform(X), targets - targets.mean(axis=0))
     expected = oracle.decision_function(scaler.transform(X)) + targets.mean(axis=0)
-    found = DeepAFLClassifier(**options).fit(X, Y)
+    found = DeepAFLClassifier(**options, **FIXED).fit(X, Y)
     assert relative_difference(found.decision_function(X), expected) <= TOLERANCE
     plain = DeepOracle(**options, ridge=10.0, residual_ridge=1.0).fit(X, targets)
-    found = DeepAFLClassifier(**options, scale=None, fit_intercept=False).fit(X, Y)
+    found = DeepAFLClassifier(**options, **FIXED | {"scale": None}, fit_intercept=False).fit(X, Y)
     assert relative_difference(found.decision_function(X), plain.decision_function(X)) <= TOLERANCE
 
 
@@ -383,9 +394,9 @@ def test_targets_keep_their_shape(estimator: Any) -> None:
 
 def test_linear_targets_are_solved_one_by_one() -> None:
     targets = np.column_stack([Y, X[:, 0] ** 2])
-    both = AFLRegressor().fit(X, targets)
+    both = AFLRegressor(ridge=1.0).fit(X, targets)
     for column in range(2):
-        alone = AFLRegressor().fit(X, targets[:, column])
+        alone = AFLRegressor(ridge=1.0).fit(X, targets[:, column])
         assert relative_difference(both.coef_[column], alone.coef_) <= TOLERANCE
         assert abs(both.intercept_[column] - alone.intercept_) <= TOLERANCE * abs(alone.intercept_)
 
@@ -519,11 +530,11 @@ def test_bad_labels_are_refused(estimator: Any, case: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"layers": 1.5}, "layers must be a whole number, at least 0; got 1.5"),
-        ({"width": 0}, "width must be a whole number, at least 1; got 0"),
-        ({"residual_ridge": -1.0}, "residual_ridge must be a finite number >= 0; got -1.0"),
+        ({"layers": 1.5}, "layers must be 'auto' or a whole number, at least 0; got 1.5"),
+        ({"width": 0}, "width must be 'auto' or a whole number, at least 1; got 0"),
+        ({"residual_ridge": -1.0}, "residual_ridge must be 'auto' or a finite number >= 0; got -1.0"),
         ({"activation": "swish"}, "got 'swish'. Did you mean 'hardswish'?"),
-        ({"scale": "robust"}, "scale must be None or 'standard'; got 'robust'"),
+        ({"scale": "robust"}, "scale must be None, 'standard', 'centred' or 'auto'; got 'robust'"),
         ({"precision": "half"}, "precision must be 'float64' or 'float32'; got 'half'"),
     ],
 )
@@ -535,7 +546,7 @@ def test_bad_parameters_are_refused_by_fit(kind: type, parameters: dict[str, Any
 
 @pytest.mark.parametrize("kind", [AFLClassifier, AFLRegressor])
 def test_a_negative_ridge_is_refused(kind: type) -> None:
-    with pytest.raises(fs.DataError, match="ridge must be a finite number >= 0; got -2"):
+    with pytest.raises(fs.DataError, match="ridge must be 'auto' or a finite number >= 0; got -2"):
         kind(ridge=-2.0).fit(X, Y)
 
 

@@ -88,7 +88,7 @@ def test_options_reach_the_method(toy: type[Toy]) -> None:
     refused(fedsolve(*words, "--share", "0"), 2, "share must be a number in (0, 1]; got 0.0")
     refused(fedsolve(*words, "--toys", "1.5"), 2, "toys must be a whole number, at least 1; got '1.5'")
     refused(fedsolve(*words, "--colour", "bleu"), 2, "colour must be None, 'red' or 'blue'", "mean 'blue'?")
-    refused(fedsolve("train", "digits", "--toys", "4"), 2, "--toys belongs to toy, not to deepafl")
+    refused(fedsolve("train", "digits", "--toys", "4"), 2, "--toys belongs to toy, not to auto")
 
 
 def test_a_file_takes_the_same_parameters(toy: type[Toy], tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_reference_page_shows_a_new_method(toy: type[Toy]) -> None:
     page = fedsolve("methods", "--parameters").stdout
     assert "| `share` | `--share` | a number in (0, 1] | 0.5 | Share of the toys. |" in page
     lists = document("methods", "--parameters")["parameters"]
-    assert lists["Parameters of toy (Nobody, 2026)"][3]["name"] == "share"
+    assert lists["Parameters of toy (Nobody, 2026)"][4]["name"] == "share"
 
 
 def test_the_command_refuses_a_parameter_that_hides_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +213,12 @@ def test_help_fits_on_a_screen_and_a_half(command: str) -> None:
     assert len(page) <= 65
     assert max(map(len, page)) <= 100
     text = "\n".join(page)
-    for name in described(fs.DeepAFL):
+    for name in described(fs.Auto if command == "train" else fs.DeepAFL):
         assert f"  --{name.replace('_', '-')} " in text
+    deep = helped(command, "--method", "deepafl", "--help")
+    for name in described(fs.DeepAFL):
+        assert f"  --{name.replace('_', '-')} " in deep
+    assert len(deep.splitlines()) <= 72
     for absent in ("--rounds", "--balance", "--debug"):
         assert absent not in text
 

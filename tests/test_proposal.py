@@ -55,8 +55,8 @@ def test_every_column_is_what_it_looks_like(frame):
     schema = propose(frame, label="diagnosis", client="hospital")
     kinds = {name: column.kind for name, column in columns(schema).items()}
     assert kinds == {
-        "patient_id": "unused",
-        "serial": "unused",
+        "patient_id": "identifier",
+        "serial": "identifier",
         "age": "number",
         "stamp": "number",
         "grade": "number",

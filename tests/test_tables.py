@@ -210,8 +210,8 @@ def test_csv_faults_far_down_have_the_right_line(write):
     assert np.array_equal(long.features[:, 0], np.arange(9000))
 
 
-def test_binary_junk_and_missing_files_are_file_errors(write, tmp_path):
-    with pytest.raises(ModelFileError, match="not a csv file in UTF-8"):
+def test_another_encoding_is_told_and_missing_files_are_file_errors(write, tmp_path):
+    with pytest.raises(DataError, match=r"not in utf-8: byte 0xff.*--encoding cp1252"):
         read_table(write("d.csv", b"a,b\n\xff\xfe,2\n"))
     for name in ("none.csv", "none.npz", "none.parquet"):
         with pytest.raises(ModelFileError, match="No such file"):

@@ -34,6 +34,10 @@ class ConditionWarning(UserWarning):
     """A linear system was singular to working precision; the minimum-norm solution was taken."""
 
 
+class CalibrationWarning(UserWarning):
+    """Probabilities could not be calibrated; the model is otherwise what it would be."""
+
+
 def did_you_mean(word: str, known: Iterable[object]) -> str:
     """The end of a message, " Did you mean 'x'?", with the known word nearest to one that was mistyped.
 

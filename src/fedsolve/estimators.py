@@ -3,58 +3,81 @@
 Each estimator checks its input the scikit-learn way, hands the rows to the method that a
 federation would run, and keeps the resulting `Model` as `model_`. Over any partition of the same
 rows, the method gives the same model.
+
+Fitted on a DataFrame, an estimator refuses other columns or another order by name, as scikit-learn wants it;
+`model_` finds columns by name in any order, and so does the command on a file.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from fedsolve.checks import check_arrays
+from fedsolve.calibration import LEAST_ROWS, Calibration, fitted, project_to_simplex
+from fedsolve.checks import check_arrays, check_choice
 from fedsolve.closedform.afl import AFL
-from fedsolve.closedform.deepafl import DeepAFL
+from fedsolve.closedform.deepafl import CHOSEN, DeepAFL
+from fedsolve.closedform.kernel_afl import KernelAFL
+from fedsolve.closedform.kernel_model import KernelModel
 from fedsolve.closedform.predictors import DeepModel, LinearModel
+from fedsolve.closedform.softmax import Softmax
+from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.container import Array
-from fedsolve.errors import DataError
-from fedsolve.federation.local import LocalFederation
+from fedsolve.errors import CalibrationWarning, DataError
+from fedsolve.federation.described import balanced_weights
+from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.messages import Total
-from fedsolve.labels import plain_labels
+from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.held_out import held_out, row_marks
+from fedsolve.labels import encode_labels, plain_labels
 from fedsolve.model import Model
+from fedsolve.schema import Column, Schema
 
-__all__ = ["AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor", "project_to_simplex"]
+__all__ = [
+    "AFLClassifier",
+    "AFLRegressor",
+    "DeepAFLClassifier",
+    "DeepAFLRegressor",
+    "KernelAFLClassifier",
+    "SoftmaxClassifier",
+    "project_to_simplex",
+]
+
+_NEWTON_AT_HOME = 1024
+"""Coefficients up to which Softmax takes Newton steps where nothing travels."""
 
 _REAL = (np.float64, np.float32)
+_SHARE, _KEY = 0.2, "calibration"
+"""Which rows are held out for the probabilities."""
+
+M = TypeVar("M", bound=Model)
 
 
-def project_to_simplex(scores: Array) -> Array:
-    """Rows p (rows, classes) minimising |p - s|² over p >= 0, sum p = 1.
+class _Silo(ClientData):
+    """Rows of one silo, counted from any point; which fold a row is in does not depend on that."""
 
-    p = max(s - tau, 0) with the one tau per row that makes the sum 1, found by sorting. Order is
-    kept: no class overtakes another.
-    """
-    # tau lies at most 1 below the largest score, so anything further down is 0 all the same.
-    shifted = np.maximum(scores - np.max(scores, axis=1, keepdims=True), -1.0)
-    descending = -np.sort(-shifted, axis=1)
-    excess = np.cumsum(descending, axis=1) - 1.0
-    support = np.sum(descending * np.arange(1, scores.shape[1] + 1) > excess, axis=1)
-    tau = excess[np.arange(len(scores)), support - 1] / support
-    return np.asarray(np.maximum(shifted - tau[:, None], 0.0))
+    given: Array
+
+    def marks(self, key: int | str = 0) -> Array:
+        return row_marks(self.given, self.labels, key)
 
 
 # -- what is predicted: classes or numbers ---------------------------------------------------------
 
 
 class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """What all four share: one silo of rows in, scores of the model, predictions from scores."""
+    """What all share: one silo of rows in, scores of the model, predictions from scores."""
 
     model_: Model
     _task: Literal["classification", "regression"]
@@ -69,24 +92,45 @@ class _Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _features(self, X: Any) -> Array:
         check_is_fitted(self, "model_")
-        features: Array = validate_data(self, X, dtype=_REAL, reset=False)
+        try:
+            features: Array = validate_data(self, X, dtype=_REAL, reset=False)
+        except ValueError as problem:
+            if "feature names should match" not in str(problem):
+                raise
+            raise DataError(
+                f"{problem}Give the columns of the training rows in their order, "
+                "X[estimator.feature_names_in_], or ask estimator.model_, which finds them by name."
+            ) from problem
         return features
+
+    def _knowing_columns(self, model: M) -> M:
+        """The model, which knows the columns of a DataFrame it was fitted on and finds them by name."""
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        if names and len(set(names)) == len(names):
+            classes = () if model.classes is None else tuple(model.classes.tolist())
+            columns = tuple(Column(name, missing="refuse") for name in names)
+            model.schema = Schema(columns, classes=classes)
+        return model
 
     @abstractmethod
     def _decide(self, scores: Array) -> Array:
         """Predictions from scores (rows, outputs)."""
 
     def _silo(
-        self, features: Array, targets: Array, weights: Array | None, classes: Array | None = None
+        self,
+        features: Array,
+        targets: Array,
+        weights: Array | None,
+        classes: Array | None = None,
+        given: Array | None = None,
     ) -> LocalFederation:
-        """All rows in the hands of one client."""
-        return LocalFederation.from_arrays(
-            features,
-            targets,
-            np.zeros(len(features), dtype=np.intp),
+        """All rows in the hands of one client; `given`: the features before they were moved."""
+        rows = _Silo(features, targets, weights=weights)
+        rows.given = features if given is None else given
+        return LocalFederation(
+            [Participant("client-0", rows, memory_budget=LOCAL_MEMORY)],
             classes=None if classes is None else classes.tolist(),
             task=self._task,
-            sample_weight=weights,
         )
 
 
@@ -94,6 +138,9 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Labels of any type that sorts."""
 
     _task = "classification"
+    calibrate: bool
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
+    _too_few = False
 
     @property
     def classes_(self) -> Array:
@@ -108,14 +155,22 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability vectors nearest to the scores, (rows, classes).
+        """Probabilities of the classes, (rows, classes), in the order of the scores.
 
-        Least squares estimates class probabilities but may leave [0, 1]; this is the Euclidean
-        projection of the scores onto the probability simplex. It keeps the order of the classes
-        and is not calibrated: zeros and ones are common and mean "clipped", not "certain". Wrap
-        the estimator in `sklearn.calibration.CalibratedClassifierCV` where probabilities matter.
+        With `calibrate`, softmax of the scores times a slope that was fitted to rows which the model of the
+        others had not seen. Without, after `partial_fit`, and where rows are too few, the probability vectors
+        nearest to the scores: zeros and ones are common then and mean "clipped", not "certain".
         """
-        return project_to_simplex(self._scores(X))
+        scores = self._scores(X)
+        known = self.model_.calibration
+        if known is None and self._too_few:
+            warnings.warn(
+                "these probabilities are not calibrated: the rows, or those of a class, were too few to hold "
+                "some out. Pass calibrate=False if that is as it should be.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
+        return project_to_simplex(scores) if known is None else known.probabilities(scores)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy, rows counted by their weight."""
@@ -124,11 +179,60 @@ class _Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def _decide(self, scores: Array) -> Array:
         return np.asarray(self.classes_[np.argmax(scores, axis=1)])
 
+    @abstractmethod
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        """Learn from these rows, of which some classes may have none."""
+
+    def _learn_calibrated(self, features: Array, labels: Array, weights: Array | None) -> Self:
+        """Learn from all rows; the calibration is that of the model without those held out, on those."""
+        classes = np.unique(labels)
+        self._train(features, labels, weights, classes)
+        if not self.calibrate:
+            return self
+        apart = held_out(features, labels, _SHARE, _KEY)
+        counted = apart if weights is None else apart & (weights > 0)
+        found = None
+        if np.count_nonzero(counted) >= LEAST_ROWS:
+            kept = None if weights is None else weights[~apart]
+            try:
+                # What was chosen for all rows is not chosen again.
+                other = clone(self).set_params(**self._chosen())
+                other._train(features[~apart], labels[~apart], kept, classes)
+            except DataError:  # a class of which all rows are held out
+                pass
+            else:
+                scores = other.model_.decision_function(features[counted])
+                codes = encode_labels(labels[counted], classes)
+                found = fitted(scores, codes, None if weights is None else weights[counted])
+        self._too_few = found is None
+        if found is None:
+            return self
+        self.model_.calibration = Calibration(*found, _SHARE, _KEY, int(np.count_nonzero(counted)))
+        return self
+
+    def _chosen(self) -> dict[str, Any]:
+        """The settings that were left to be chosen, as they were."""
+        auto = [name for name, value in self.get_params(deep=False).items() if value == "auto"]
+        return {name: self.model_.parameters[name] for name in auto}  # type: ignore[attr-defined]
+
+    def _weighed(self, labels: Array, weights: Array | None) -> Array | None:
+        """The weights of the rows, times those of their classes where classes are balanced."""
+        if self.class_weight is None:
+            return weights
+        classes, codes = np.unique(labels, return_inverse=True)
+        if isinstance(self.class_weight, Mapping):
+            per_class = np.array([float(self.class_weight.get(name, 1.0)) for name in classes.tolist()])
+        else:
+            check_choice("class_weight", self.class_weight, (None, "balanced"))
+            per_class = balanced_weights(np.bincount(codes, weights).astype(np.float64))
+        by_class = per_class[codes]
+        return by_class if weights is None else by_class * weights
+
     def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
         """Features, labels and weights of a whole training set."""
         features, y = validate_data(self, X, y, dtype=_REAL)
         labels = _labels(y)
-        weights = _weights(features, labels, sample_weight)
+        weights = self._weighed(labels, _weights(features, labels, sample_weight))
         left = np.unique(labels if weights is None else labels[weights > 0])
         if len(left) < 2:
             raise DataError(
@@ -178,7 +282,7 @@ class _Linear(_Estimator):
     _total: Total
     _origin: Array | None
 
-    def __init__(self, *, ridge: float = 1.0, fit_intercept: bool = True) -> None:
+    def __init__(self, *, ridge: float | Literal["auto"] = "auto", fit_intercept: bool = True) -> None:
         self.ridge = ridge
         self.fit_intercept = fit_intercept
 
@@ -197,15 +301,18 @@ class _Linear(_Estimator):
                 f"fit_intercept became {method.intercept} between two partial fits, but the sums of the rows "
                 f"so far are for {not method.intercept}. Set it back, or call fit with all rows."
             )
-        origin = None
+        origin, given = None, features
         if method.intercept:
             # Sums about a point amid the data lose no digits to columns far from zero, and with an
             # intercept the solution does not depend on that point.
             features = features.astype(np.float64)
             origin = np.average(features, axis=0, weights=weights) if first else self._origin
             features -= origin
-        silo = self._silo(features, targets, weights, classes)
-        total, spec = method.collect(silo), silo.describe()
+        silo = self._silo(features, targets, weights, classes, given)
+        # A ridge may be given after one was chosen: the sums stay by fold.
+        folded = not first and "gram" not in self._total.term.arrays
+        collector = replace(method, ridge="auto") if folded else method
+        total, spec = collector.collect(silo), silo.describe()
         if not first:
             term = self._total.term + total.term
             term.mirror()
@@ -215,7 +322,7 @@ class _Linear(_Estimator):
         model.classes = spec.classes
         if origin is not None:
             model.intercept = model.intercept - origin @ model.weight
-        self._total, self._origin, self.model_ = total, origin, model
+        self._total, self._origin, self.model_ = total, origin, self._knowing_columns(model)
         return self
 
 
@@ -226,19 +333,20 @@ class _Deep(_Estimator):
 
     def __init__(
         self,
-        layers: int = 5,
+        layers: int | Literal["auto"] = "auto",
         *,
-        width: int = 256,
+        width: int | Literal["auto"] = "auto",
         hidden_width: int | None = None,
-        ridge: float = 10.0,
-        residual_ridge: float = 1.0,
+        ridge: float | Literal["auto"] = "auto",
+        residual_ridge: float | Literal["auto"] = "auto",
         activation: str = "gelu",
         zero_activation: str = "tanh",
-        gain: float = 1.0,
+        gain: float | Literal["auto"] = "auto",
         block_input: Literal["previous", "initial"] = "previous",
-        scale: Literal["standard"] | None = "standard",
+        scale: Literal["standard", "centred", "auto"] | None = "auto",
         fit_intercept: bool = True,
         precision: Literal["float64", "float32"] = "float64",
+        preset: Literal["paper"] | None = None,
         random_state: Any = 0,
     ) -> None:
         self.layers = layers
@@ -253,6 +361,7 @@ class _Deep(_Estimator):
         self.scale = scale
         self.fit_intercept = fit_intercept
         self.precision = precision
+        self.preset = preset
         self.random_state = random_state
 
     def staged_predict(self, X: Any) -> Array:
@@ -268,6 +377,12 @@ class _Deep(_Estimator):
 
     def _method(self) -> DeepAFL:
         parameters = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        for name in ("calibrate", "class_weight"):
+            parameters.pop(name, None)
+        check_choice("preset", preset := parameters.pop("preset"), (None, "paper"))
+        if preset == "paper":
+            papers = DeepAFL().parameters()
+            parameters |= {name: papers[name] for name in CHOSEN if parameters[name] == "auto"}
         return DeepAFL(
             intercept=bool(parameters.pop("fit_intercept")),
             seed=_seed(parameters.pop("random_state")),
@@ -275,24 +390,41 @@ class _Deep(_Estimator):
         )
 
 
-# -- the four estimators ---------------------------------------------------------------------------
+# -- the estimators --------------------------------------------------------------------------------
 
 
 class AFLClassifier(_Classifier, _Linear):
     """Linear classifier by least squares on one-hot labels, exact in one pass: AFL over one silo.
 
-    ridge:         penalty on the weights, not on the intercept. 1.0, as in scikit-learn's
-                   `RidgeClassifier`, keeps small and collinear tables solvable; the paper's is 0.
+    ridge:         penalty on the weights, not on the intercept. "auto" takes the one with the least k-fold
+                   error, exactly, from sums of the same pass; the paper's is 0.
     fit_intercept: centre features and labels by their sums, since tables seldom pass through the
                    origin. The paper has no intercept: it starts from a backbone's features.
+    class_weight:  "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
+    calibrate:     hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`, `coef_`,
     `intercept_`, `n_features_in_`, `feature_names_in_`.
     """
 
+    def __init__(
+        self,
+        *,
+        ridge: float | Literal["auto"] = "auto",
+        fit_intercept: bool = True,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        calibrate: bool = True,
+    ) -> None:
+        super().__init__(ridge=ridge, fit_intercept=fit_intercept)
+        self.class_weight = class_weight
+        self.calibrate = calibrate
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows alone; `partial_fit` may add to them later."""
-        return self._learn(*self._read(X, y, sample_weight), first=True)
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        return self._learn(features, labels, weights, first=True, classes=classes)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Add rows: any sequence of batches gives the model of one `fit` on all their rows.
@@ -300,6 +432,11 @@ class AFLClassifier(_Classifier, _Linear):
         classes: all that will ever come; needed in the first call. Only sums are kept, so memory
         does not grow with the number of batches.
         """
+        if self.class_weight is not None:
+            raise DataError(
+                "class_weight='balanced' needs the counts of all rows, which partial_fit does not have yet. "
+                "Use fit, or pass sample_weight."
+            )
         first = not hasattr(self, "model_")
         declared = self._declared(classes, first)
         features, y = validate_data(self, X, y, dtype=_REAL, reset=first)
@@ -367,25 +504,68 @@ class DeepAFLClassifier(_Classifier, _Deep):
     activation:     of the blocks; zero_activation: of the first projection.
     gain:           factor on the blocks' random projections.
     block_input:    "previous" or "initial": which features a block starts from.
-    scale:          "standard" standardises columns by their sums; None leaves them as they are.
+    scale:          "standard" standardises columns by their sums, "centred" centres them; None leaves them.
     fit_intercept:  centre features and labels by their sums.
     precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
+    calibrate:      hold a fifth of the rows out to calibrate `predict_proba`, then learn from all.
 
-    The defaults are for unscaled tables of some hundred to some thousand rows. Columns are
-    standardised because the first activation saturates on large values; width 256 takes a fraction
-    of a second; and the penalties are stronger than `fedsolve.DeepAFL`'s (1 and 0.01 at width 1024,
-    meant for tens of thousands of backbone features), under which small tables are learned by heart.
+    layers, width, ridge, residual_ridge, gain and scale are "auto": settings are compared on rows held out,
+    and the best are trained on all rows; `model_.parameters` has what was chosen and `model_.tried` the
+    table. preset="paper" takes the paper's values instead, those of `fedsolve.DeepAFL`.
+    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`,
     `n_features_in_`, `feature_names_in_`.
     """
 
+    def __init__(
+        self,
+        layers: int | Literal["auto"] = "auto",
+        *,
+        width: int | Literal["auto"] = "auto",
+        hidden_width: int | None = None,
+        ridge: float | Literal["auto"] = "auto",
+        residual_ridge: float | Literal["auto"] = "auto",
+        activation: str = "gelu",
+        zero_activation: str = "tanh",
+        gain: float | Literal["auto"] = "auto",
+        block_input: Literal["previous", "initial"] = "previous",
+        scale: Literal["standard", "centred", "auto"] | None = "auto",
+        fit_intercept: bool = True,
+        precision: Literal["float64", "float32"] = "float64",
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        preset: Literal["paper"] | None = None,
+        random_state: Any = 0,
+        calibrate: bool = True,
+    ) -> None:
+        super().__init__(
+            layers,
+            width=width,
+            hidden_width=hidden_width,
+            ridge=ridge,
+            residual_ridge=residual_ridge,
+            activation=activation,
+            zero_activation=zero_activation,
+            gain=gain,
+            block_input=block_input,
+            scale=scale,
+            fit_intercept=fit_intercept,
+            precision=precision,
+            preset=preset,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+        self.calibrate = calibrate
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         method = self._method()
-        self.model_ = method.fit(self._silo(*self._read(X, y, sample_weight)))
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
 
@@ -404,7 +584,121 @@ class DeepAFLRegressor(_Regressor, _Deep):
         features, targets, weights = self._read(X, y, sample_weight)
         spread = _spread(targets, weights, centred=method.intercept)
         model = method.fit(self._silo(features, targets / spread, weights))
-        self.model_ = _rescaled(model, spread)
+        self.model_ = self._knowing_columns(_rescaled(model, spread))
+        return self
+
+
+class SoftmaxClassifier(_Classifier):
+    """Multinomial logistic regression at its optimum: Softmax over one silo.
+
+    ridge:         penalty on the weights, ridge/2 |W|², not on the intercept; scikit-learn's C is 1 / ridge.
+                   None follows the size of the columns.
+    fit_intercept: whether there is an intercept.
+    scale:         "standard" standardises columns by their sums; None leaves them as they are.
+    tolerance:     relative length of the last step. steps: most gradients.
+
+    Attributes: `model_` (a fedsolve `Model`; `model_.coefficients()` has standard errors, for two classes at
+    ridge 0), `classes_`, `coef_`, `intercept_`, `n_features_in_`, `feature_names_in_`.
+    """
+
+    model_: SoftmaxModel
+    calibrate = False  # its logits are those of probabilities already
+
+    def __init__(
+        self,
+        *,
+        ridge: float | None = None,
+        fit_intercept: bool = True,
+        scale: Literal["standard"] | None = "standard",
+        tolerance: float = 1e-6,
+        steps: int = 500,
+    ) -> None:
+        self.ridge = ridge
+        self.fit_intercept = fit_intercept
+        self.scale = scale
+        self.tolerance = tolerance
+        self.steps = steps
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        method = Softmax(
+            intercept=bool(given.pop("fit_intercept")),
+            curvature="exact" if _coefficients(features, labels) <= _NEWTON_AT_HOME else "auto",
+            **given,
+        )
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Logits, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
+        return super().decision_function(X)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities, (rows, classes): the softmax of the logits."""
+        features = self._features(X)  # says first whether it was fitted
+        return self.model_.predict_proba(features)
+
+    @property
+    def coef_(self) -> Array:
+        """Weights of columns as they come: (classes, features), or (1, features) for two classes."""
+        rows = self.model_.plain()[0].T
+        return rows[1:] - rows[:1] if len(rows) == 2 else rows
+
+    @property
+    def intercept_(self) -> Array:
+        """Intercepts, one per row of `coef_`."""
+        values = self.model_.plain()[1]
+        return values[1:] - values[:1] if len(values) == 2 else values
+
+
+class KernelAFLClassifier(_Classifier):
+    """Gaussian kernel machine by landmarks: KernelAFL over one silo.
+
+    landmarks:    how many; None follows the number of rows. steps: of conjugate gradients, where there are
+                  more than 1,024 landmarks. ridge: penalty on the weights.
+    bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
+    scale:        "standard" standardises columns by their sums; None leaves them as they are.
+    random_state: seed of the landmarks, as in `DeepAFLClassifier`.
+    calibrate:    hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
+
+    Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
+    """
+
+    model_: KernelModel
+
+    def __init__(
+        self,
+        landmarks: int | None = None,
+        *,
+        steps: int = 12,
+        ridge: float = 0.01,
+        bandwidth: float = 1.0,
+        scale: Literal["standard"] | None = "standard",
+        random_state: Any = 0,
+        calibrate: bool = True,
+    ) -> None:
+        self.landmarks = landmarks
+        self.steps = steps
+        self.ridge = ridge
+        self.bandwidth = bandwidth
+        self.scale = scale
+        self.random_state = random_state
+        self.calibrate = calibrate
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        return self._learn_calibrated(*self._read(X, y, sample_weight))
+
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        del given["calibrate"]
+        # One silo draws its own landmarks, so that a class of few rows may have some.
+        method = KernelAFL(seed=_seed(given.pop("random_state")), least_rows=1, **given)
+        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
         return self
 
 
@@ -416,6 +710,11 @@ def _labels(y: Any) -> Array:
     labels = plain_labels(column_or_1d(y))
     check_classification_targets(labels)
     return labels
+
+
+def _coefficients(features: Array, labels: Array) -> int:
+    """How many numbers a softmax regression fits."""
+    return int((features.shape[1] + 1) * len(np.unique(labels)))
 
 
 def _weights(features: Array, targets: Array, sample_weight: Any) -> Array | None:

@@ -62,12 +62,13 @@ def folds(features: Any, labels: Any = None, count: int = 5, key: int | str = 0)
     return fold_numbers(row_marks(features, labels, key), count)
 
 
-def chosen(marks: Array, share: float) -> Array:
-    """Which rows are held out, by their marks."""
+def chosen(marks: Array, share: float, first: float = 0.0) -> Array:
+    """Which rows are held out: those whose mark is from `first` to `first + share` of the range of marks."""
     if not 0 <= share < 1:
         raise DataError(f"the share held out must lie in [0, 1); got {share!r}.")
-    bound = np.uint64(round(share * 2.0**53))
-    return np.asarray((marks >> np.uint64(11)) < bound)
+    begin, end = (np.uint64(round(bound * 2.0**53)) for bound in (first, first + share))
+    places = marks >> np.uint64(11)
+    return np.asarray((places >= begin) & (places < end))
 
 
 def fold_numbers(marks: Array, count: int) -> Array:

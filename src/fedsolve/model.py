@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from fedsolve import attributes, container, registry
+from fedsolve.calibration import Calibration, project_to_simplex
 from fedsolve.container import Array
 from fedsolve.encoder import encode, is_table
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, DivergenceError, ModelFileError
+from fedsolve.histograms import threshold
 from fedsolve.labels import labels_from_note, labels_note, regression_targets
 from fedsolve.permissions import allowing, restricted
 from fedsolve.preparation import TablePreparation
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
 
 MODEL_VERSION = 2
 
-_BASE = {"features", "classes", "outputs", "history", "schema", "preparing"}
 _PREPARING = "preparing."
+_CALIBRATIONS = ("calibration", "own_calibration")
+_BASE = {"features", "classes", "outputs", "history", "schema", "preparing", "card", "tried", *_CALIBRATIONS}
 _FAMILIES: dict[str, type[Model]] = {}
 
 
@@ -42,6 +45,10 @@ class Model(ABC):
                table (a DataFrame, a pyarrow Table, a mapping of columns), whose columns are found by name.
     preparing: how encoded rows are filled and standardised before the model sees them. A plain array is taken
                as encoded and not yet prepared: what `encoder.encode` gives, NaN where a value is missing.
+    calibration: how scores become probabilities, where rows were held out to learn it (`Calibrated`).
+    own_calibration: the same of the models that clients make their own of this one.
+    card:      how the model came about, as JSON values for people (`fedsolve info`); only files hold it.
+    tried:     candidates that a choice was made from, with how they did on rows held out; not in the file.
     """
 
     family: ClassVar[str]
@@ -54,8 +61,12 @@ class Model(ABC):
         self.classes = classes
         self.outputs = outputs
         self.history: Sequence[Record] = ()
+        self.tried: Sequence[Any] = ()
         self.schema: Schema | None = None
         self.preparing: TablePreparation | None = None
+        self.calibration: Calibration | None = None
+        self.own_calibration: Calibration | None = None
+        self.card: dict[str, Any] | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -103,6 +114,36 @@ class Model(ABC):
         """The class with the largest score, or the predicted targets."""
         return self._decide(self.decision_function(features))
 
+    def predict_proba(self, features: Any) -> Array:
+        """Probabilities of the classes, (rows, classes).
+
+        Calibrated on rows that were not trained on where the model was made by `Calibrated`. Otherwise what
+        is nearest to the model's estimates: zeros and ones are common then and mean "clipped".
+        """
+        return self.told(features)[1]
+
+    def told(self, features: Any) -> tuple[Array, Array]:
+        """What the model says of rows: positions of the answers, and probabilities (rows, classes)."""
+        if self.classes is None:
+            raise DataError("this is a regression model; it has no classes, and so no probabilities.")
+        scores = self.decision_function(features)
+        if self.calibration is not None:
+            return np.argmax(scores, axis=1), self.calibration.probabilities(scores)
+        return np.argmax(scores, axis=1), project_to_simplex(self.estimates(features))
+
+    def threshold(self, sensitivity: float) -> float:
+        """From which probability of the second class on to call it, so as to find this share of its rows.
+
+        Chosen on the rows that were held out when the model was calibrated, of two classes only.
+        """
+        known = None if self.calibration is None else self.calibration.thresholds
+        if known is None:
+            raise DataError(
+                "a threshold is chosen on rows that were held out of training, and this model knows of none. "
+                "Train a classifier of two classes with Calibrated(method), or 'fedsolve train --calibrate'."
+            )
+        return threshold(known, sensitivity)
+
     def score(self, features: Any, labels: Any) -> float:
         """Accuracy, or the mean R² over targets for regression."""
         return self._rate(self.predict(features), labels)
@@ -122,7 +163,9 @@ class Model(ABC):
 
         states: what the client kept from the run, for methods whose clients keep something.
         """
-        return self.undescribed().own_model(self.shown(data), states).described_as(self)
+        own = self.undescribed().own_model(self.shown(data), states).described_as(self)
+        own.calibration = self.own_calibration
+        return own
 
     def own_model(self, data: ClientData, states: StateStore | None = None) -> Model:
         """As `personalised`, of rows that are prepared; what methods with personal models override."""
@@ -193,6 +236,15 @@ class Model(ABC):
             raise DataError("features contain NaN or infinite values. Remove or impute them.")
         return features
 
+    def check_finite(self, what: str = "the model") -> None:
+        """Refuse a model that holds NaN or infinity."""
+        for name, array in self.arrays().items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise DivergenceError(
+                    f"{what} holds values that are not finite numbers ({name}): the training diverged. Lower "
+                    "the rate or set clip, or use a larger ridge, and train again."
+                )
+
     # -- files -----------------------------------------------------------------------------------
 
     def contents(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -206,6 +258,11 @@ class Model(ABC):
             "classes": labels_note(self.classes),
         }
         arrays = self.arrays()
+        for name in _CALIBRATIONS:
+            calibration: Calibration | None = getattr(self, name)
+            if calibration is not None:
+                parts, note[name] = calibration.parts()
+                arrays |= {f"{name}.{part}": array for part, array in parts.items()}
         if self.schema is not None:
             note["schema"] = self.schema.to_note()
         if self.preparing is not None:
@@ -214,8 +271,24 @@ class Model(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model file; equal models give equal bytes. One client's own is for its owner to read."""
-        data = container.to_bytes(*self.contents(), sealed=True)
-        container.write_atomically(path, data, private=self.private)
+        container.write_atomically(path, self.to_bytes(), private=self.private)
+
+    def to_bytes(self) -> bytes:
+        """The contents of the model file."""
+        arrays, note = self.contents()
+        note = note if self.card is None else {**note, "card": self.card}
+        return container.to_bytes(arrays, note, sealed=True)
+
+    def __repr__(self) -> str:
+        what = f"{self.outputs} targets" if self.classes is None else f"{len(self.classes)} classes"
+        words = [f"{self.features} features, {what}"]
+        method = getattr(self, "parameters", {}).get("method")
+        words += [f"trained by {method}"] if method else []
+        words += ["calibrated"] if self.calibration is not None else []
+        words += [f"{len(self.schema.columns)} named columns"] if self.schema and self.schema.columns else []
+        words += ["one client's own"] if self.private else []
+        words += [f"{len(self.history)} exchanges"] if self.history else []
+        return f"{type(self).__name__}({'; '.join(words)})"
 
 
 def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] | None = None) -> Model:
@@ -249,8 +322,14 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
         )
     try:
         preparing = container.with_prefix(arrays, _PREPARING)
-        own = {name: array for name, array in arrays.items() if not name.startswith(_PREPARING)}
+        kept = (_PREPARING, *(f"{name}." for name in _CALIBRATIONS))
+        own = {name: array for name, array in arrays.items() if not name.startswith(kept)}
         model = _FAMILIES[family].restored(own, dict(note))
+        for name in _CALIBRATIONS:
+            if note.get(name) is not None:
+                parts = container.with_prefix(arrays, f"{name}.")
+                setattr(model, name, Calibration.from_parts(parts, note[name]))
+        model.card = note.get("card")
         if note.get("schema") is not None:
             model.schema = Schema.from_note(note["schema"])
         if preparing:

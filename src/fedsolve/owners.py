@@ -26,7 +26,7 @@ def check_owners(owners: Array, rows: int, clients: int | None) -> int:
     """How many clients there are; refused where owners do not fit them."""
     if owners.shape != (rows,) or owners.dtype.kind not in "iu":
         raise DataError(
-            f"owners must be {rows} integers, one client per row; got shape {owners.shape}, "
+            f"owners must be {rows} integers or names, one client per row; got shape {owners.shape}, "
             f"dtype {owners.dtype}."
         )
     count = int(owners.max()) + 1 if clients is None else clients

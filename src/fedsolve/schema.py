@@ -18,16 +18,20 @@ from fedsolve.container import Array, canonical_json
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import class_list, labels_from_note, labels_note
 
-Kind = Literal["number", "category", "date", "text", "unused"]
+Kind = Literal["number", "category", "date", "text", "identifier", "unused"]
 
 RULES: dict[str, tuple[str, ...]] = {
     "number": ("mean", "flag", "refuse"),
     "date": ("mean", "flag", "refuse"),
     "category": ("other", "flag", "refuse"),
     "text": ("empty", "refuse"),
+    "identifier": ("ignore",),
     "unused": ("ignore",),
 }
 """What may be done about a missing value, by the kind of its column; the first is the default."""
+
+LEFT_OUT = ("identifier", "unused")
+"""Kinds of columns that are known and become no feature."""
 
 DAYS_A_YEAR = 365.25
 
@@ -36,7 +40,8 @@ DAYS_A_YEAR = 365.25
 class Column:
     """One column of a table, by its name.
 
-    kind:       what its cells are; an "unused" column is known and left out.
+    kind:       what its cells are; an "unused" column is known and left out, and so is an "identifier",
+                which stands beside predictions to tell whose they are.
     unit:       for people; sites must agree on it.
     categories: the values of a category in the order of their columns; all others are "other".
     missing:    the rule for a missing value. "mean": the mean over all sites. "flag": the same, and a column
@@ -111,7 +116,7 @@ class Column:
     def to_note(self) -> dict[str, Any]:
         """The column as JSON values; only what its kind uses."""
         note: dict[str, Any] = {"name": self.name, "kind": self.kind}
-        if self.kind == "unused":
+        if self.kind in LEFT_OUT:
             return note
         note["missing"] = self.missing
         if self.unit is not None:
@@ -129,12 +134,61 @@ class Column:
 
 @dataclass(frozen=True)
 class Extractor:
-    """Where features of images come from: a backbone's address, preprocessing, and weights by digest."""
+    """Where features of images come from: a backbone's preprocessing, and its weights by digest.
 
-    address: str
+    address: how the backbone is named where the model was made; its files may lie elsewhere, so that this is
+             no part of what must agree. Nothing for features that a dataset of images came with.
+    weights: SHA-256 of the weights; nothing where there are none.
+    recipe:  what else names the function that is computed: its kind, version, output and the like.
+    """
+
+    address: str = field(compare=False)
     preprocessing: Mapping[str, Any]
     weights: str
     width: int
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, address: str, identity: Mapping[str, Any], width: int) -> Extractor:
+        """The backbone of this identity (`Backbone.identity`)."""
+        # Devices round differently, which is no reason to refuse a model elsewhere.
+        parts = ("preprocessing", "weights", "device")
+        recipe = {name: value for name, value in identity.items() if name not in parts}
+        return cls(
+            address, dict(identity.get("preprocessing", {})), str(identity.get("weights", "")), width, recipe
+        )
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return self.address or str(self.recipe.get("name", "unknown"))
+
+    def differences(self, other: Extractor) -> list[str]:
+        """What is otherwise than in `other`, one phrase each."""
+        if self.recipe.get("name") != other.recipe.get("name"):
+            return [f"the backbone is {self.name}, there {other.name}"]
+        phrases = []
+        for what in ("recipe", "preprocessing"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            phrases += [
+                f"the {'preprocessing' if what == 'preprocessing' else 'backbone'}'s {key} is "
+                f"{mine.get(key)!r}, there {theirs.get(key)!r}"
+                for key in sorted({*mine, *theirs})
+                if mine.get(key) != theirs.get(key)
+            ]
+        if self.weights != other.weights:
+            phrases.append(
+                f"the weights of {self.name} have the digest {self.weights[:12]}..., there "
+                f"{other.weights[:12]}..."
+            )
+        if not phrases and self.width != other.width:
+            phrases.append(f"an image has {self.width} features, there {other.width}")
+        return phrases
+
+    def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
+        """The extractor as JSON values; `elsewhere` leaves out its address."""
+        note = dataclasses.asdict(self)
+        return {name: value for name, value in note.items() if not (elsewhere and name == "address")}
 
 
 @dataclass(frozen=True)
@@ -144,6 +198,7 @@ class Schema:
     columns: in the order of their features; a file may have them in any order.
     label:   the column of the labels. classes: the labels that there are; empty where none are declared.
     client:  the column that names who owns a row.
+    weight:  the column that says how much a row counts in training, a number of at least 0.
     """
 
     columns: tuple[Column, ...] = ()
@@ -151,6 +206,7 @@ class Schema:
     classes: tuple[Any, ...] = ()
     client: str | None = None
     extractor: Extractor | None = None
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -158,17 +214,27 @@ class Schema:
             object.__setattr__(self, "classes", tuple(class_list(self.classes).tolist()))
         if bool(self.columns) == (self.extractor is not None):
             raise DataError("a schema describes the columns of a table, or the features of images.")
-        names = [column.name for column in self.columns] + [n for n in (self.label, self.client) if n]
+        names = [column.name for column in self.columns] + [
+            name for name in (self.label, self.client, self.weight) if name
+        ]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(f"the schema names {_quoted(twice)} more than once; a name says one thing.")
         if self.columns and not self.used:
-            raise DataError("the schema uses no column; at least one must be of another kind than 'unused'.")
+            raise DataError(
+                "the schema uses no column; at least one must be of another kind than 'unused' or "
+                "'identifier'."
+            )
 
     @cached_property
     def used(self) -> tuple[Column, ...]:
         """The columns that become features."""
-        return tuple(column for column in self.columns if column.kind != "unused")
+        return tuple(column for column in self.columns if column.kind not in LEFT_OUT)
+
+    @property
+    def identifiers(self) -> tuple[str, ...]:
+        """The columns that tell whose a row is."""
+        return tuple(column.name for column in self.columns if column.kind == "identifier")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -205,7 +271,8 @@ class Schema:
             "label": self.label,
             "classes": labels_note(self.class_array),
             "client": self.client,
-            "extractor": None if self.extractor is None else dataclasses.asdict(self.extractor),
+            "extractor": None if self.extractor is None else self.extractor.to_note(),
+            **({} if self.weight is None else {"weight": self.weight}),
         }
 
     @classmethod
@@ -218,6 +285,7 @@ class Schema:
             () if classes is None else tuple(classes.tolist()),
             note["client"],
             None if note["extractor"] is None else Extractor(**note["extractor"]),
+            note.get("weight"),
         )
 
     @cached_property
@@ -225,6 +293,7 @@ class Schema:
         """SHA-256 of what sites must agree on: not of unused columns and the one that names owners."""
         note = self.to_note() | {"client": None}
         note["columns"] = [column.to_note() for column in self.used]
+        note["extractor"] = None if self.extractor is None else self.extractor.to_note(elsewhere=True)
         return hashlib.sha256(canonical_json(note).encode()).hexdigest()
 
     def differences(self, other: Schema) -> list[str]:
@@ -241,23 +310,33 @@ class Schema:
                 for key in sorted(ours.keys() | others.keys())
                 if ours.get(key) != others.get(key)
             ]
-        for key in ("label", "classes", "extractor"):
+        if self.extractor is not None and other.extractor is not None:
+            phrases += self.extractor.differences(other.extractor)
+        elif self.extractor is not None or other.extractor is not None:
+            rows = ("features of images", "columns of a table")
+            phrases.append("its rows are {}, there {}".format(*(rows if self.extractor else rows[::-1])))
+        for key in ("label", "classes", "weight"):
             if getattr(self, key) != getattr(other, key):
                 phrases.append(f"{key} is {getattr(self, key)!r}, there {getattr(other, key)!r}")
         return sorted(phrases) or ["the columns are in another order"]
 
     def check_columns(
-        self, names: Iterable[str], labelled: bool = False, extra: Literal["refuse", "ignore"] = "refuse"
+        self,
+        names: Iterable[str],
+        labelled: bool = False,
+        extra: Literal["refuse", "ignore"] = "refuse",
+        weighted: bool = False,
     ) -> None:
         """Refuse a table whose columns do not fit, naming all of them; their order does not matter.
 
-        labelled: whether the label column must be there. extra: what to do about columns of other names.
+        labelled: whether the label column must be there; weighted: whether that of weights must be.
+        extra: what to do about columns of other names.
         """
         there = [str(name) for name in names]
         wanted = [column.name for column in self.used]
-        if labelled and self.label is not None:
-            wanted.append(self.label)
-        known = {column.name for column in self.columns} | {self.label, self.client}
+        for name, needed in ((self.label, labelled), (self.weight, weighted)):
+            wanted += [name] if needed and name is not None else []
+        known = {column.name for column in self.columns} | {self.label, self.client, self.weight}
         strange = [name for name in there if name not in known]
         problems = []
         twice = sorted({name for name in there if there.count(name) > 1})

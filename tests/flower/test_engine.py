@@ -17,6 +17,7 @@ from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.importance import importances
 from fedsolve.federation.messages import Term
 from fedsolve.network.answering import Answerer
 from fedsolve.network.expected import expected_layout
@@ -74,6 +75,20 @@ def test_every_method_gives_what_it_gives_in_one_process(sites, key):
     assert relative_difference(model, expected) <= 1e-6
     assert [record.cohort for record in model.history] == [record.cohort for record in expected.history]
     assert [record.bytes_up for record in model.history] == [record.bytes_up for record in expected.history]
+
+
+def test_calibrated_probabilities_are_those_of_one_process(sites):
+    method = fs.Calibrated(fs.DeepAFL(layers=1, width=24, exchange="single"))
+    federation = federate(PretendedLink(answerers(sites)))
+    model, expected = method.fit(federation), method.fit(sites.local())
+    assert same_bits(model, expected)
+    assert model.calibration.slope == expected.calibration.slope
+    assert [record.kind for record in model.history] == [record.kind for record in expected.history]
+    found, local = fs.evaluation(federation, model), fs.evaluation(sites.local(), expected)
+    assert found.measures() == local.measures()
+    assert importances(federation, model, columns=["feature 20"]) == importances(
+        sites.local(), expected, columns=["feature 20"]
+    )
 
 
 def test_few_exchanges_are_preferred(sites):

@@ -231,8 +231,9 @@ def test_processes_train_by_a_schema_and_one_without_it_is_refused(paths, tmp_pa
     numbers = tmp_path / "numbers.csv"
     numbers.write_text("a,b,c,d,ill\n1,2,3,4,yes\n5,6,7,9,no\n")
     refused = client("west", "--data", numbers, "--label", "ill")
-    with running(line, log) as server, running(refused, tmp_path / "west.log"):
+    with running(line, log) as server, running(refused, tmp_path / "west.log") as west:
         wait_until(lambda: "'west' reads its rows without one" in log.read_text(), server, log)
+        assert west.wait(PATIENCE) == 2  # it does not wait for what waiting cannot mend
         north, south = (client(path.stem, "--data", path, "--schema", schema) for path in paths)
         with (
             running(north, tmp_path / "north.log") as first,

@@ -192,12 +192,22 @@ def test_a_resumed_run_knows_its_columns_before_the_first_site_is_back(tmp_path)
         run_method(method, federated(shuffled), state)
 
 
+def test_a_column_of_another_type_is_refused_at_the_site(tmp_path):
+    path = write(tmp_path / "north.csv")
+    path.write_text(path.read_text().replace("\n", "\nold", 1))
+    line = ["client", "--insecure", "--server", "127.0.0.1:9", "--name", "north", "--label", "ill"]
+    done = run(*line, "--data", str(path), "--state", str(tmp_path / "state"))
+    assert done.exit_code == 2
+    assert "line 2, column 'age': 'old" in done.stderr
+    assert not (tmp_path / "state" / "sent.jsonl").exists()
+
+
 @pytest.mark.flower
 @pytest.mark.slow
 def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
     address, log = f"127.0.0.1:{free_port()}", tmp_path / "server.log"
     line = fedsolve("server", "--insecure", "--listen", address, "--clients", 2, "--classes", "0,1")
-    line += ["--method", "afl", "--state", str(tmp_path / "state"), "--patience", "20"]
+    line += ["--method", "afl", "--state", str(tmp_path / "state"), "--patience", "300"]
     write(tmp_path / "north.csv")
     write(tmp_path / "south.csv", NAMES[::-1], 1)
 
@@ -208,8 +218,9 @@ def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
 
     with running(line, log) as server, running(client("north"), tmp_path / "north.log") as north:
         wait_until(lambda: "'north' is there" in log.read_text(), server, log)
-        with running(client("south"), tmp_path / "south.log"):
-            assert server.wait(PATIENCE) != 0
+        with running(client("south"), tmp_path / "south.log") as south:
+            assert south.wait(PATIENCE) == 2  # at once, with the reason, whatever the server's patience
+            assert server.poll() is None  # which would take it in, mended
             assert north.poll() is None
     assert "columns of 'south' are those of 'north' in another order" in log.read_text()
     assert "in another order" in (tmp_path / "south.log").read_text()

@@ -145,13 +145,18 @@ def local(
 ) -> int:
     """Train `net` in place on a client's batches with torch.optim; the number of steps."""
     features, labels = data
-    rate = method.rate * method.rate_decay**round_
-    if method.optimiser == "adam":
-        optimiser = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=method.weight_decay)
-    else:
+    rate = method.rate_of(round_)
+    if method.optimiser == "sgd":
         optimiser = torch.optim.SGD(
-            net.parameters(), lr=rate, momentum=method.momentum, weight_decay=method.weight_decay
+            net.parameters(),
+            lr=rate,
+            momentum=method.momentum,
+            weight_decay=method.weight_decay,
+            nesterov=method.nesterov,
         )
+    else:
+        kind = torch.optim.AdamW if method.optimiser == "adamw" else torch.optim.Adam
+        optimiser = kind(net.parameters(), lr=rate, weight_decay=method.weight_decay)
     plan = batches(method, len(labels), round_, client)
     for batch in plan:
         optimiser.zero_grad()

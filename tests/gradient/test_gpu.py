@@ -6,7 +6,28 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.gradient import MOON, FedACG, FedAvg, FedDyn, FedLC, FedNTD, FedProx, FedRS, FedSOL, Scaffold
+from fedsolve.gradient import (
+    MOON,
+    Ditto,
+    FedACG,
+    FedALA,
+    FedAS,
+    FedAvg,
+    FedAvgFT,
+    FedDBE,
+    FedDyn,
+    FedGen,
+    FedLC,
+    FedNTD,
+    FedPCL,
+    FedProx,
+    FedProxFT,
+    FedRS,
+    FedSelect,
+    FedSOL,
+    Scaffold,
+    slots,
+)
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -28,18 +49,21 @@ METHODS = [
     FedACG,
 ]
 
+PERSONAL = [Ditto, FedALA, FedAS, FedAvgFT, FedDBE, FedGen, FedPCL, FedProxFT, FedSelect]
+
 AUGMENTED = {"crop": 2, "flip": 0.5, "pixel_mean": "0.3", "pixel_deviation": "0.35"}
 
 
-def federation(rows: int = 600, clients: int = 3) -> fs.LocalFederation:
+def federation(rows: int = 600, clients: int = 3, workers: int = 1) -> fs.LocalFederation:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, rows)
     images = np.clip(rng.normal(60 * labels[:, None], 40, (rows, 784)), 0, 255).astype(np.uint8)
-    return fs.LocalFederation.from_arrays(images, labels, np.arange(rows) % clients, clients, workers=1)
+    owners = rng.integers(0, clients, rows)
+    return fs.LocalFederation.from_arrays(images, labels, owners, clients, workers=workers)
 
 
-def weights(method, rows: int = 600):
-    return method.fit(federation(rows)).weights
+def weights(method, rows: int = 600, clients: int = 3, workers: int = 1):
+    return method.fit(federation(rows, clients, workers)).weights
 
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
@@ -74,8 +98,41 @@ def test_results_are_those_of_the_processor(kind, images):
         np.testing.assert_allclose(here[name], there[name], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("kind", PERSONAL, ids=lambda kind: kind.__name__)
+def test_personal_models_are_those_of_the_processor(kind):
+    setting = {"network": "cnn", "rounds": 2, "batch": 32, "rate": 0.01, "precision": "float64"}
+    found = []
+    for device in ("cuda", "cpu"):
+        here = federation(rows=200)
+        model = kind(device=device, **setting).fit(here)
+        own = here.participants[0].personalise(model) if model.personalises else model
+        found.append(own.decision_function(here.participants[0].data.source[:40]))
+    np.testing.assert_allclose(*found, rtol=1e-8, atol=1e-9)
+
+
 def test_heads_train_on_the_device_too():
     setting = {"network": "mlp:16", "rounds": 3, "batch": 32, "precision": "float64"}
     here, there = (weights(FedAvg(device=device, **setting)) for device in ("cuda", "cpu"))
     for name in there:
         np.testing.assert_allclose(here[name], there[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedLC, Scaffold], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("feedback", [None, "lowest"])
+def test_clients_side_by_side_give_the_bits_of_one_after_the_other(kind, feedback):
+    method = kind(
+        network="mobilenet_v2",
+        rounds=3,
+        epochs=5,
+        batch=32,
+        rate=0.01,
+        rate_decay=0.9,
+        momentum=0.9,
+        device="cuda",
+        feedback=feedback,
+        **AUGMENTED,
+    )
+    together = weights(method, rows=900, clients=8, workers=4)
+    slots._POOL.clear()
+    alone = weights(method, rows=900, clients=8)
+    assert all(np.array_equal(together[name], alone[name]) for name in alone)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedsolve.errors import DataError
-from fedsolve.gradient import FedAvg, learners, networks
+from fedsolve.gradient import FedAvg, networks, slots
 from fedsolve.gradient.networks import (
     as_inputs,
     build_network,
@@ -740,20 +740,20 @@ def test_stages_of_other_networks() -> None:
 def test_modules_of_the_kinds_used_last_are_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(learners, "_POOL", OrderedDict())
+    monkeypatch.setattr(slots, "_POOL", OrderedDict())
 
     def lent(width: int) -> Any:
-        with learners.borrowed(FedAvg(network=f"mlp:{width}"), 6, 3, torch.device("cpu")) as lend:
-            return lend()
+        with slots.borrowed(FedAvg(network=f"mlp:{width}"), 6, 3, torch.device("cpu")) as slot:
+            return slot.lend()
 
     first, second = lent(1), lent(2)
     assert lent(1) is first
-    for width in range(10, 10 + learners._KINDS - 1):
+    for width in range(10, 10 + slots._KINDS - 1):
         lent(width)
         assert lent(1) is first  # used last, so it stays
-    assert len(learners._POOL) == learners._KINDS
+    assert len(slots._POOL) == slots._KINDS
     assert lent(2) is not second
     for width in range(100, 150):
         lent(width)
-    assert sum(map(len, learners._POOL.values())) == learners._KINDS
+    assert sum(map(len, slots._POOL.values())) == slots._KINDS
     assert lent(1) is not first

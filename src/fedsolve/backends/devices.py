@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fedsolve.errors import DataError
@@ -62,6 +63,10 @@ def _torch(name: str) -> Any:
     return torch
 
 
+_USERS: list[tuple[bool, bool, bool]] = []
+_LOCK = threading.Lock()
+
+
 @contextmanager
 def surroundings(device: torch.device) -> Iterator[None]:
     """One torch thread while several clients train at once, and no kernel chosen by timing it."""
@@ -71,10 +76,26 @@ def surroundings(device: torch.device) -> Iterator[None]:
     if not several_threads():
         torch.set_num_threads(1)
     try:
-        if device.type == "cuda":
-            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-                yield
-        else:
+        with _repeatable() if device.type == "cuda" else nullcontext():
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """cuDNN's kernels chosen without timing; for all threads until the last one leaves, as its flags are."""
+    from torch.backends import cudnn
+
+    with _LOCK:
+        _USERS.append((cudnn.enabled, cudnn.benchmark, cudnn.deterministic))
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = True, False, True
+    try:
+        yield
+    finally:
+        with _LOCK:
+            # Who comes later finds the flags as set, so the first entry is always what was there before.
+            before = _USERS[0]
+            _USERS.pop()
+            if not _USERS:
+                cudnn.enabled, cudnn.benchmark, cudnn.deterministic = before

@@ -19,6 +19,7 @@ from fedsolve.cli.server import class_names
 from fedsolve.cli.site_rows import Diary, site_rows
 from fedsolve.cli.site_table import schema_option
 from fedsolve.data.lock import locked
+from fedsolve.errors import DataError
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 
@@ -40,7 +41,7 @@ _SITE = "This site"
             "fedsolve client --config site.toml --data patients.csv --label diagnosis",
         ),
         (
-            "with categories, dates or missing values, by the schema that all sites were given",
+            "by the schema that all sites were given: categories, dates, missing values; or images",
             "fedsolve client --config site.toml --data patients.csv --schema schema.toml",
         ),
     ),
@@ -99,7 +100,8 @@ def client(**given: Any) -> None:
 
     Features are extracted once and stay in the local store; rows never leave. What is sent are sums over
     rows, listed as they go and kept in sent.jsonl. Nothing is run but the fedsolve installed here, and no
-    port is opened. Stop with Ctrl-C; start again at any time: a site that was away is brought up to date.
+    port is opened. Stop with Ctrl-C; start again at any time: a site that was away is brought up to date. A
+    site whose columns, schema or backbone are not those of the run ends at once, with exit code 2.
     """
     output = Output(given["as_json"], given["quiet"])
     name = given["name"]
@@ -136,9 +138,12 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     )
     node = FleetNode(answerer, connection, state=state, tell=output.note)
     diary.on_over = node.stop if given["once"] else None
+    diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stop())
     node.serve()
+    if diary.barred is not None:
+        raise DataError(f"'{name}' cannot take part: {diary.barred}")
     return {"name": name, "rows": len(data), **diary.summary()}
 
 

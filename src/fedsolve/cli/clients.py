@@ -12,6 +12,8 @@ import numpy as np
 from fedsolve.cli.command import Choice, F, option, options
 from fedsolve.container import Array
 from fedsolve.data import partitions
+from fedsolve.data.datasets import is_address
+from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.data.tables import Table
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.members import Deal
@@ -118,7 +120,8 @@ def split_from(ctx: click.Context, given: dict[str, Any]) -> Division:
     schema = given.get("schema")
     if schema is not None and schema.client is not None and not used:
         return Division(None)
-    if given["client"] is not None:
+    data = Address.parse(given["data"]) if is_address(given["data"]) else None
+    if given["client"] is not None or (data is not None and "client" in data.options and not used):
         if used:
             raise click.UsageError(
                 f"--client-column already says who owns each row; leave out {_flag(used[0])}", ctx
@@ -148,13 +151,20 @@ def federate(
     if split.kind is not None:
         owners = split.owners(data.labels)
         return LocalFederation.from_arrays(
-            data.features, data.labels, owners, clients=split.clients, workers=workers, schema=schema
+            data.features,
+            data.labels,
+            owners,
+            clients=split.clients,
+            workers=workers,
+            schema=schema,
+            sample_weight=data.weights,
         )
     assert data.owners is not None
     texts = data.owners.astype(str)
     names, owners = np.unique(texts, return_inverse=True)
     dealt = rows_by_client(owners, len(names))
-    deal = Deal(data.features, data.labels, None, schema, *dealt, LOCAL_MEMORY, None, tuple(names.tolist()))
+    clients = tuple(names.tolist())
+    deal = Deal(data.features, data.labels, data.weights, schema, *dealt, LOCAL_MEMORY, None, clients)
     classes = None if schema is None or not schema.classes else schema.classes
     return LocalFederation(deal, workers=workers, classes=classes)
 

@@ -17,10 +17,12 @@ from fedsolve.cli.features import data_root_option, store_option
 from fedsolve.cli.keys import keys_option
 from fedsolve.cli.options import data_options, layout_from, output_options
 from fedsolve.cli.output import Output
-from fedsolve.cli.site_table import read_site, schema_option, table_schema
+from fedsolve.cli.site_table import read_site, schema_option
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
+from fedsolve.data.image_rows import known_backbone
+from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import ColumnLayout, parts, read_table
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
@@ -126,8 +128,11 @@ def look_at_data(
     """
 
     def look() -> str:
-        if schema is not None:
-            described = read_site(source, table_schema(schema), layout or ColumnLayout())
+        known = None if schema is None else read_schema(schema)
+        if known is not None and known.extractor is not None:
+            known_backbone(known.extractor)
+        elif known is not None:
+            described = read_site(source, known, layout or ColumnLayout())
             return f"{source}: {len(described):,} rows, as {schema} describes them"
         if not is_address(source):
             table = read_table(source, layout, part="train" if parts(source) else None)
@@ -144,7 +149,10 @@ def look_at_data(
 
 
 def _schema_read(path: str) -> str:
-    schema = table_schema(path)
+    schema = read_schema(path)
+    if schema.extractor is not None:
+        known_backbone(schema.extractor)
+        return f"{path}: images through {schema.extractor.name} become {schema.width} features"
     return f"{path}: {len(schema.used)} columns become {schema.width} features"
 
 

@@ -8,7 +8,6 @@ from fedsolve.cli.output import percent
 from fedsolve.container import Array
 from fedsolve.data.proposal import whole_and_nearly_unique
 from fedsolve.data.tables import Table
-from fedsolve.errors import DivergenceError
 from fedsolve.model import Model
 
 GAP = 0.2
@@ -17,12 +16,7 @@ GAP = 0.2
 
 def check_finite(model: Model, what: str) -> None:
     """Refuse a model that holds NaN or infinity."""
-    for name, array in model.arrays().items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DivergenceError(
-                f"{what} holds values that are not finite numbers ({name}): the training diverged. Lower the "
-                "rate or set clip, or use a larger ridge, and train again."
-            )
+    model.check_finite(what)
 
 
 def majority_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
@@ -38,12 +32,12 @@ def majority_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
     ]
 
 
-def gap_doubt(train: float, test: float) -> list[str]:
+def gap_doubt(train: float, test: float, where: str = "test rows") -> list[str]:
     """Where the model knows its training rows by heart."""
     if train - test < GAP:
         return []
     return [
-        f"{percent(train)} on training rows but {percent(test)} on test rows: the model has learnt the "
+        f"{percent(train)} on training rows but {percent(test)} on {where}: the model has learnt the "
         "training rows by heart. Use a smaller width, fewer layers or a larger ridge, or more rows."
     ]
 

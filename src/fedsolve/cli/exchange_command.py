@@ -12,11 +12,17 @@ from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.method_options import MethodCommand, chosen_method, method_option
+from fedsolve.cli.method_options import (
+    MethodCommand,
+    chosen_method,
+    class_weight_option,
+    method_option,
+    weighed,
+)
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, check_target, facts
-from fedsolve.cli.server import class_names, described_method, progress_notes, run_document, show_run
+from fedsolve.cli.server import class_names, progress_notes, run_document, show_run, take_schema
 from fedsolve.cli.site_table import schema_option
 from fedsolve.data.lock import locked
 from fedsolve.network.keyfolder import Keys, private_folder
@@ -66,6 +72,7 @@ _RUN = "The run"
     _SITES, "What a row of the sites' tables is; all of them must have the same.  [default: plain numbers]"
 )
 @method_option(_RUN)
+@class_weight_option(_RUN)
 @option(
     "--task",
     more=True,
@@ -96,7 +103,8 @@ def exchange(ctx: click.Context, /, **given: Any) -> None:
     method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
-        method = described_method(method, given)
+        take_schema(given)
+    method = weighed(method, given["schema"], given["class_weight"])
     check_target(given["out"], *given["answers"])
     folder, keys = Path(given["state"]), Keys(key_folder(given["keys"]))
     started = time.perf_counter()

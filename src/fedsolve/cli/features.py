@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -16,6 +16,9 @@ from fedsolve.cli.output import Interrupted, Output, facts, megabytes, table
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
+
+if TYPE_CHECKING:
+    from fedsolve.data.backbones import Backbone
 
 BACKBONE = "efficientnet-lite0"
 
@@ -78,15 +81,21 @@ class Built:
 
 
 def built(
-    output: Output, dataset: Dataset, backbone: str, store: str | None = None, batch: int = 64
+    output: Output,
+    dataset: Dataset,
+    backbone: str,
+    store: str | None = None,
+    batch: int = 64,
+    loaded: Backbone | None = None,
 ) -> Built:
     """The features of a dataset by this backbone, with a bar while there is work to do.
 
-    Ctrl-C ends it with a message that says how much is done and how to go on.
+    loaded: the backbone of this address where it is loaded already. Ctrl-C ends it with a message that says
+    how much is done and how to go on.
     """
     from fedsolve.data.backbones import load_backbone
 
-    network = load_backbone(backbone)
+    network = load_backbone(backbone) if loaded is None else loaded
     told: list[ExtractionProgress] = []
     try:
         with output.bar(backbone, "image") as bar:
@@ -95,7 +104,9 @@ def built(
                 told[:] = [progress]
                 bar(progress.done, progress.total, _pace(progress))
 
-            found = FeatureStore(store).build(dataset, network, batch=batch, progress=advance)
+            found = FeatureStore(store).build(
+                dataset, network, batch=batch, progress=advance, address=backbone
+            )
     except KeyboardInterrupt as stop:
         raise Interrupted(_stopped(told)) from stop
     if not told:
@@ -310,7 +321,7 @@ def _show_built(page: Console, found: Features, told: dict[str, Any]) -> None:
         ("dataset", f"{told['dataset']} ({parts} images, {len(found.class_names)} classes)"),
         ("backbone", f"{told['backbone']} ({told['width']:,} features)"),
         ("extracted", work),
-        ("key", found.key[:12]),
+        ("key", f"{found.key[:12]} (train on them: fedsolve train features:{found.key[:12]})"),
         ("folder", str(told["folder"])),
     ]
     facts(page, lines)

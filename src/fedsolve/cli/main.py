@@ -25,6 +25,7 @@ from fedsolve.cli.doctor import doctor
 from fedsolve.cli.exchange_command import exchange
 from fedsolve.cli.experiment import experiment
 from fedsolve.cli.features import features
+from fedsolve.cli.info import info
 from fedsolve.cli.keys import keys
 from fedsolve.cli.methods import methods
 from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
@@ -144,7 +145,20 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-LOCAL = (demo, methods, schema, train, personalise, evaluate, predict, datasets, features, experiment, report)
+LOCAL = (
+    demo,
+    methods,
+    schema,
+    train,
+    personalise,
+    evaluate,
+    predict,
+    info,
+    datasets,
+    features,
+    experiment,
+    report,
+)
 NETWORK = (server, client, exchange, answer, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import click
 
+import fedsolve.closedform.auto
 import fedsolve.closedform.cascade
+import fedsolve.closedform.kernel_afl
+import fedsolve.closedform.softmax
 import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import registry
-from fedsolve.cli.command import LAST, Command, F, Option, option
+from fedsolve.cli.command import LAST, Choice, Command, F, Option, option
 from fedsolve.cli.options_file import config_table
 from fedsolve.errors import DataError, did_you_mean
+from fedsolve.federation.described import Described
 from fedsolve.federation.method import Method
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.parameters import Description, build, described
+from fedsolve.schema import Schema
 
 DEFAULT_METHOD = "deepafl"
 BY_GRADIENT = "Training by gradient"
@@ -47,8 +52,19 @@ def focus(ctx: click.Context) -> str:
 
 
 def chosen_method(ctx: click.Context) -> Method[Any]:
-    """The method of a command line with the parameters that were given; the others keep their defaults."""
-    method: Method[Any] = build(registry.method_class(focus(ctx)), ctx.meta.get(_GIVEN, {}))
+    """The method of a command line with the parameters that were given.
+
+    A command with --preset has what can be chosen by the data chosen, where none of it is given; as soon as
+    one is, or with --preset paper, the others are those of the paper.
+    """
+    kind = registry.method_class(focus(ctx))
+    given: dict[str, Any] = ctx.meta.get(_GIVEN, {})
+    # Its own only: what derives from it may take other parameters, or mean others by them.
+    friendly: Mapping[str, Any] = vars(kind).get("friendly", {})
+    wanted = "preset" in ctx.params and ctx.params["preset"] is None
+    if wanted and not friendly.keys() & given.keys():
+        given = {**friendly, **given}
+    method: Method[Any] = build(kind, given)
     return method
 
 
@@ -160,9 +176,11 @@ class MethodCommand(Command):
     --help shows what is used most and the method's parameters, --help-all the rest, `details` among it.
     """
 
-    def __init__(self, *args: Any, details: str = "", **settings: Any) -> None:
+    def __init__(self, *args: Any, details: str = "", unnamed: str = DEFAULT_METHOD, **settings: Any) -> None:
+        """unnamed: the method where neither one nor a parameter of DeepAFL is named."""
         super().__init__(*args, **settings)
         self.details = details
+        self.unnamed = unnamed
         self.params.append(
             Option(
                 ["--help-all"],
@@ -179,7 +197,9 @@ class MethodCommand(Command):
         words = args[: args.index("--")] if "--" in args else args
         path = _value_of("--config", words)
         table = {} if path is None else config_table(path, self.name or "")
-        ctx.meta[_METHOD] = _value_of("--method", words) or str(table.get("method", DEFAULT_METHOD))
+        ctx.meta[_METHOD] = _value_of("--method", words) or str(
+            table.get("method") or _meant(words, table, self.unnamed)
+        )
         registry.method_class(focus(ctx))
         try:
             return super().parse_args(ctx, args)
@@ -242,16 +262,46 @@ class MethodCommand(Command):
         return click.UsageError(f"No such option: {problem.option_name}.{guess}", ctx)
 
 
-def method_option(group: str) -> Callable[[F], F]:
-    """Decorator: --method."""
+def method_option(group: str, default: str = DEFAULT_METHOD) -> Callable[[F], F]:
+    """Decorator: --method; default: what the command takes where none is named."""
     closed = ", ".join(key for key in method_keys() if not is_gradient(key))
     return option(
         "--method",
-        default=DEFAULT_METHOD,
+        default=default,
         metavar="NAME",
         group=group,
-        help=f"{closed} or a gradient method.",
+        help=f"{closed}, ...",
     )
+
+
+def preset_option(group: str) -> Callable[[F], F]:
+    """Decorator: --preset."""
+    return option(
+        "--preset",
+        type=Choice(["paper"]),
+        group=group,
+        help="paper: the paper's settings.  [default: chosen on rows held out, unless some are given]",
+    )
+
+
+def class_weight_option(group: str, more: bool = True) -> Callable[[F], F]:
+    """Decorator: --class-weight."""
+    return option(
+        "--class-weight",
+        type=Choice(["balanced"]),
+        metavar="HOW",
+        more=more,
+        group=group,
+        help="balanced: rare classes count as much as frequent ones.  [default: by rows]",
+    )
+
+
+def weighed(
+    method: Method[Any], schema: Schema | None, class_weight: Literal["balanced"] | None
+) -> Method[Any]:
+    """The method on rows that a schema describes and classes weigh, where either is so."""
+    plain = schema is None and class_weight is None
+    return method if plain else Described(method, schema, class_weight=class_weight)
 
 
 def focused_option(*names: str, applies: Callable[[str], bool], **settings: Any) -> Callable[[F], F]:
@@ -264,6 +314,15 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help())
         ctx.exit()
+
+
+def _meant(words: list[str], table: Mapping[str, Any], unnamed: str) -> str:
+    """The method where none is named: DeepAFL if a parameter of it alone is given, else `unnamed`."""
+    own, others = (described(registry.method_class(key)) for key in (DEFAULT_METHOD, unnamed))
+    names = own.keys() - others.keys()
+    spelt = {name for key in names for name in _spellings(own[key])}
+    given = any(word.partition("=")[0] in spelt for word in words) or bool(names & set(table))
+    return DEFAULT_METHOD if given else unnamed
 
 
 def _spellings(description: Description) -> list[str]:

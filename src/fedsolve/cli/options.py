@@ -58,6 +58,28 @@ def data_options(command: F) -> F:
             group=READING,
             help="csv: whether line 1 has names.",
         ),
+        spelling_options,
+    )(command)
+
+
+def spelling_options(command: F) -> F:
+    """Decorator: how the cells of a csv file are spelled."""
+    return options(
+        option(
+            "--decimal", more=True, default=".", metavar="SIGN", group=READING, help="csv: before fractions."
+        ),
+        option(
+            "--thousands",
+            more=True,
+            default="",
+            show_default=False,
+            metavar="SIGN",
+            group=READING,
+            help="csv: between groups of three digits.  [default: none]",
+        ),
+        option(
+            "--encoding", more=True, default="utf-8", metavar="NAME", group=READING, help="csv: of its text."
+        ),
     )(command)
 
 
@@ -71,6 +93,9 @@ def layout_from(given: dict[str, Any]) -> ColumnLayout:
         drop=given["drop"],
         delimiter=given["delimiter"],
         header=given["header"],
+        decimal=given["decimal"],
+        thousands=given["thousands"],
+        encoding=given["encoding"],
     )
 
 

@@ -21,6 +21,8 @@ from fedsolve.data.backbones.backbone_address import split_address
 from fedsolve.data.backbones.common import require
 from fedsolve.data.backbones.pixels import Pixels
 from fedsolve.data.datasets import is_address, load_dataset
+from fedsolve.data.datasets.dataset_address import Address
+from fedsolve.data.image_rows import is_images
 from fedsolve.data.tables import Table
 from fedsolve.errors import DataError
 from fedsolve.gradient import networks
@@ -60,13 +62,17 @@ def for_model(model: GradientModel, data: str, given: dict[str, Any]) -> str | N
     named: str | None = given["backbone"]
     network, text = model.parameters["network"], model.parameters["shape"]
     shape = None if text is None else [int(size) for size in text.split(",")]
-    if not takes_images(network, shape) or not is_address(data):
-        return named
-    if not load_dataset(data, given["root"]).is_images:
+    if not takes_images(network, shape) or not _holds_images(data, given["root"]):
         return named
     if named is None and NOTED in model.parameters:
         return str(model.parameters[NOTED])
     return pixel_address(named, network, networks.input_shape(network, model.features, shape))
+
+
+def _holds_images(data: str, root: str | None) -> bool:
+    if not is_address(data):
+        return is_images(data)
+    return Address.parse(data).scheme == "folder" or load_dataset(data, root).is_images
 
 
 def takes_images(network: str, shape: Sequence[int] | None) -> bool:

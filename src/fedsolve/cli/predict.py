@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 from rich.console import Console
+from scipy.special import softmax
 
 from fedsolve.backends.devices import find_device
+from fedsolve.calibration import project_to_simplex
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.confusion import Report
 from fedsolve.cli.doubts import check_finite, majority_doubt
+from fedsolve.cli.evaluation_page import html_page, show
 from fedsolve.cli.inputs import Reader, row_options
+from fedsolve.cli.new_rows import beside_predictions, image_path, new_rows
 from fedsolve.cli.options import READING, allow_options, output_options
 from fedsolve.cli.output import Output, check_target, percent, table, write_text
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.container import Array
+from fedsolve.data.tables import Table
 from fedsolve.errors import DataError
+from fedsolve.federation.importance import Importance, importances
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.quality import Evaluation
+from fedsolve.federation.tallies import tally
 from fedsolve.gradient.network_model import GradientModel
+from fedsolve.labels import encode_labels
 from fedsolve.model import Model, load_model
 from fedsolve.permissions import allowing
 
@@ -41,6 +55,8 @@ device_option = option(
     help="Gradient models: cpu, cuda, or auto for a GPU where there is one.  [default: cpu]",
 )
 _allow = allow_options("Model")
+_ASKED = "Also"
+_ROWS = 65536
 
 
 @click.command(
@@ -51,15 +67,30 @@ _allow = allow_options("Model")
             "fedsolve predict model.safetensors data.npz --out labels.csv",
         ),
         (
-            "the scores of every class too, on stdout",
-            "fedsolve predict model.safetensors patients.csv --scores",
+            "the probability of every class too, on stdout",
+            "fedsolve predict model.safetensors patients.csv --probabilities",
+        ),
+        (
+            "new images, by the backbone that the model knows; what a query gives; several files",
+            "fedsolve predict model.safetensors ./new-images\n"
+            "query | fedsolve predict model.safetensors -\n"
+            "fedsolve predict model.safetensors monday.csv.gz tuesday.parquet",
         ),
     ),
 )
 @click.argument("model")
-@click.argument("data")
+@click.argument("data", nargs=-1, required=True, metavar="DATA...")
 @option("--out", metavar="FILE", group="Predictions", help="Where to write the csv.  [default: stdout]")
 @option("--scores", is_flag=True, group="Predictions", help="Add one score column per class.")
+@option("--probabilities", is_flag=True, group="Predictions", help="Add one probability column per class.")
+@option(
+    "--keep",
+    metavar="NAME",
+    multiple=True,
+    show_default=False,
+    group="Predictions",
+    help="Column to write beside the label. May be repeated.  [default: the schema's identifiers]",
+)
 @_layers
 @device_option
 @_allow
@@ -70,44 +101,54 @@ _allow = allow_options("Model")
 def predict(ctx: click.Context, /, **given: Any) -> None:
     """Predict the class of every row of DATA with the model file MODEL.
 
-    DATA is an npz, csv or parquet file, with or without labels, or a dataset as for train. Scores are
-    least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
-    but they are not probabilities.
+    DATA is a csv (also .gz, .tsv), parquet or npz file, with or without labels, - for standard input, an
+    image, a folder of images, or a dataset as for train; several are predicted one after the other. Scores
+    are least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
+    but they are not probabilities. --probabilities gives those, calibrated where the model was trained so.
     """
     output = Output(given["as_json"], given["quiet"])
-    check_target(given["out"], given["model"], given["data"], root=given["root"])
+    sources: tuple[str, ...] = given["data"]
+    check_target(given["out"], given["model"], *sources, root=given["root"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model, classes = classifier(given["model"])
     depth = _depth(ctx, model, given["layers"])
+    given["data"] = next((source for source in sources if image_path(source, given)), sources[0])
     prepare(ctx, model, given)
-    data = Reader(given, output).rows(
-        given["data"],
-        given["part"],
-        labelled=False,
-        width=model.features,
-        schema=model.schema,
-        extra="ignore",
-        whole=True,
-    )
-    scores = _scores(model, data.features, depth)
-    labels = classes[np.argmax(scores, axis=1)]
-    document: dict[str, Any] = {"model": given["model"], "data": given["data"], "rows": len(data)}
-    if given["out"] is not None:
-        write_text(given["out"], _csv(labels, scores if given["scores"] else None, classes))
-        document["out"] = given["out"]
+    rows = list(new_rows(sources, model, given, output))
+    answers, scores, probabilities = _in_parts(model, [part.features for part in rows], depth)
+    added = {"score": scores} if given["scores"] else {}
+    added |= {"probability": probabilities} if given["probabilities"] else {}
+    document: dict[str, Any] = {
+        "model": given["model"],
+        "data": sources[0] if len(sources) == 1 else list(sources),
+        "rows": sum(map(len, rows)),
+    }
+    beside = beside_predictions(rows)
+    if output.as_json and given["out"] is None:
+        named = {"score": "scores", "probability": "probabilities"}
+        document |= {"labels": classes[answers], "classes": classes}
+        document |= {"beside": beside} if len(beside) > 1 else {}
+        document |= {named[name]: columns for name, columns in added.items()}
         output.result(document, lambda page: None)
-        output.note(f"{len(data):,} predictions written to {given['out']}")
-    elif output.as_json:
-        document |= {"labels": labels, "classes": classes} | ({"scores": scores} if given["scores"] else {})
-        output.result(document, lambda page: None)
-    else:
-        click.echo(_csv(labels, scores if given["scores"] else None, classes), nl=False)
+        return
+    text = _csv(beside, answers, added, classes)
+    if given["out"] is None:
+        click.echo(text, nl=False)
+        return
+    write_text(given["out"], text)
+    document["out"] = given["out"]
+    output.result(document, lambda page: None)
+    output.note(f"{document['rows']:,} predictions written to {given['out']}")
 
 
 @click.command(
     cls=Command,
     examples=(
         ("accuracy, per-class report and confusion", "fedsolve evaluate model.safetensors data.npz"),
+        (
+            "a page with figures, and a threshold that finds 95 % of the second class",
+            "fedsolve evaluate model.safetensors data.npz --html page.html --sensitivity 0.95",
+        ),
         (
             "accuracy after every block of a deep model",
             "fedsolve evaluate model.safetensors data.npz --staged",
@@ -118,6 +159,23 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
 @click.argument("data")
 @_layers
 @option("--staged", is_flag=True, group="Model", help="Accuracy after 0, 1, ..., T blocks instead.")
+@option("--html", metavar="FILE", group=_ASKED, help="Write a page with figures too.")
+@option(
+    "--sensitivity",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    group=_ASKED,
+    help="Two classes: the threshold that finds this share of the second, chosen on rows held out.",
+)
+@option("--importance", is_flag=True, group=_ASKED, help="What is lost without each column.")
+@option(
+    "--column",
+    metavar="NAME",
+    multiple=True,
+    show_default=False,
+    group=_ASKED,
+    help="With --importance: only this column. May be repeated.",
+)
 @device_option
 @_allow
 @_part
@@ -127,10 +185,13 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
 def evaluate(ctx: click.Context, /, **given: Any) -> None:
     """Compare the predictions of the model file MODEL with the labels of DATA.
 
-    Prints accuracy, precision, recall and F1 per class, and the confusion matrix (with more than 20 classes:
-    the most frequent mistakes). DATA is an npz, csv or parquet file, or a dataset as for train.
+    Prints accuracy, AUC, log loss and calibration with intervals, precision, recall and F1 per class, and the
+    confusion matrix (with more than 20 classes: the most frequent mistakes). DATA is an npz, csv or parquet
+    file, or a dataset as for train.
     """
     output = Output(given["as_json"], given["quiet"])
+    check_target(given["html"], given["model"], given["data"], root=given["root"])
+    _check_asked(ctx, given)
     if given["staged"] and given["layers"] is not None:
         raise click.UsageError("--staged shows every depth; leave out --layers", ctx)
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
@@ -149,13 +210,51 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
         document = named | {"rows": len(data), "staged_accuracy": stages}
         output.result(document, lambda page: _show_stages(page, stages, len(data)))
         return
-    predicted = classes[np.argmax(_scores(model, data.features, depth), axis=1)]
-    report = Report.of(data.labels, predicted, classes)
-    doubts = majority_doubt(float(np.mean(predicted == data.labels)), data.labels, "these rows")
-    document = named | {"layers": depth.get("layers")} | report.as_dict() | {"warnings": doubts}
-    output.result(document, report.show)
+    answers, _, probabilities = _told(model, data.features, depth)
+    sums = tally(probabilities, answers, encode_labels(data.labels, classes))
+    found = Evaluation(classes, sums, model.calibration is not None and not depth)
+    report = Report(classes, found.confusion)
+    limit = None
+    if given["sensitivity"] is not None:
+        limit = found.threshold(model.threshold(given["sensitivity"]), given["sensitivity"])
+    important = _importance(model, data, given) if given["importance"] else None
+    doubts = majority_doubt(found.accuracy, data.labels, "these rows")
+    document = named | {"layers": depth.get("layers")} | found.as_dict() | report.as_dict()
+    document["threshold"] = None if limit is None else asdict(limit)
+    document["importance"] = None if important is None else [asdict(one) for one in important]
+    document |= {"html": given["html"], "warnings": doubts}
+    if given["html"] is not None:
+        names = Path(given["model"]).name, Path(given["data"]).name
+        write_text(given["html"], html_page(*names, repr(model), found, limit, important, doubts))
+
+    def page(drawn: Console) -> None:
+        report.show(drawn)
+        show(drawn, found, limit, important)
+
+    output.result(document, page)
     for doubt in doubts:
         output.warn(doubt)
+
+
+def _check_asked(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Refuse what does not go together."""
+    if given["column"] and not given["importance"]:
+        raise click.UsageError("--column says whose --importance; add that", ctx)
+    for name in ("html", "sensitivity", "importance"):
+        if given["staged"] and given[name]:
+            raise click.UsageError(f"--staged shows accuracies only; leave out --{name}", ctx)
+    for name in ("sensitivity", "importance"):
+        if given["layers"] is not None and given[name]:
+            raise click.UsageError(f"--{name} is of the whole model; leave out --layers", ctx)
+
+
+def _importance(model: Model, data: Table, given: dict[str, Any]) -> list[Importance]:
+    rows = ClientData(
+        data.features, data.labels, schema=model.schema if model.preparing is not None else None
+    )
+    assert model.classes is not None
+    silo = LocalFederation([Participant("these rows", rows)], classes=model.classes.tolist())
+    return importances(silo, model, columns=given["column"] or None)
 
 
 def classifier(path: str) -> tuple[Model, Array]:
@@ -190,19 +289,43 @@ def _depth(ctx: click.Context, model: Model, layers: int | None) -> dict[str, An
     return {"layers": layers}
 
 
-def _scores(model: Model, features: Array, depth: dict[str, Any]) -> Array:
+def _told(model: Model, features: Array, depth: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """Positions of the answers, scores and probabilities of rows; a stage's are not calibrated."""
     if isinstance(model, GradientModel):
-        return pixel_rows.scores(model, features)
-    return model.decision_function(features, **depth)
+        scores = pixel_rows.scores(model, features)
+        calibration = model.calibration
+        found = softmax(scores, axis=1) if calibration is None else calibration.probabilities(scores)
+    elif depth:
+        scores = model.decision_function(features, **depth)
+        found = project_to_simplex(scores)
+    else:
+        scores, found = model.decision_function(features), model.predict_proba(features)
+    return np.argmax(scores, axis=1), scores, found
 
 
-def _csv(labels: Array, scores: Array | None, classes: Array) -> str:
+def _in_parts(model: Model, features: Sequence[Array], depth: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """The same of many rows, some thousand at a time, so that what layers give is never held whole."""
+    parts = [
+        _told(model, part[start : start + _ROWS], depth)
+        for part in features
+        for start in range(0, max(1, len(part)), _ROWS)
+    ]
+    answers, scores, probabilities = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return answers, scores, probabilities
+
+
+def _csv(beside: dict[str, list[Any]], answers: Array, added: dict[str, Array], classes: Array) -> str:
+    """A line for each row: what tells it apart, its label and, by the beginning of their names, columns of
+    every class.
+    """
+    named = classes.tolist()
+    columns = [*beside.values(), [named[code] for code in answers.tolist()]]
+    columns += [column for values in added.values() for column in values.T.tolist()]
+    heads = [*beside, "label", *(f"{name}_{label}" for name in added for label in named)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [] if scores is None else [f"score_{label}" for label in classes.tolist()]
-    writer.writerow(["row", "label", *names])
-    for row, label in enumerate(labels.tolist()):
-        writer.writerow([row, label, *([] if scores is None else scores[row].tolist())])
+    writer.writerow(heads)
+    writer.writerows(zip(*columns, strict=True))
     return text.getvalue()
 
 

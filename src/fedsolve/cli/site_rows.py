@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -13,7 +14,9 @@ import click
 from fedsolve.cli.inputs import Reader
 from fedsolve.cli.options import layout_from
 from fedsolve.cli.output import Output, megabytes
-from fedsolve.cli.site_table import read_site, table_schema
+from fedsolve.cli.site_table import read_site
+from fedsolve.data.image_rows import portable
+from fedsolve.data.schema_file import read_schema
 from fedsolve.data.table_files import DescribedRows
 from fedsolve.data.tables import Part, Table
 from fedsolve.federation.participant import ClientData
@@ -25,20 +28,31 @@ if TYPE_CHECKING:
 
 def site_rows(given: dict[str, Any], output: Output) -> tuple[ClientData, Schema | None]:
     """The rows that a site takes part with, and the columns of its table where no schema describes them."""
-    schema = None if given["schema"] is None else table_schema(given["schema"])
+    schema = None if given["schema"] is None else read_schema(given["schema"])
     table: Table | DescribedRows
     parts: tuple[Part, ...] = ()
-    if schema is not None:
+    reader = Reader(given, output)
+    if schema is not None and schema.extractor is None:
         if given["backbone"] is not None:
-            raise click.UsageError("--schema is for tables; leave out one of --schema and --backbone")
+            raise click.UsageError("this --schema is of tables; leave out one of --schema and --backbone")
         table, columns = read_site(given["data"], schema, layout_from(given)), None
+    elif schema is not None:
+        table, columns = reader.described(given["data"], schema, owned=False), None
+        parts = reader.parts(given["data"])
     else:
-        reader = Reader(given, output)
         parts = reader.parts(given["data"])
         table = reader.rows(given["data"], "train" if parts else None)
-        columns = table.schema
+        columns = _shown(table.schema)
     _introduce(output, given["name"], table, "test" in parts)
-    return ClientData(table.features, table.labels, schema=schema), columns
+    return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns
+
+
+def _shown(columns: Schema | None) -> Schema | None:
+    """What is sent about rows: not where this site keeps the files of a backbone."""
+    if columns is None or columns.extractor is None:
+        return columns
+    named = dataclasses.replace(columns.extractor, address=portable(columns.extractor.address))
+    return dataclasses.replace(columns, extractor=named)
 
 
 def _introduce(output: Output, name: str, table: Table | DescribedRows, held_out: bool) -> None:
@@ -59,6 +73,8 @@ class Diary:
 
     def __init__(self, output: Output, path: Path) -> None:
         self.on_over: Any = None
+        self.on_barred: Any = None
+        self.barred: str | None = None
         self._output = output
         self._path = path
         self._answers = self._sent = self._received = 0
@@ -81,6 +97,10 @@ class Diary:
             stream.write(json.dumps(line) + "\n")
         if event.over and self.on_over is not None:
             self.on_over()
+        if event.barred:
+            self.barred = event.text.removeprefix("DataError: ").removeprefix("refused: ")
+            if self.on_barred is not None:
+                self.on_barred()
 
     def summary(self) -> dict[str, Any]:
         return {

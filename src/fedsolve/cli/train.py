@@ -22,9 +22,12 @@ from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.method_options import (
     MethodCommand,
     chosen_method,
+    class_weight_option,
     focused_option,
     is_gradient,
     method_option,
+    preset_option,
+    weighed,
 )
 from fedsolve.cli.options import READING, output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
@@ -36,11 +39,13 @@ from fedsolve.cli.own_models import (
     personalise,
     warn_of_few_rows,
 )
+from fedsolve.cli.tried import tried_table
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
 from fedsolve.errors import ModelFileError
-from fedsolve.federation.described import Described
+from fedsolve.federation.calibrated import Calibrated
+from fedsolve.federation.card import card, training_card
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
@@ -81,6 +86,7 @@ train a head on the features or a whole network on the images, round by round.
 
 @click.command(
     cls=MethodCommand,
+    unnamed="auto",
     help=_HELP,
     details=_DETAILS,
     examples=(
@@ -127,7 +133,8 @@ train a head on the features or a whole network on the images, round by round.
     ),
 )
 @click.argument("data", nargs=-1, required=True, metavar="DATA...")
-@method_option(_GROUP)
+@method_option(_GROUP, "auto")
+@preset_option(_GROUP)
 @option("--out", metavar="FILE", group=_GROUP, help="Where to save the model (.safetensors).")
 @option(
     "--test",
@@ -164,6 +171,14 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Sum in secret: only totals are seen (needs fedsolve[privacy]).",
 )
+@option(
+    "--calibrate/--no-calibrate",
+    default=None,
+    group=_GROUP,
+    more=True,
+    help="Probabilities calibrated on rows held out: trains twice.  [default: closed-form methods do]",
+)
+@class_weight_option(_GROUP, more=False)
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
 @focused_option(
@@ -223,11 +238,14 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     own_files = personal_files(federation.clients, personal, given["out"])
     warn_of_few_rows(method, len(data))
 
+    whole = weighed(method, described, given["class_weight"])
+    if given["calibrate"] or (given["calibrate"] is None and not isinstance(method, GradientMethod)):
+        whole = Calibrated(whole)
     with _engine(federation, given) as engine:
         started = time.perf_counter()
         try:
             with _progress(output, method) as progress:
-                model = (method if described is None else Described(method, described)).fit(
+                model = whole.fit(
                     engine,
                     checkpoint,
                     resume=given["resume"],
@@ -241,12 +259,18 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         if isinstance(model, GradientModel) and given["backbone"] is not None:
             model.parameters[pixel_rows.NOTED] = given["backbone"]
         check_finite(model, "the model, which was not saved,")
+        accuracy = _accuracy(method, model, engine, data, test)
+        accuracy["held_out"] = next(
+            (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
+        )
+        model.card = training_card(model, whole, rows=len(data), accuracy=accuracy, secure=given["secure"])
         if given["out"] is not None:
             model.save(given["out"])
-        accuracy = _accuracy(method, model, engine, data, test)
+    # What was trained in the end: of candidates, the one that was chosen.
+    trained = next((tried.method for tried in model.tried if tried.chosen), method.key)
     document = {
-        "method": method.key,
-        "parameters": method.parameters(),
+        "method": trained,
+        "parameters": _settings(method, model),
         **_counts(data, federation, split, spec),
         **_traffic(model),
         "engine": given["engine"],
@@ -255,15 +279,23 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "seconds": seconds,
         "accuracy": accuracy,
         "test_rows": None if test is None else len(test),
+        "calibration": card(model)["calibration"],
         "predicts": model.predicts,
         "personal": personalise(model, federation, test, personal, own_files, output),
         "model": given["out"],
         "checkpoint": checkpoint,
     }
+    document["tried"] = [tried.as_dict() for tried in model.tried]
     document["warnings"] = _doubts(model, data, test, accuracy, plain=described is None)
     output.result(document, lambda page: _show(page, document))
     for doubt in document["warnings"]:
         output.warn(doubt)
+
+
+def _settings(method: Method[Any], model: Model) -> dict[str, Any]:
+    """The parameters that were trained with: of what was chosen, the choice."""
+    chosen = None if isinstance(method, GradientMethod) else getattr(model, "parameters", None)
+    return chosen or method.parameters()
 
 
 def _doubts(
@@ -274,10 +306,16 @@ def _doubts(
     if not model.predicts:
         return doubts
     assert data.labels is not None
-    doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
     if test is not None and test.labels is not None:
         doubts += majority_doubt(accuracy["test"], test.labels, "test rows")
         doubts += gap_doubt(accuracy["train"], accuracy["test"])
+    if accuracy["held_out"] is not None:
+        doubts += majority_doubt(accuracy["held_out"], data.labels, "rows held out")
+        doubts += (
+            [] if test is not None else gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
+        )
+    else:
+        doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
     return doubts
 
 
@@ -470,7 +508,7 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         ("clients", f"{told['clients']}{empty} ({dealt}; heterogeneity {split['heterogeneity']:.2f} of 1)"),
         ("rows", f"{told['rows']:,} of {told['features']:,} features, {len(told['classes'])} classes"),
         *_network_lines(told),
-        ("exchanges", f"{told['exchanges']}"),
+        ("exchanges", f"{told['exchanges']}{_calibrating(told)}"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
         *(
             [("sums", "secret: clients' answers were masked, only totals were opened")]
@@ -480,8 +518,19 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         ("seconds", f"{told['seconds']:.2f}"),
         ("accuracy", f"{percent(accuracy['train'])} on the clients' training rows"),
     ]
+    if accuracy["held_out"] is not None:
+        lines.append(("", f"{percent(accuracy['held_out'])} on rows held out, before all were trained on"))
     if accuracy["test"] is not None:
         lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
+    if told["calibration"] is not None:
+        seen = told["calibration"]["metrics"]
+        lines.append(
+            (
+                "probabilities",
+                f"calibrated on {told['calibration']['held_out_rows']:,} rows held out "
+                f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})",
+            )
+        )
     if not told["predicts"]:
         lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
     if told.get("final_accuracy") is not None:
@@ -489,6 +538,8 @@ def _show(page: Console, told: dict[str, Any]) -> None:
     lines += personal_lines(told["personal"])
     if told["model"] is not None:
         lines.append(("model", told["model"]))
+    if told["tried"]:
+        page.print(tried_table(told["tried"]))
     facts(page, lines)
 
 
@@ -507,6 +558,13 @@ def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
         last = f", last in {', '.join(told['feedback_layers'])}" if told["feedback_layers"] else ""
         lines.append(("feedback", f"{parameters['feedback']}{last}"))
     return lines
+
+
+def _calibrating(told: dict[str, Any]) -> str:
+    """Why there are more exchanges than the method takes."""
+    if told["calibration"] is None:
+        return ""
+    return " (training twice, once without the rows held out, and the calibration between them)"
 
 
 def _changed(told: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ statistics, which is what travels here. The paper's own route is in `laws`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,16 +18,19 @@ import numpy as np
 from fedsolve.backends import kernels_on
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
+from fedsolve.closedform.fold_sums import KEY, added, choose_ridge_by_folds, fold_count, fold_sums
+from fedsolve.closedform.linear_heads import HEADS, solve_head
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
-from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
+from fedsolve.closedform.sums import Accumulator, Rows, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.held_out import fold_numbers
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
@@ -49,11 +53,37 @@ class AFL(Method[LinearModel]):
     """Parameters of AFL; a ridge of 0 is the paper after its regulariser is removed."""
 
     key: ClassVar[str] = "afl"
-    additive: ClassVar[frozenset[str]] = frozenset(SUMS)
+    friendly: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True, "head": "ridge"}
+    additive: ClassVar[frozenset[str]] = frozenset(
+        f"{fold}{name}"
+        for fold in ("", *(f"fold{number}." for number in range(fold_count(1))))
+        for name in SUMS
+    )
 
-    ridge: float = parameter(0.0, "Penalty on the classifier; 0 is plain least squares.", least=0)
+    ridge: float | Literal["auto"] = parameter(
+        0.0,
+        "Penalty on the classifier; 0 is plain least squares, auto the best by exact k-fold sums.",
+        least=0,
+    )
     intercept: bool = parameter(False, "Fit an intercept from sums.")
-    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    scale: Literal["standard", "centred"] | None = parameter(
+        None, "Standardise or centre features: one exchange more."
+    )
+    head: str = parameter("ridge", "What is solved from the same sums.", choices=HEADS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head != "ridge" and self.intercept:
+            raise DataError(f"the head '{self.head}' has its own intercept; leave intercept=True out.")
+        if self.head != "ridge" and self.ridge == "auto":
+            raise DataError(f"ridge='auto' is for the head 'ridge'; give one for the head '{self.head}'.")
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters by name; the head that AFL always had goes without saying, as in older files."""
+        values = super().parameters()
+        if self.head == "ridge":
+            del values["head"]
+        return values
 
     def start(self, spec: Spec) -> AFLRun:
         return AFLRun(self, spec)
@@ -69,9 +99,31 @@ class AFL(Method[LinearModel]):
 
     def solve(self, total: Total, spec: Spec) -> LinearModel:
         """The model of a total: W = (G + ridge I)^-1 H, centred by the sums when there is an intercept."""
-        return self._solve(total, spec, None)
+        settled, whole, _ = self.settled(total, spec)
+        return settled._solve(whole, spec, None)
+
+    def settled(self, total: Total, spec: Spec) -> tuple[AFL, Total, dict[str, Any]]:
+        """This method with its ridge, the one that a total by folds chooses where it is "auto"; the sums of
+        all rows; and how the ridges did.
+        """
+        if "gram" in total.term.arrays:
+            if self.ridge == "auto":
+                raise DataError("ridge='auto' needs sums by fold, and these are not. Collect them with it.")
+            return self, total, {}
+        check_rows(total.count("rows"))
+        parts = fold_sums(total, fold_count(spec.features))
+        whole = added(parts)
+        arrays = {"gram": whole.gram, "cross": whole.cross, "label_square": whole.label_square}
+        arrays |= {"weight": np.array([whole.weight]), "feature": whole.feature, "target": whole.target}
+        merged = replace(total, term=Term(arrays, total.term.counts))
+        if self.ridge != "auto":
+            return self, merged, {}
+        ridge, ridges, errors = choose_ridge_by_folds(parts, self.intercept)
+        told = {"ridges": ridges, "errors": errors, "folds": len(parts)}
+        return replace(self, ridge=ridge), merged, told
 
     def _solve(self, total: Total, spec: Spec, preparation: Preparation | None) -> LinearModel:
+        assert self.ridge != "auto"
         check_rows(total.count("rows"))
         if spec.classes is not None and not np.any(total["label_square"]):
             raise DataError("all sample weights are zero; at least one row must count.")
@@ -80,7 +132,12 @@ class AFL(Method[LinearModel]):
         kernels = kernels_on(spec.device)
         gram, cross = total.on(kernels, "gram"), total.on(kernels, "cross")
         intercept = np.zeros(spec.outputs)
-        if self.intercept:
+        if self.head != "ridge":
+            if spec.classes is None:
+                raise DataError(f"the head '{self.head}' is for classes; these are targets of a regression.")
+            sums = total["gram"], total["cross"], total["label_square"]
+            solution, intercept = solve_head(self.head, *sums, self.ridge)
+        elif self.intercept:
             weight = float(total["weight"][0])
             if weight <= 0:
                 raise DataError("all sample weights are zero; at least one row must count.")
@@ -113,7 +170,10 @@ class AFLRun(Run[LinearModel]):
             return None
         if self.method.scale is not None and self.preparation is None:
             return self.ask(moments.KIND, 0, clients)
-        return self.ask(KIND, 0, clients, {"intercept": self.method.intercept})
+        note: dict[str, Any] = {"intercept": self.method.intercept}
+        if self.method.ridge == "auto":
+            note |= {"folds": fold_count(self.spec.features)}
+        return self.ask(KIND, 0, clients, note)
 
     def absorb(self, total: Total) -> None:
         if self.method.scale is not None and self.preparation is None:
@@ -121,14 +181,16 @@ class AFLRun(Run[LinearModel]):
             self.chain.append(self.preparation.block())
             self.record(total, "moments")
             return
-        self._model = self.method._solve(total, self.spec, self.preparation)
+        settled, whole, compared = self.method.settled(total, self.spec)
+        self._model = settled._solve(whole, self.spec, self.preparation)
         risk = None
-        if not self.method.intercept:
+        if not settled.intercept and settled.head == "ridge":
+            assert settled.ridge != "auto"
             kernels = kernels_on(self.spec.device)
             weight = kernels.array(self._model.weight)
-            gram, cross, label_square = (total.on(kernels, name) for name in SUMS)
-            risk = regularised_risk(weight, gram, cross, label_square, self.method.ridge)
-        self.record(total, "classifier", risk=risk, solved=("W0",))
+            gram, cross, label_square = (whole.on(kernels, name) for name in SUMS)
+            risk = regularised_risk(weight, gram, cross, label_square, settled.ridge)
+        self.record(total, "classifier", risk=risk, solved=("W0",), metrics=compared)
 
     def model(self) -> LinearModel:
         assert self._model is not None
@@ -138,7 +200,8 @@ class AFLRun(Run[LinearModel]):
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         if self._model is None:
             return {}, {"solved": False}
-        return {"weight": self._model.weight, "intercept": self._model.intercept}, {"solved": True}
+        arrays = {"weight": self._model.weight, "intercept": self._model.intercept}
+        return arrays, {"solved": True, "parameters": self._model.parameters}
 
     def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
@@ -149,34 +212,55 @@ class AFLRun(Run[LinearModel]):
                 arrays["intercept"],
                 self.spec.classes,
                 self.preparation,
-                self.method.parameters(),
+                note.get("parameters", self.method.parameters()),
             )
 
 
 @step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
-    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted."""
+    """G_k = XᵀX and H_k = XᵀY of the client's rows, with sums of x and y when an intercept is fitted.
+
+    Where asked for, also the rows of each class that count at all.
+    """
     check_opening(data, memory.chain)
     kernels = memory.kernels
-    rows = cached_rows(data, memory, np.float64, kernels)
     sums = Accumulator(memory.workspace, np.float64, kernels)
-    sums.declare("gram", (data.width, data.width), symmetric=True)
-    sums.declare("cross", (data.width, rows.outputs))
-    sums.declare("label_square", (rows.outputs,))
-    if request.note["intercept"]:
-        for name, width in (("weight", 1), ("feature", data.width), ("target", rows.outputs)):
-            sums.declare(name, (width,))
-    for span in chunks(len(rows), data.width, kernels):
+    folds, intercept = request.note.get("folds"), request.note["intercept"]
+    if folds is None:
+        rows = cached_rows(data, memory, np.float64, kernels)
+        _add(sums, rows, intercept)
+    else:
+        numbers = fold_numbers(data.marks(KEY), folds)
+        for fold in range(folds):
+            rows = Rows(data.taking(numbers == fold), memory.chain, np.float64, kernels)
+            _add(sums, rows, True, f"fold{fold}.")
+    term = sums.finish()
+    term.counts["rows"] = len(data)
+    if request.note.get("class_rows") and rows.codes is not None:
+        weights = data.own_weights()
+        counted = rows.codes if weights is None else rows.codes[weights > 0]
+        term.arrays["class_rows"] = np.bincount(counted, minlength=rows.outputs).astype(np.float64)
+    return term
+
+
+def _add(sums: Accumulator, rows: Rows, intercept: bool, prefix: str = "") -> None:
+    """Declare the sums of some rows under their names, and add them up."""
+    width = rows.width
+    gram, cross, square = (f"{prefix}{name}" for name in SUMS)
+    sums.declare(gram, (width, width), symmetric=True)
+    sums.declare(cross, (width, rows.outputs))
+    sums.declare(square, (rows.outputs,))
+    if intercept:
+        for name, size in (("weight", 1), ("feature", width), ("target", rows.outputs)):
+            sums.declare(f"{prefix}{name}", (size,))
+    for span in chunks(len(rows), width, rows.kernels):
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
-        sums.add_gram("gram", features)
-        sums.add_product("cross", features, targets)
-        sums.add("label_square", (targets**2).sum(axis=0))
-        if request.note["intercept"]:
+        sums.add_gram(gram, features)
+        sums.add_product(cross, features, targets)
+        sums.add(square, (targets**2).sum(axis=0))
+        if intercept:
             root = rows.ones(span)
-            sums.add("weight", (root**2).sum(axis=0))
-            sums.add("feature", (root.T @ features)[0])
-            sums.add("target", (root.T @ targets)[0])
-    term = sums.finish()
-    term.counts["rows"] = len(rows)
-    return term
+            sums.add(f"{prefix}weight", (root**2).sum(axis=0))
+            sums.add(f"{prefix}feature", (root.T @ features)[0])
+            sums.add(f"{prefix}target", (root.T @ targets)[0])

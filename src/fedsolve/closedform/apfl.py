@@ -241,7 +241,7 @@ class APFLRun(Run[APFLModel]):
 
     def __init__(self, method: APFL, spec: Spec) -> None:
         super().__init__(method, spec)
-        self.primary: DeepAFLRun = method.primary.start(spec)
+        self.primary = DeepAFLRun(method.primary, spec)
         self._follow()
 
     def _follow(self) -> None:

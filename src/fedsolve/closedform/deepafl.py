@@ -15,7 +15,9 @@ their rows, is in `deepafl_client`. Whatever the partition, the result is that o
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -25,6 +27,7 @@ from fedsolve.backends import kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
+from fedsolve.closedform.choosing import MANY, ChoosingRun
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
 from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.moments import Preparation
@@ -39,6 +42,34 @@ from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
+
+CHOSEN = ("layers", "width", "ridge", "residual_ridge", "gain", "scale")
+"""Parameters that may be "auto": chosen on rows held out."""
+
+CANDIDATES: tuple[dict[str, Any], ...] = (
+    {"scale": "standard", "gain": 4.0, "ridge": 10.0, "residual_ridge": 10.0},
+    {"scale": "standard", "gain": 4.0, "ridge": 10.0, "residual_ridge": 1.0},
+    {"scale": "standard", "gain": 4.0, "ridge": 100.0, "residual_ridge": 100.0},
+    {"scale": "standard", "gain": 1.0, "ridge": 10.0, "residual_ridge": 10.0},
+    {"scale": None, "gain": 4.0, "ridge": 10.0, "residual_ridge": 10.0},
+    {"scale": None, "gain": 1.0, "ridge": 1.0, "residual_ridge": 0.01},
+)
+"""Settings that are tried. The first is taken where rows are too few to try anything."""
+
+MOST_LAYERS = 8
+MORE_LAYERS = 16
+"""Layers that are tried, and those where rows are many: there every candidate was best with all of eight."""
+WIDEST = 1024
+
+
+def fitting_width(rows: int) -> int:
+    """The width for so many rows, a quarter of them: a power of two from 64 to 1024."""
+    return min(WIDEST, max(64, _power(rows / 4)))
+
+
+def _power(number: float) -> int:
+    """The power of two nearest to a number, by their ratio."""
+    return 1 << max(0, round(math.log2(max(number, 1.0))))
 
 
 @register(
@@ -61,18 +92,21 @@ class DeepAFL(Method[DeepModel]):
     """
 
     key: ClassVar[str] = "deepafl"
+    friendly: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(CHOSEN, "auto"), "intercept": True}
+    max_exchanges: ClassVar[int | None] = None
+    max_bytes: ClassVar[int | None] = None
     additive: ClassVar[frozenset[str]] = frozenset(
         {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
     )
 
-    layers: int = parameter(20, "T, the number of residual blocks.", least=0)
-    width: int = parameter(1024, "Features per layer.", least=1)
+    layers: int | Literal["auto"] = parameter(20, "T, the number of residual blocks.", least=0)
+    width: int | Literal["auto"] = parameter(1024, "Features per layer.", least=1)
     hidden_width: int | None = parameter(None, "Hidden features per block.", least=1, none="as --width")
-    ridge: float = parameter(1.0, "Penalty on every classifier.", least=0)
-    residual_ridge: float = parameter(0.01, "Penalty on each block.", least=0)
+    ridge: float | Literal["auto"] = parameter(1.0, "Penalty on every classifier.", least=0)
+    residual_ridge: float | Literal["auto"] = parameter(0.01, "Penalty on each block.", least=0)
     activation: str = parameter("gelu", "Of the blocks.", choices=tuple(ACTIVATIONS))
     zero_activation: str = parameter("tanh", "Of the first projection.", choices=tuple(ACTIVATIONS))
-    gain: float = parameter(1.0, "Factor on the blocks' random projections.", least=0)
+    gain: float | Literal["auto"] = parameter(1.0, "Factor on the blocks' random projections.", least=0)
     block_input: Literal["previous", "initial"] = parameter("previous", "Features a block starts from.")
     exchange: str = parameter(
         "auto",
@@ -92,7 +126,9 @@ class DeepAFL(Method[DeepModel]):
         "Classifier and block: same clients.",
         flag="--consistent/--inconsistent",
     )
-    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    scale: Literal["standard", "centred", "auto"] | None = parameter(
+        None, "standard, centred or auto; one exchange more.", metavar="HOW"
+    )
     intercept: bool = parameter(False, "Fit an intercept from sums.")
     track: Literal["accuracy"] | None = parameter(None, "Count correct training rows on the way.")
     precision: Literal["float64", "float32"] = parameter("float64", "float32 is faster, but not exact.")
@@ -114,8 +150,40 @@ class DeepAFL(Method[DeepModel]):
     def trial(cls) -> Self:
         return cls(layers=2, width=12)
 
-    def start(self, spec: Spec) -> DeepAFLRun:
+    def start(self, spec: Spec) -> Run[DeepModel]:
+        if any(getattr(self, name) == "auto" for name in CHOSEN):
+            return ChoosingRun(self, spec)
         return DeepAFLRun(self, spec)
+
+    @property
+    def any_layers(self) -> bool:
+        return self.layers == "auto"
+
+    def numbers(self) -> tuple[int, float, float]:
+        """Layers, ridge and residual ridge of a run that has nothing left to choose."""
+        layers, ridge, residual_ridge = self.layers, self.ridge, self.residual_ridge
+        if layers == "auto" or ridge == "auto" or residual_ridge == "auto":
+            raise DataError("parameters that are 'auto' are chosen by a run over all candidates.")
+        return layers, ridge, residual_ridge
+
+    def scaled(self, share: float) -> DeepAFL:
+        """This network for a share of the rows: as many rows for each feature, penalties as strong."""
+        _, ridge, residual_ridge = self.numbers()
+        assert self.width != "auto"
+        width = min(self.width, max(64, _power(self.width * share)))
+        return replace(self, width=width, ridge=ridge * share, residual_ridge=residual_ridge * share)
+
+    def candidates(self, spec: Spec, rows: int) -> list[DeepAFL]:
+        """What is tried where a parameter is "auto": `CANDIDATES`, as far as settings are not given."""
+        made = []
+        for settings in CANDIDATES:
+            layers = MOST_LAYERS if rows < MANY else MORE_LAYERS
+            values = {**settings, "layers": layers, "width": fitting_width(rows)}
+            open_ = {name: value for name, value in values.items() if getattr(self, name) == "auto"}
+            candidate = replace(self, **open_)
+            if candidate not in made:
+                made.append(candidate)
+        return made
 
     @property
     def variant(self) -> bool:
@@ -132,7 +200,8 @@ class DeepAFL(Method[DeepModel]):
         return projection_agreement(self.seed)
 
     def largest_side(self, spec: Spec) -> int:
-        return max(spec.features, self.width, self.hidden_width or 0)
+        width = WIDEST if self.width == "auto" else self.width
+        return max(spec.features, width, self.hidden_width or 0)
 
 
 @dataclass(frozen=True)
@@ -166,6 +235,7 @@ class DeepAFLRun(Run[DeepModel]):
 
     def __init__(self, method: DeepAFL, spec: Spec) -> None:
         super().__init__(method, spec)
+        self._layers, self._ridge, self._residual_ridge = method.numbers()
         self.plan = choose_plan(method.plan, spec.prefers)
         self.preparation: Preparation | None = None
         self.classifiers: list[Array] = []
@@ -177,7 +247,7 @@ class DeepAFLRun(Run[DeepModel]):
 
     @property
     def exchanges(self) -> int:
-        layers = self.method.layers
+        layers = self._layers
         if self.method.transformation == "identity":
             count = layers + 1
         elif not self.plan.merges or (self._partial and not self.method.consistent):
@@ -195,7 +265,7 @@ class DeepAFLRun(Run[DeepModel]):
         return self.method.scale is not None or self.method.intercept
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
-        layer, last = len(self.blocks), self.method.layers
+        layer, last = len(self.blocks), self._layers
         if self._prepares and self.preparation is None:
             self._pending = self.ask(moments.KIND, 0, clients, {"phase": "moments"})
             return self._pending
@@ -279,7 +349,7 @@ class DeepAFLRun(Run[DeepModel]):
         rows = total.count("rows")
         self.sums = LayerSums(gram, cross, label_square, total.cohort, rows, len(self.blocks), anchor)
         self._solve_classifier(solved)
-        if self.method.transformation == "identity" and len(self.blocks) < self.method.layers:
+        if self.method.transformation == "identity" and len(self.blocks) < self._layers:
             self._append(None)
 
     def _take_block(self, total: Total, solved: list[str]) -> None:
@@ -295,7 +365,7 @@ class DeepAFLRun(Run[DeepModel]):
             residual = total_of("hidden_cross")  # without Phi_t the block must give all of Y
         if self.method.reconstruction:
             residual, weight = self._with_reconstruction(residual, weight, total)
-        exact = sandwich_solve(total_of("hidden_gram"), residual, weight, self.method.residual_ridge)
+        exact = sandwich_solve(total_of("hidden_gram"), residual, weight, self._residual_ridge)
         block = self._append(exact.on_host())
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
@@ -312,7 +382,7 @@ class DeepAFLRun(Run[DeepModel]):
         """Eq. 88 as the same sandwich: the decoder Q_t = (G_t + lambda I)^-1 Phi_tᵀPhi_0 beside W_t."""
         assert self.sums is not None
         assert self.sums.anchor is not None
-        decoder = ridge_solve(self.sums.gram, self.sums.anchor, self.method.ridge)
+        decoder = ridge_solve(self.sums.gram, self.sums.anchor, self._ridge)
         kernels = self._kernels
         lost = total.on(kernels, "hidden_initial") - total.on(kernels, "hidden_feature") @ decoder
         labels, recovery = np.sqrt(1.0 - self.method.reconstruction), np.sqrt(self.method.reconstruction)
@@ -350,11 +420,11 @@ class DeepAFLRun(Run[DeepModel]):
         """W_t and the regularised risk that Theorem 3 speaks of, both from sums."""
         sums = self.sums
         assert sums is not None
-        weight = ridge_solve(sums.gram, sums.cross, self.method.ridge)
-        blocks = self.method.residual_ridge * sum(b.square for b in self.blocks if b is not None)
+        weight = ridge_solve(sums.gram, sums.cross, self._ridge)
+        blocks = self._residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.classifiers.append(self._kernels.host(weight))
         self.risks.append(
-            regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self.method.ridge, blocks)
+            regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self._ridge, blocks)
         )
         solved.append(f"W{len(self.classifiers) - 1}")
 

@@ -123,6 +123,7 @@ class PersonalModel(Model):
 
     def _with(self, weight: Array, balance: float, sums: RidgeSums | None, ridge: float) -> PersonalModel:
         changed = PersonalModel(self.shared, self.refinement, weight, balance, sums, ridge)
+        changed.calibration = self.calibration
         return changed.described_as(self)
 
     def updated(self, data: ClientData) -> PersonalModel:

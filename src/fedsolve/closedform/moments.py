@@ -66,10 +66,10 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     kernels = memory.kernels
     rows = Rows(data, memory.chain, np.float64, kernels)
     sums = Accumulator(memory.workspace, np.float64, kernels)
-    for name, width in (("weight", 1), ("feature", data.width), ("feature_square", data.width)):
+    for name, width in (("weight", 1), ("feature", rows.width), ("feature_square", rows.width)):
         sums.declare(name, (width,))
     sums.declare("target", (rows.outputs,))
-    for span in chunks(len(rows), data.width, kernels):
+    for span in chunks(len(rows), rows.width, kernels):
         features, targets = rows.features(span), rows.targets(span)
         root = rows.ones(span)
         features, targets = features * root, targets * root

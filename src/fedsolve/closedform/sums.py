@@ -10,11 +10,12 @@ import numpy as np
 from fedsolve.backends import NUMPY, Kernels
 from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Chain, Term
+from fedsolve.federation.messages import Block, Chain, Term
 from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.workspace import Workspace
 from fedsolve.labels import encode_labels, regression_targets
+from fedsolve.model import Model, model_from_contents
 
 
 def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
@@ -36,6 +37,28 @@ def check_opening(data: ClientData, chain: Chain) -> None:
             f"this client has {data.width} features per row, the run uses {opening['features']}. "
             "All must use the same backbone."
         )
+
+
+def base_block(base: Model) -> Block:
+    """A trained model as a block: what follows works on its representation of the rows."""
+    if base.private or not hasattr(base, "transform"):
+        raise DataError(
+            f"a model of family '{base.family}' has no representation that all clients may have. Give "
+            "one that everybody shares and that has `transform`, such as a DeepAFL model."
+        )
+    arrays, note = base.contents()
+    return Block({"base": note}, arrays)
+
+
+def base_of(chain: Chain) -> Model | None:
+    """The trained model that a run works on; None where it works on the rows themselves."""
+    blocks = [block for block in chain.blocks if "base" in block.note]
+    return model_from_contents(dict(blocks[0].arrays), blocks[0].note["base"]) if blocks else None
+
+
+def base_width(base: Model) -> int:
+    """Columns of a model's representation."""
+    return int(base.width)  # type: ignore[attr-defined]
 
 
 class Accumulator:
@@ -97,13 +120,21 @@ class Rows:
     """A client's inputs and targets as the closed forms need them: prepared, encoded, weighted.
 
     Targets are one-hot rows for classes, the values themselves for regression, minus their mean
-    when the run has an intercept. They are given where `kernels` compute; a device keeps its own copy.
+    when the run has an intercept. They are given where `kernels` compute; a device keeps its own copy. Of a
+    run over a trained model, the inputs are what that model makes of the rows; they are kept where they fit
+    into `budget` bytes.
     """
 
-    def __init__(self, data: ClientData, chain: Chain, dtype: Any, kernels: Kernels = NUMPY) -> None:
+    def __init__(
+        self, data: ClientData, chain: Chain, dtype: Any, kernels: Kernels = NUMPY, budget: int = 0
+    ) -> None:
         self.data = data
         self.dtype = dtype
         self.kernels = kernels
+        self._base = base_of(chain)
+        self._kept: dict[int, Array] | None = None
+        if self._base is not None and len(data) * base_width(self._base) * 8 <= budget:
+            self._kept = {}
         opening = chain.blocks[0].note["opening"]
         self.outputs: int = opening["outputs"]
         classes = opening_classes(chain)
@@ -138,11 +169,22 @@ class Rows:
         return self.kernels.array(values, self.dtype)
 
     def _stored(self, span: slice, dtype: Any) -> Array:
+        if self._base is not None:
+            return self.kernels.array(self._represented(self._base, span), dtype)
         if self.kernels is NUMPY:
             return self.data.features(span, dtype)
         placed = self.data.placed(self.kernels)
         values = self.data.features(span, None) if placed is None else placed[span]
         return self.kernels.array(values, dtype)
+
+    def _represented(self, base: Model, span: slice) -> Array:
+        """What the trained model makes of these rows."""
+        known = None if self._kept is None else self._kept.get(span.start)
+        if known is None or len(known) != span.stop - span.start:
+            known = base.transform(self.data.features(span))  # type: ignore[attr-defined]
+            if self._kept is not None:
+                self._kept[span.start] = known
+        return np.asarray(known)
 
     def targets(self, span: slice) -> Array:
         """Targets (span, outputs)."""
@@ -168,7 +210,7 @@ class Rows:
 
     @property
     def width(self) -> int:
-        return self.data.width
+        return self.data.width if self._base is None else base_width(self._base)
 
     def blocks(self) -> Iterator[tuple[Array, Array]]:
         """Features and targets, some thousand rows at a time, each times the square root of the row's weight:
@@ -193,6 +235,6 @@ def cached_rows(data: ClientData, memory: Memory, dtype: Any, kernels: Kernels =
     key = (chain.digests[prepared + 1], np.dtype(dtype).str, kernels.device)
     cached = memory.cache.get("rows")
     if cached is None or cached[0] != key:
-        cached = memory.cache["rows"] = (key, Rows(data, chain, dtype, kernels))
+        cached = memory.cache["rows"] = (key, Rows(data, chain, dtype, kernels, memory.budget))
     rows: Rows = cached[1]
     return rows

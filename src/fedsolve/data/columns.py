@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsolve.container import Array
 from fedsolve.data.layout import ColumnLayout, Columns, Wish, damaged
+from fedsolve.data.text_tables import Dialect, TextSource, spelling_hint
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import number
 from fedsolve.schema import Column, Schema
@@ -21,6 +22,7 @@ LABEL_NAMES = ("label", "target", "class", "y")
 
 _CHUNK = 4096
 _DELIMITERS = (",", ";", "\t", "|")
+_EMPTY = ("", "nan", "null")
 
 
 @dataclass(frozen=True)
@@ -102,32 +104,110 @@ def column_position(names: Sequence[str], wanted: str, what: str) -> int:
 
 
 def read_csv(path: Path, wish: Wish) -> Columns:
-    """What `wish` asks for; labels and owners as text. Cells are converted a few thousand rows at a time."""
+    """What `wish` asks for; labels and owners as text.
+
+    pyarrow reads it where it is there and can; else Python does, and names what is wrong.
+    """
+    layout = wish.layout
+    source, dialect = TextSource(path), dialect_of(layout)
+    with source.lines(dialect.encoding) as text:
+        delimiter = _delimiter(text.readline(), layout.delimiter)
+        text.seek(0)
+        names = _csv_names(next(csv.reader(text, delimiter=delimiter), []), layout)
+    places = _places(names, wish)
+    schema = _plain_schema(names, places) if wish.learns and layout.header else None
+    found = _by_arrow(source, dialect, delimiter, names, places)
+    features, labels, owners = (
+        _by_python(source, dialect, delimiter, names, places) if found is None else found
+    )
+    return features, labels, owners if wish.owned else None, schema
+
+
+def dialect_of(layout: ColumnLayout, delimiter: str | None = None) -> Dialect:
+    """How a file of this layout spells its cells."""
+    return Dialect(
+        delimiter or layout.delimiter, layout.decimal, layout.thousands, layout.encoding, layout.header
+    )
+
+
+def _by_arrow(
+    source: TextSource, dialect: Dialect, delimiter: str, names: Sequence[str], places: _Places
+) -> tuple[Array, Array | None, Array | None] | None:
+    """Features, labels and owners by pyarrow; None where it is not there, or the file needs a second look."""
+    if dialect.thousands or any("\n" in name or "\r" in name for name in names):
+        return None
+    try:
+        import pyarrow as arrow
+        from pyarrow import csv as arrow_csv
+    except ImportError:
+        return None
+    kinds = {str(place): arrow.float64() for place in places.features}
+    texts = [place for place in (places.label, places.client) if place is not None]
+    kinds |= {str(place): arrow.string() for place in texts}
+    try:
+        with arrow.input_stream(str(source.path), compression="gzip" if source.packed else None) as stream:
+            table = arrow_csv.read_csv(
+                stream,
+                arrow_csv.ReadOptions(
+                    column_names=[str(place) for place in range(len(names))],
+                    skip_rows=int(dialect.header),
+                    encoding=dialect.encoding,
+                ),
+                arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=source.quoted),
+                arrow_csv.ConvertOptions(
+                    column_types=kinds,
+                    include_columns=list(kinds),
+                    null_values=[],
+                    decimal_point=dialect.decimal,
+                ),
+            )
+    except (arrow.ArrowException, OSError, UnicodeDecodeError, LookupError):
+        return None
+    features: Array = np.empty((table.num_rows, len(places.features)))
+    for position, place in enumerate(places.features):
+        features[:, position] = table.column(str(place))
+    filled = [_stripped(table.column(str(place))) for place in texts]
+    if not np.isfinite(features).all() or any(column is None for column in filled):
+        return None
+    found = dict(zip(texts, filled, strict=True))
+    return (
+        features,
+        None if places.label is None else found[places.label],
+        None if places.client is None else found[places.client],
+    )
+
+
+def _stripped(column: Any) -> Array | None:
+    """A column of text without spaces around it; None where a cell is empty."""
+    coded = column.combine_chunks().dictionary_encode()
+    words = [str(word).strip() for word in coded.dictionary.to_pylist()]
+    if any(word.lower() in _EMPTY for word in words):
+        return None
+    spelt: Array = np.array(words, dtype=str)[coded.indices.to_numpy()]
+    return spelt
+
+
+def _by_python(
+    source: TextSource, dialect: Dialect, delimiter: str, names: Sequence[str], places: _Places
+) -> tuple[Array, Array | None, Array | None]:
+    """The same, a few thousand rows at a time; what cannot be used is named by line and column."""
     blocks: list[Array] = []
     labels: list[str] = []
     owners: list[str] = []
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream, delimiter=_delimiter(stream.readline(), wish.layout.delimiter))
-            stream.seek(0)
-            names = _csv_names(next(reader, []), wish.layout)
-            if not wish.layout.header:
-                stream.seek(0)
-                reader = csv.reader(stream, delimiter=reader.dialect.delimiter)
-            places = _places(names, wish)
-            for lines, rows in _chunks(reader, names):
-                blocks.append(_numbers(rows, lines, names, places.features))
-                for column, cells in ((places.label, labels), (places.client, owners)):
-                    if column is not None:
-                        cells.extend(_filled(rows, lines, names[column], column))
-    except (UnicodeDecodeError, csv.Error) as problem:
-        raise damaged(path, "a csv file in UTF-8", problem) from problem
+    with source.lines(dialect.encoding) as text:
+        reader = csv.reader(text, delimiter=delimiter)
+        if dialect.header:
+            next(reader)
+        for lines, rows in _chunks(reader, names):
+            blocks.append(_numbers(rows, lines, names, places.features, dialect))
+            for column, cells in ((places.label, labels), (places.client, owners)):
+                if column is not None:
+                    cells.extend(_filled(rows, lines, names[column], column))
     features = np.concatenate(blocks) if blocks else np.empty((0, len(places.features)))
     return (
         features,
         np.array(labels, dtype=str) if places.label is not None else None,
-        np.array(owners, dtype=str) if places.client is not None and wish.owned else None,
-        _plain_schema(names, places) if wish.learns and wish.layout.header else None,
+        np.array(owners, dtype=str) if places.client is not None else None,
     )
 
 
@@ -181,29 +261,32 @@ def _chunks(reader: Any, names: Sequence[str]) -> Iterator[tuple[list[int], list
         yield lines, rows
 
 
-def _numbers(rows: list[list[str]], lines: list[int], names: Sequence[str], columns: list[int]) -> Array:
+def _numbers(
+    rows: list[list[str]], lines: list[int], names: Sequence[str], columns: list[int], dialect: Dialect
+) -> Array:
     """The feature cells of these rows as float64; the first cell that is not a finite number is named."""
+    plain = dialect.plain if dialect.differs else str
     try:
-        values = np.array([[row[column] for column in columns] for row in rows], dtype=np.float64)
+        values = np.array([[plain(row[column]) for column in columns] for row in rows], dtype=np.float64)
     except ValueError:
         values = np.full((1, 1), np.nan)
     if not np.all(np.isfinite(values)):
         for row, line in zip(rows, lines, strict=True):
             for column in columns:
-                _check_cell(row[column], line, names[column])
+                _check_cell(row[column], line, names[column], dialect)
     return values
 
 
-def _check_cell(cell: str, line: int, name: str) -> None:
+def _check_cell(cell: str, line: int, name: str, dialect: Dialect) -> None:
     where = f"line {line}, column '{name}'"
     if not cell.strip():
         raise DataError(f"{where}: the cell is empty. Fill it in or leave the row out.")
-    value = number(cell)
+    value = number(dialect.plain(cell) if dialect.differs else cell)
     if value is None:
-        raise DataError(
-            f"{where}: {cell!r} is not a number. Encode text as numbers, or leave the column out "
-            "(--drop, or ?drop= in an address)."
+        hint = spelling_hint(cell, dialect) or (
+            "Encode text as numbers, or leave the column out (--drop, or ?drop= in an address)."
         )
+        raise DataError(f"{where}: {cell!r} is not a number. {hint}")
     if not np.isfinite(value):
         raise DataError(f"{where}: {cell!r} is NaN or infinite. Remove or impute it.")
 
@@ -211,7 +294,7 @@ def _check_cell(cell: str, line: int, name: str) -> None:
 def _filled(rows: list[list[str]], lines: list[int], name: str, column: int) -> list[str]:
     cells = [row[column].strip() for row in rows]
     for cell, line in zip(cells, lines, strict=True):
-        if cell.lower() in ("", "nan", "null"):
+        if cell.lower() in _EMPTY:
             raise DataError(
                 f"line {line}, column '{name}': the cell is empty. Fill it in or leave the row out."
             )

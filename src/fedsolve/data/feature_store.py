@@ -31,6 +31,7 @@ from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecor
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_from_note, labels_note
+from fedsolve.schema import Extractor
 from fedsolve.version import __version__
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Features:
         assert y_train is not None
         identity = {"format": FORMAT, "data": dataset.identity, "backbone": None}
         manifest = _about(dataset, None) | {"identity": identity, "width": int(x_train.shape[1])}
+        if dataset.is_images:
+            manifest["own_features"] = f"those of {dataset.name.partition('?')[0]}"
         return cls(
             _key(identity),
             x_train,
@@ -95,6 +98,16 @@ class Features:
             dataset.classes,
             _as_stored(manifest),
         )
+
+    @property
+    def extractor(self) -> Extractor | None:
+        """Where the features came from; None where they are no features of images."""
+        width = int(self.manifest["width"])
+        identity = self.manifest["identity"]["backbone"]
+        if identity is not None:
+            return Extractor.of(self.manifest.get("address", self.manifest["backbone"]), identity, width)
+        own = self.manifest.get("own_features")
+        return None if own is None else Extractor("", {}, "", width, {"name": own})
 
     def names(self, labels: Array) -> Array:
         """Names of the classes that labels stand for."""
@@ -138,6 +151,7 @@ class FeatureStore:
         batch: int = 64,
         progress: Callable[[ExtractionProgress], None] | None = None,
         limit: Limit = None,
+        address: str | None = None,
     ) -> Features:
         """The features of a dataset: from the store, or extracted now and stored.
 
@@ -148,6 +162,7 @@ class FeatureStore:
         progress: called after every batch.
         limit:    at most this many rows of each part (a pair: of the training and of the test part), with
                   every class in proportion.
+        address:  how the backbone was named, which a model that is made of the features keeps.
         """
         if limit is not None:
             dataset = dataset.limited(*((limit, limit) if isinstance(limit, int) else limit))
@@ -164,12 +179,12 @@ class FeatureStore:
         identity = {"format": FORMAT, "data": dataset.identity, "backbone": backbone.identity}
         key = _key(identity)
         if (self.folder / key / MANIFEST).exists():
-            return self._labelled(key, dataset)
+            return self._labelled(key, dataset, address)
         with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
             folder = self.folder / key
             if (folder / MANIFEST).exists():
-                return self._labelled(key, dataset)
-            about = _about(dataset, backbone)
+                return self._labelled(key, dataset, address)
+            about = _about(dataset, backbone) | ({} if address is None else {"address": address})
             started = time.perf_counter()
             record = extract(folder, images, backbone, batch=batch, about=about, progress=progress)
             for part, split in dataset.parts().items():
@@ -193,11 +208,13 @@ class FeatureStore:
                 folder / MANIFEST, container.sealed_json(_as_stored(manifest)), private=True
             )
             (folder / RECORD).unlink(missing_ok=True)
-        return self._labelled(key, dataset)
+        return self._labelled(key, dataset, address)
 
-    def _labelled(self, key: str, dataset: Dataset) -> Features:
-        """Features from the store with the labels of the dataset, whose types are not part of the key."""
-        return replace(self.get(key), classes=dataset.classes)
+    def _labelled(self, key: str, dataset: Dataset, address: str | None) -> Features:
+        """Features from the store with what is no part of the key: types of labels, a backbone's address."""
+        found = self.get(key)
+        named = found.manifest if address is None else found.manifest | {"address": address}
+        return replace(found, classes=dataset.classes, manifest=named)
 
     def get(self, key: str) -> Features:
         """The features with this key, or with the only key that begins so.

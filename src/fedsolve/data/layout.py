@@ -27,6 +27,7 @@ class ColumnLayout:
     drop:      columns to leave out.
     delimiter: of a csv file; "auto" takes the most frequent of , ; tab | in the first line.
     header:    whether a csv file starts with column names.
+    decimal, thousands, encoding: how a csv file spells its cells; see `text_tables.Dialect`.
     """
 
     features_key: str | None = None
@@ -36,6 +37,9 @@ class ColumnLayout:
     drop: tuple[str, ...] = ()
     delimiter: str = ","
     header: bool = True
+    decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A schema proposed from one site's table, with what was noticed in every column, for people to review.
 
-Proposed as unused: what looks like an identifier, what never changes, what is the label under another name,
+Left out: what looks like an identifier, what never changes, what is the label under another name,
 and text with many different values. Everything else is proposed as what it looks like.
 """
 
@@ -23,7 +23,7 @@ from fedsolve.data.text_tables import Dialect, TextSource, read_names, read_text
 from fedsolve.encoder import MISSING, NUMBER, category_text, column_names
 from fedsolve.errors import DataError, ModelFileError, did_you_mean
 from fedsolve.labels import spelled_labels
-from fedsolve.schema import DAYS_A_YEAR, Column, Schema
+from fedsolve.schema import DAYS_A_YEAR, LEFT_OUT, Column, Schema
 
 ROWS = 100_000
 """Rows that a proposal looks at."""
@@ -42,20 +42,22 @@ def propose(
     client: str | None = None,
     dialect: Dialect | None = None,
     rows: int = ROWS,
+    weight: str | None = None,
 ) -> Schema:
     """A schema for a file (csv, gz, parquet, "-") or a table, from its first rows.
 
     label: the column of the labels; found by its usual names when None. client: the column of owners.
+    weight: the column that says how much a row counts.
     """
     if isinstance(table, str | Path):
         try:
-            return _of_texts(_texts(table, dialect or Dialect(), rows), label, client)
+            return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight)
         except DataError as problem:
             raise DataError(f"{'standard input' if str(table) == '-' else table}: {problem}") from problem
-    return _of_texts(_texts(table, dialect or Dialect(), rows), label, client)
+    return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight)
 
 
-def _of_texts(texts: dict[str, Array], label: str | None, client: str | None) -> Schema:
+def _of_texts(texts: dict[str, Array], label: str | None, client: str | None, weight: str | None) -> Schema:
     names = list(texts)
     if label is None:
         lowered = {name.lower(): name for name in reversed(names)}
@@ -65,17 +67,17 @@ def _of_texts(texts: dict[str, Array], label: str | None, client: str | None) ->
                 f"which column is the label? None is called {' or '.join(LABEL_NAMES)}; there are "
                 f"{', '.join(names[:12])}{', ...' * (len(names) > 12)}. Name it (label)."
             )
-    for wanted, what in ((label, "label"), (client, "client")):
+    for wanted, what in ((label, "label"), (client, "client"), (weight, "weight")):
         if wanted is not None and wanted not in names:
             raise DataError(f"no {what} column '{wanted}'.{did_you_mean(wanted, names)}")
     if not names or not len(texts[label]):
         raise DataError("no rows at all. Check the file or the query that made it.")
     labels = texts[label]
-    columns = [_proposed(name, texts[name], labels) for name in names if name not in (label, client)]
-    if not any(column.kind != "unused" for column in columns):
+    columns = [_proposed(name, texts[name], labels) for name in names if name not in (label, client, weight)]
+    if not any(column.kind not in LEFT_OUT for column in columns):
         told = "; ".join(f"'{column.name}': {column.remark}" for column in columns)
         raise DataError(f"no column looks like one to learn from: {told or 'there is none but the label'}.")
-    return Schema(tuple(columns), label, _classes(labels, label), client)
+    return Schema(tuple(columns), label, _classes(labels, label), client, weight=weight)
 
 
 def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:
@@ -168,6 +170,9 @@ def _proposed(name: str, texts: Array, labels: Array) -> Column:
     unused = _reason_to_leave_out(look, texts, labels)
     if unused:
         return Column(name, "unused", remark=f"unused: {unused}")
+    if _is_identifier(look):
+        seen = f"{len(look.distinct)} different values in {len(look.cells)} rows"
+        return Column(name, "identifier", remark=f"unused: looks like an identifier ({seen})")
     numbers = _numbers(look.distinct)
     if numbers is not None:
         return _number_column(look)
@@ -202,12 +207,14 @@ def _reason_to_leave_out(look: _Look, texts: Array, labels: Array) -> str:
         return f"constant, always {look.distinct[0]!r}"
     if _is_the_label(texts, labels):
         return "leak: one value for each label and one label for each value, so it is the label"
+    return ""
+
+
+def _is_identifier(look: _Look) -> bool:
     numbers = _numbers(look.distinct)
     whole = numbers is not None and all(value.is_integer() for value in numbers)
     single = numbers is None and all(len(text.split()) <= 2 for text in look.distinct)
-    if look.nearly_unique and (whole or (single and _date_format(look.distinct) is None)):
-        return f"looks like an identifier ({len(look.distinct)} different values in {len(look.cells)} rows)"
-    return ""
+    return look.nearly_unique and (whole or (single and _date_format(look.distinct) is None))
 
 
 def whole_and_nearly_unique(values: Array) -> bool:

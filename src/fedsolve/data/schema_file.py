@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsolve import container
 from fedsolve.errors import DataError, did_you_mean
-from fedsolve.schema import RULES, Column, Extractor, Schema
+from fedsolve.schema import LEFT_OUT, RULES, Column, Extractor, Schema
 
 _EPOCH = date(1970, 1, 1)
 _WIDTH = 100
@@ -21,7 +21,8 @@ _WIDTH = 100
 _HEAD = """\
 # What a row is. Review it, then hand the same file to all sites; it becomes part of the model.
 #
-# kind:      "number", "category", "date", "text" or "unused" (known, and left out).
+# kind:      "number", "category", "date", "text", "unused" (known, and left out), or "identifier" (left out
+#            too, and written beside the predictions).
 # missing:   what an empty cell becomes. "mean": the mean over all sites; "flag": the same, and a column of 0
 #            and 1 says so (of a category: a column of its own); "other": as an unknown category; "empty": as
 #            text without words; "refuse": the file is refused.
@@ -35,6 +36,7 @@ _KEYS = {
     "date": ("unit", "missing", "reference", "scale", "format"),
     "category": ("unit", "missing", "categories"),
     "text": ("unit", "missing", "buckets"),
+    "identifier": (),
     "unused": (),
 }
 
@@ -42,7 +44,7 @@ _KEYS = {
 def to_toml(schema: Schema) -> str:
     """The schema as a file, remarks as comments."""
     lines = [_HEAD]
-    for key in ("label", "client"):
+    for key in ("label", "client", "weight"):
         if getattr(schema, key) is not None:
             lines.append(f"{key} = {_text(getattr(schema, key))}")
     if schema.classes:
@@ -51,7 +53,8 @@ def to_toml(schema: Schema) -> str:
         lines += ["", "[extractor]"]
         for key in ("address", "weights", "width"):
             lines.append(f"{key} = {_value(getattr(schema.extractor, key))}")
-        lines.append(f"preprocessing = {_text(container.canonical_json(schema.extractor.preprocessing))}")
+        for key in ("recipe", "preprocessing"):
+            lines.append(f"{key} = {_text(container.canonical_json(getattr(schema.extractor, key)))}")
     for column in schema.columns:
         remark = f"  # {' '.join(column.remark.split())}" if column.remark else ""
         lines += ["", f"[columns.{_key(column.name)}]{remark}", f"kind = {_text(column.kind)}"]
@@ -119,7 +122,9 @@ def from_toml(text: str) -> Schema:
     except tomllib.TOMLDecodeError as problem:
         raise DataError(f"this is not TOML: {problem}.") from problem
     columns = note.get("columns", {})
-    problems = [*_unknown("the schema", note, ("label", "classes", "client", "columns", "extractor"))]
+    problems = [
+        *_unknown("the schema", note, ("label", "classes", "client", "weight", "columns", "extractor"))
+    ]
     made: list[Column] = []
     if not isinstance(columns, dict):
         problems.append("columns must be tables, such as [columns.age]")
@@ -138,6 +143,7 @@ def from_toml(text: str) -> Schema:
             tuple(note.get("classes", ())),
             note.get("client"),
             _extractor(note["extractor"]) if "extractor" in note else None,
+            note.get("weight"),
         )
     except TypeError as problem:
         raise DataError(f"the schema cannot be used ({problem}).") from problem
@@ -156,12 +162,12 @@ def _column(name: str, keys: Any) -> Column:
     if not isinstance(kind, str) or kind not in RULES:
         hint = did_you_mean(str(kind), RULES)
         raise DataError(f"column '{name}': unknown kind {kind!r}.{hint} Known are {', '.join(RULES)}")
-    # An unused column may keep what it had, so that one word leaves it out and takes it back.
-    known = _KEYS[kind] if kind != "unused" else tuple({key for keys in _KEYS.values() for key in keys})
+    # A column left out may keep what it had, so that one word leaves it out and takes it back.
+    known = _KEYS[kind] if kind not in LEFT_OUT else tuple({key for keys in _KEYS.values() for key in keys})
     for problem in _unknown(f"column '{name}'", keys, ("kind", *known)):
         raise DataError(problem)
-    if kind == "unused":
-        return Column(name, "unused")
+    if kind in LEFT_OUT:
+        return Column(name, "unused" if kind == "unused" else "identifier")
     settings = {key: value for key, value in keys.items() if key != "kind"}
     if isinstance(settings.get("reference"), date):
         since = settings["reference"]
@@ -182,10 +188,14 @@ def _column(name: str, keys: Any) -> Column:
 def _extractor(keys: Any) -> Extractor:
     try:
         return Extractor(
-            keys["address"], json.loads(keys["preprocessing"]), keys["weights"], int(keys["width"])
+            keys["address"],
+            json.loads(keys["preprocessing"]),
+            keys["weights"],
+            int(keys["width"]),
+            json.loads(keys["recipe"]),
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise DataError(
-            "[extractor] needs address, preprocessing, weights and width "
+            "[extractor] needs address, preprocessing, recipe, weights and width "
             f"({type(problem).__name__}: {problem})."
         ) from problem

@@ -16,7 +16,7 @@ import numpy as np
 from fedsolve.container import Array
 from fedsolve.data.layout import damaged
 from fedsolve.data.text_tables import NOTHING, Dialect, TextSource, read_names, read_texts
-from fedsolve.encoder import MISSING, category_text, encode
+from fedsolve.encoder import MISSING, NUMBER, category_text, encode
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_like, spelled_labels
 from fedsolve.schema import Column, Schema
@@ -32,7 +32,7 @@ class DescribedRows:
     """Rows of a file, encoded by a schema: features (rows, width), NaN where a number or a date is missing.
 
     labels: (rows,) or None. owners: (rows,) as text or None. kept: columns that were asked for as they are,
-    as text.
+    as text. weights: (rows,) or None, how much a row counts.
     """
 
     features: Array
@@ -40,6 +40,7 @@ class DescribedRows:
     owners: Array | None
     source: str
     kept: dict[str, Array] = field(default_factory=dict)
+    weights: Array | None = None
 
     def __len__(self) -> int:
         return len(self.features)
@@ -52,17 +53,20 @@ def read_described(
     *,
     labelled: bool = True,
     owned: bool = False,
+    weighted: bool = False,
     keep: Sequence[str] = (),
     extra: Literal["refuse", "ignore"] = "refuse",
 ) -> DescribedRows:
     """The rows of a csv or parquet file ("-": csv from standard input), encoded by the schema.
 
     labelled: whether labels are wanted; they get the type of the schema's classes. owned: whether the client
-    column is. keep: columns to give back as they are. extra: what to do about columns that the schema does
-    not know.
+    column is. weighted: whether weights are, where the schema has a column of them. keep: columns to give
+    back as they are. extra: what to do about columns that the schema does not know.
     """
     try:
-        rows = _Reader(path, schema, dialect or Dialect(), labelled, owned, tuple(keep), extra).read()
+        rows = _Reader(
+            path, schema, dialect or Dialect(), labelled, owned, weighted, tuple(keep), extra
+        ).read()
         if len(rows) == 0:
             raise DataError("no rows at all. Check the file or the query that made it.")
     except DataError as problem:
@@ -78,13 +82,18 @@ def file_columns(path: str | Path, dialect: Dialect | None = None) -> list[str]:
     try:
         if table_kind(path) == "csv":
             return read_names(TextSource(path), dialect or Dialect())[0]
-        arrow, parquet = _pyarrow()
-        with open(path, "rb") as stream:
-            return [str(name) for name in parquet.ParquetFile(stream).schema_arrow.names]
+        return _parquet_names(path)
     except DataError as problem:
         raise DataError(f"{path}: {problem}") from problem
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+
+
+def _parquet_names(path: str | Path) -> list[str]:
+    arrow, parquet = _pyarrow()
+    try:
+        with open(path, "rb") as stream:
+            return [str(name) for name in parquet.ParquetFile(stream).schema_arrow.names]
     except arrow.ArrowException as problem:
         raise damaged(path, "a parquet file", problem) from problem
 
@@ -120,6 +129,7 @@ class _Reader:
         dialect: Dialect,
         labelled: bool,
         owned: bool,
+        weighted: bool,
         keep: tuple[str, ...],
         extra: Literal["refuse", "ignore"],
     ) -> None:
@@ -130,6 +140,7 @@ class _Reader:
         self.path, self.schema, self.dialect = path, schema, dialect
         self.label = schema.label if labelled else None
         self.client = schema.client if owned else None
+        self.weight = schema.weight if weighted else None
         self.keep, self.extra = keep, extra
 
     def read(self) -> DescribedRows:
@@ -150,14 +161,16 @@ class _Reader:
                 raise explained from problem
 
     def _check(self, names: Sequence[str]) -> None:
-        self.schema.check_columns(names, self.label is not None, self.extra)
+        self.schema.check_columns(names, self.label is not None, self.extra, self.weight is not None)
         absent = [name for name in (self.client, *self.keep) if name is not None and name not in names]
         if absent:
             raise DataError(f"no column is called {', '.join(map(repr, absent))}.")
 
     def _wanted(self) -> dict[str, Column | None]:
         """The columns to read: those of the schema, and others whose cells are only carried along."""
-        plain: dict[str, Column | None] = dict.fromkeys([n for n in (self.label, self.client) if n], None)
+        plain: dict[str, Column | None] = dict.fromkeys(
+            [name for name in (self.label, self.client, self.weight) if name], None
+        )
         plain |= {name: Column(name, "text") for name in self.keep}
         return plain | {column.name: column for column in self.schema.used}
 
@@ -165,8 +178,20 @@ class _Reader:
         features = encode(self.schema, table, extra="ignore")
         labels = None if self.label is None else self._labels(_texts_of(table, self.label))
         owners = None if self.client is None else _filled(_texts_of(table, self.client), self.client)
-        kept = {name: _texts_of(table, name) for name in self.keep}
-        return DescribedRows(features, labels, owners, str(self.path), kept)
+        kept = {name: _as_it_is(table, name) for name in self.keep}
+        weights = None if self.weight is None else self._weights(_texts_of(table, self.weight))
+        return DescribedRows(features, labels, owners, str(self.path), kept, weights)
+
+    def _weights(self, texts: Array) -> Array:
+        assert self.weight is not None
+        plain = [self.dialect.plain(text) for text in _filled(texts, self.weight).tolist()]
+        wrong = [row for row, text in enumerate(plain) if not NUMBER.fullmatch(text) or float(text) < 0]
+        if wrong:
+            raise DataError(
+                f"column '{self.weight}' of weights: {texts[wrong[0]]!r} in row {wrong[0]} is no number of "
+                f"at least 0{f' ({len(wrong)} such cells)' if len(wrong) > 1 else ''}. Correct them."
+            )
+        return np.array([float(text) for text in plain])
 
     def _labels(self, texts: Array) -> Array:
         assert self.label is not None
@@ -210,7 +235,7 @@ class _Reader:
                         skip_rows=int(self.dialect.header),
                         encoding=self.dialect.encoding,
                     ),
-                    parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                    parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=source.quoted),
                     convert_options=csv.ConvertOptions(
                         column_types=kinds,
                         include_columns=list(wanted),
@@ -247,6 +272,19 @@ def _texts_of(table: Any, name: str) -> Array:
     values = np.asarray(column, dtype=object)
     spelled = {value: "" if value is None else category_text(value) for value in dict.fromkeys(values)}
     return np.array([spelled[value] for value in values], dtype=str)
+
+
+def _as_it_is(table: Any, name: str) -> Array:
+    """A column as text, as the file spells it; null as nothing."""
+    column = table.column(name).to_numpy() if hasattr(table, "column_names") else table[name]
+    values = np.asarray(column, dtype=object)
+    if len(values) and isinstance(values[0], str) and None not in values:
+        return values
+    return np.array(["" if value is None else _spelt(value) for value in values.tolist()], dtype=object)
+
+
+def _spelt(value: Any) -> str:
+    return value if isinstance(value, str) else category_text(value)
 
 
 def _filled(texts: Array, name: str) -> Array:

@@ -6,7 +6,8 @@ A file that cannot be opened or decoded is a `ModelFileError`; contents that can
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,9 @@ __all__ = ["ColumnLayout", "Part", "Table", "by_name", "classlike", "parts", "re
 class Table:
     """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None.
 
-    schema: what the columns are, where the file names them and a model is to be made of its rows.
+    schema:  what the columns are, where the file names them and a model is to be made of its rows.
+    weights: (rows,) or None, how much a row counts.
+    kept:    columns that were asked for as they are, by name.
     """
 
     features: Array
@@ -36,6 +39,8 @@ class Table:
     owners: Array | None
     source: str
     schema: Schema | None = None
+    weights: Array | None = None
+    kept: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -110,15 +115,17 @@ def by_name(
 
 
 def _kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
-    suffix = Path(path).suffix.lower()
-    if suffix == ".npz":
+    packed = str(path).lower().endswith(".gz")
+    suffix = Path(Path(path).stem if packed else path).suffix.lower()
+    if suffix == ".npz" and not packed:
         return "npz"
     if suffix in (".csv", ".tsv", ".txt"):
         return "csv"
-    if suffix in (".parquet", ".pq"):
+    if suffix in (".parquet", ".pq") and not packed:
         return "parquet"
     raise DataError(
-        f"{path}: unknown kind of file '{suffix}'; known are .npz, .csv (.tsv, .txt) and .parquet."
+        f"{path}: unknown kind of file '{suffix}'; known are .npz, .csv (.tsv, .txt; also .csv.gz) and "
+        ".parquet."
     )
 
 

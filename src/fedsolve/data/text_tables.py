@@ -8,12 +8,14 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import mmap
 import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +34,7 @@ _CHUNK = 4096
 _EXAMPLES = 3
 _DELIMITERS = (",", ";", "\t", "|")
 _COMMA = re.compile(r"[+-]?\d+(\.\d{3})*,\d+")
+_POINTS = re.compile(r"[+-]?\d{1,3}([. '’\u00a0\u202f]\d{3})+(,\d*)?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?|[+-]?\d{1,3}([ '’\u00a0\u202f]\d{3})+([.,]\d*)?")
 
 
@@ -64,10 +67,24 @@ class Dialect:
         return self.decimal != "." or self.thousands != ""
 
     def plain(self, cell: str) -> str:
-        """The cell of a number as everybody spells it."""
-        if self.thousands:
-            cell = cell.replace(self.thousands, "")
-        return cell if self.decimal == "." else cell.replace(self.decimal, ".")
+        """The cell of a number as everybody spells it; one that cannot be read stays no number.
+
+        A point in a file whose fractions follow a comma, or groups that are not of three digits, would give
+        another number than was meant.
+        """
+        text = cell.strip()
+        if self.thousands and self.thousands in text:
+            if not self._grouped.fullmatch(text):
+                return f"{cell} ?"
+            text = text.replace(self.thousands, "")
+        if self.decimal == ".":
+            return text
+        return f"{cell} ?" if "." in text else text.replace(self.decimal, ".")
+
+    @cached_property
+    def _grouped(self) -> re.Pattern[str]:
+        sign, point = re.escape(self.thousands), re.escape(self.decimal)
+        return re.compile(rf"[+-]?[1-9]\d{{0,2}}({sign}\d{{3}})+({point}\d*)?")
 
 
 class TextSource:
@@ -89,6 +106,19 @@ class TextSource:
         raw: IO[bytes] = io.BytesIO(self.content) if self.path is None else self.path.open("rb")
         return gzip.GzipFile(fileobj=raw) if self.packed else raw  # type: ignore[return-value]
 
+    @property
+    def quoted(self) -> bool:
+        """Whether a cell may go over several lines: only where there are quotes, which a glance tells."""
+        if self.packed:
+            return True
+        if self.path is None:
+            return b'"' in self.content
+        with self.path.open("rb") as raw:
+            if not raw.seek(0, io.SEEK_END):
+                return False
+            with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                return whole.find(b'"') >= 0
+
     @contextmanager
     def lines(self, encoding: str) -> Iterator[IO[str]]:
         """Its text; bytes that are not of this encoding are refused by name."""
@@ -96,7 +126,7 @@ class TextSource:
             with self.open() as raw:
                 mark = raw.read(4)
                 if mark[:2] in (b"\xff\xfe", b"\xfe\xff") and not encoding.startswith("utf-16"):
-                    raise DataError("the file is in UTF-16. Pass encoding utf-16, or save it as UTF-8.")
+                    raise DataError("the file is in UTF-16. Pass --encoding utf-16, or save it as UTF-8.")
                 raw.seek(0)
                 named = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
                 with io.TextIOWrapper(raw, encoding=named, newline="") as text:
@@ -106,7 +136,7 @@ class TextSource:
         except UnicodeDecodeError as problem:
             raise DataError(
                 f"the file is not in {encoding}: byte 0x{problem.object[problem.start]:02x} does not belong "
-                "there. Files of spreadsheets are often in cp1252: name it (encoding), or save as UTF-8."
+                "there. Files of spreadsheets are often in cp1252: pass --encoding cp1252, or save as UTF-8."
             ) from problem
         except (csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as problem:
             raise damaged(self.name, "a csv file", problem) from problem
@@ -199,7 +229,7 @@ def _looked_at(
     read = reads_as(column)
     values = np.array([read(cell) for cell in spelled])
     for row in np.flatnonzero(~np.isfinite(values)):
-        what = _fault(column, bool(np.isnan(values[row])), cells[row], faults)
+        what = _fault(column, bool(np.isnan(values[row])), cells[row], faults, dialect)
         if what:
             faults.add(name, f"line {lines[row]}: {what}")
     return values if number else np.array(cells, dtype=object)
@@ -239,15 +269,24 @@ def _numbers(cells: Sequence[str]) -> Array | None:
     return values if np.isfinite(values).all() and "_" not in "".join(cells) else None
 
 
-def _fault(column: Column, missing: bool, cell: str, faults: _BadCells) -> str:
+def _fault(column: Column, missing: bool, cell: str, faults: _BadCells, dialect: Dialect) -> str:
     """What is wrong with a cell that is missing or cannot be read; nothing where the schema allows it."""
     if missing:
         return "it is empty, which the schema refuses" * (column.missing == "refuse")
     if column.kind == "date":
         how = "in ISO 8601 (2024-01-31)" if column.format is None else f"of the format {column.format}"
         return f"{cell!r} is not a date {how}"
-    if _COMMA.fullmatch(cell.strip()):
-        faults.hints.add("If the comma is before the fraction, pass decimal ','.")
-    if _THOUSANDS.fullmatch(cell.strip()):
-        faults.hints.add("If there is a sign between groups of three digits, pass it as thousands.")
+    if hint := spelling_hint(cell, dialect):
+        faults.hints.add(hint)
     return f"{cell!r} is not a number"
+
+
+def spelling_hint(cell: str, dialect: Dialect) -> str:
+    """What to do about a cell that looks like a number spelled in another way; nothing where it does not."""
+    hints = []
+    if dialect.decimal != "," and _COMMA.fullmatch(cell.strip()):
+        hints.append("If the comma is before the fraction, pass --decimal ','.")
+    groups = _POINTS if dialect.decimal == "," else _THOUSANDS
+    if groups.fullmatch(cell.strip()):
+        hints.append("If there is a sign between groups of three digits, name it with --thousands.")
+    return " ".join(hints)

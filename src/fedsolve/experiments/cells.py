@@ -35,6 +35,7 @@ def train_cell(
     outcome = contender(cell).run(trial)
     dealt = {
         "heterogeneity": partitions.heterogeneity(trial.true, trial.owners),
+        "clients": trial.clients,
         "empty_clients": trial.clients - len(np.unique(trial.owners)),
     }
     outcome.values["partition"] = cell.partition.as_dict() | dealt

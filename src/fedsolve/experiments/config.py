@@ -16,6 +16,7 @@ from typing import Any
 from fedsolve import container
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import build, parameter_names
+from fedsolve.federation.method import Method
 
 SCHEME = 2
 """Raised when the same description would give another result; older cells then count as missing."""
@@ -25,8 +26,12 @@ PARTITIONS: dict[str, tuple[str, str] | None] = {
     "dirichlet": ("alpha", "α"),
     "shards": ("per_client", "s"),
     "pathological": ("classes_per_client", "c"),
+    "column": ("column", "by"),
 }
-"""For each kind of partition: the option it needs, and the sign the papers give it."""
+"""For each kind of partition: the option it needs, and the sign the papers give it.
+
+"column" is the natural one: the column of that name, which may be text, says who owns each row.
+"""
 
 SCORES = ("last", "best", "tail")
 """Which rounds of a gradient method its accuracy is taken from."""
@@ -65,7 +70,10 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How rows are dealt; `options` holds the kind's own option and min_size."""
+    """How rows are dealt; `options` holds the kind's own option and min_size.
+
+    clients: how many; 0 of the kind "column", whose data say it.
+    """
 
     name: str
     kind: str
@@ -77,6 +85,8 @@ class PartitionSpec:
     def setting(self) -> str:
         """The partition in the papers' signs, such as "α = 0.1"."""
         named = PARTITIONS[self.kind]
+        if self.kind == "column":
+            return f"by {self.options['column']}"
         return "IID" if named is None else f"{named[1]} = {self.options[named[0]]:g}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -280,7 +290,8 @@ def _parameters(dataset: DatasetSpec, method: MethodSpec, grid: Mapping[str, Any
         built = build(method.algorithm, shared | dict(method.parameters) | dict(grid))
     except DataError as problem:
         raise DataError(f"{method.name}: {problem}") from problem
-    parameters = dataclasses.asdict(built)
+    own = isinstance(built, Method)  # comparisons are plain dataclasses
+    parameters: dict[str, Any] = built.parameters() if own else dataclasses.asdict(built)
     parameters.pop("seed", None)
     layers = parameters.get("layers")
     for depth in method.depths:

@@ -215,10 +215,13 @@ def _partitions(sections: list[_Section], datasets: Sequence[str]) -> tuple[Part
         kind = section.take("kind", str)
         if kind not in PARTITIONS:
             raise DataError(f"unknown partition kind '{kind}' in {section.where}.{_known(kind, PARTITIONS)}")
-        clients = section.whole("clients", 1)
-        options: dict[str, Any] = {"min_size": section.whole("min_size", 0, 0)}
+        natural = kind == "column"
+        clients = 0 if natural else section.whole("clients", 1)
+        options: dict[str, Any] = {} if natural else {"min_size": section.whole("min_size", 0, 0)}
         named = PARTITIONS[kind]
-        if named is not None:
+        if natural:
+            options["column"] = section.take("column", str)
+        elif named is not None:
             option = named[0]
             value = section.take(option, (int, float) if kind == "dirichlet" else int)
             if value <= 0:

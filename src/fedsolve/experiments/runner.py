@@ -225,13 +225,15 @@ class _Partitions:
         if cell.partition.clients * len(classes) > LARGEST_COUNTS:
             return
         labels = np.asarray(rows.y_train)
-        owners = deal(cell.partition, labels, cell.seed)
+        owners = deal(cell.partition, labels, cell.seed, rows)
+        clients = cell.partition.clients or int(owners.max()) + 1
         self._tables[name] = {
             "dataset": cell.dataset.name,
             **cell.partition.as_dict(),
+            "clients": clients,
             "seed": cell.seed,
             "classes": [str(label) for label in classes],
-            "class_counts": class_counts(labels, owners, cell.partition.clients).tolist(),
+            "class_counts": class_counts(labels, owners, clients).tolist(),
         }
         tables = container.canonical_json(list(self._tables.values()))
         container.write_atomically(self._path, tables.encode())

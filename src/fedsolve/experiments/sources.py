@@ -20,13 +20,18 @@ Tick = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ExperimentRows:
-    """Features (rows, width) and labels of the training and the test part; key names their contents."""
+    """Features (rows, width) and labels of the training and the test part; key names their contents.
+
+    owners: (rows,) who owns each training row, as the column `owner_column` of the data says.
+    """
 
     x_train: Array
     y_train: Array
     x_test: Array | None
     y_test: Array | None
     key: str
+    owners: Array | None = None
+    owner_column: str | None = None
 
     @property
     def classes(self) -> Array:
@@ -61,6 +66,8 @@ class StoredRows:
     def _read(self, spec: DatasetSpec, tick: Tick) -> ExperimentRows:
         from fedsolve.data.backbones import load_backbone
         from fedsolve.data.datasets import load_dataset
+        from fedsolve.data.datasets.dataset import digest_of
+        from fedsolve.data.datasets.dataset_address import Address
         from fedsolve.data.feature_store import ExtractionProgress, FeatureStore
 
         def show(progress: ExtractionProgress) -> None:
@@ -77,7 +84,11 @@ class StoredRows:
             # the dataset's, such as those of Fashion-MNIST, would give another result than its numbers do.
             classes = np.arange(len(classes))
         y_test = None if rows.y_test is None else classes[rows.y_test]
-        return ExperimentRows(rows.x_train, classes[rows.y_train], rows.x_test, y_test, rows.key)
+        owners, key, column = dataset.train.owners, rows.key, None
+        if owners is not None:
+            column = Address.parse(spec.address).options["client"]
+            key = hashlib.sha256(f"{key} {column} {digest_of(owners)}".encode()).hexdigest()
+        return ExperimentRows(rows.x_train, classes[rows.y_train], rows.x_test, y_test, key, owners, column)
 
 
 def random_rows(spec: DatasetSpec, seed: int) -> ExperimentRows:

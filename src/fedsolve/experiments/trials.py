@@ -56,12 +56,12 @@ class Trial:
         true = np.asarray(rows.y_train)
         labels = flip_labels(true, cell.noise, cell.seed) if cell.noise else true
         # A wrong label does not move a row to another client: along the axis of noise nothing else differs.
-        owners = deal(cell.partition, true, cell.seed)
+        owners = deal(cell.partition, true, cell.seed, rows)
         return cls(cell, rows, true, labels, owners, workers, tick or (lambda remark: None))
 
     @property
     def clients(self) -> int:
-        return self.cell.partition.clients
+        return self.cell.partition.clients or int(self.owners.max()) + 1
 
     @cached_property
     def classes(self) -> Array:
@@ -111,8 +111,16 @@ class Contender(Protocol):
     def run(self, trial: Trial) -> Outcome: ...
 
 
-def deal(partition: PartitionSpec, labels: Array, seed: int) -> Array:
-    """Which client owns each row."""
+def deal(partition: PartitionSpec, labels: Array, seed: int, rows: ExperimentRows | None = None) -> Array:
+    """Which client owns each training row; `rows` where they may say it themselves."""
+    if partition.kind == "column":
+        column = partition.options["column"]
+        if rows is None or rows.owners is None or rows.owner_column != column:
+            raise DataError(
+                f"partition '{partition.name}': the dataset does not say who owns its rows by '{column}'. "
+                f"Name the column in its address: csv:FILE?client={column}."
+            )
+        return np.unique(rows.owners, return_inverse=True)[1]
     owners: Array = getattr(partitions, partition.kind)(
         labels, partition.clients, seed=seed, **partition.options
     )

@@ -153,6 +153,21 @@ class PreparedData(ClientData):
         return self._preparation.apply(self._raw.features(span)).astype(dtype, copy=False)
 
 
+class WeightedData(ClientData):
+    """A client's rows as they are, counted by weights that the run gave them: (own rows,)."""
+
+    def __init__(self, raw: ClientData, weights: Array) -> None:
+        vars(self).update(vars(raw))
+        self.weights = weights
+
+    def own_weights(self) -> Array | None:
+        return self.weights
+
+    def taking(self, chosen: Array) -> ClientData:
+        assert self.weights is not None
+        return WeightedData(super().taking(chosen), self.weights[chosen])
+
+
 def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -> ClientData:
     """A client's rows as the model so far shows them to a step that answers requests of this kind.
 
@@ -166,12 +181,12 @@ def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -
         rows, schema = data, run_schema(chain)
         if schema is not None:
             _check_schema(data, schema)
-            if place is not None:
-                rows = _shown(data, chain.blocks[place].arrays, chain.blocks[0].note["opening"])
+        if place is not None:
+            rows = _shown(data, chain.blocks[place].arrays, chain.blocks[0].note["opening"])
         if known is not None and known[0][1] != mark[1]:
             cache.clear()
         known = cache["table"] = (mark, rows)
-    if kind != TABLE_MOMENTS and known[1] is data and data.incomplete:
+    if kind != TABLE_MOMENTS and known[1].incomplete:
         raise DataError(
             "this client has missing values, and the run does not fill them. Train with the schema that the "
             "rows were encoded with (Described), or remove the rows."
@@ -194,7 +209,9 @@ def _shown(data: ClientData, arrays: Mapping[str, Array], opening: Mapping[str, 
         assert classes is not None
         by_class = arrays["class_weight"][encode_labels(data.own_labels(), classes)]
         weights = by_class if weights is None else weights * by_class
-    return PreparedData(data, TablePreparation.from_arrays(arrays), weights)
+    if "centre" in arrays:
+        return PreparedData(data, TablePreparation.from_arrays(arrays), weights)
+    return data if weights is None else WeightedData(data, weights)
 
 
 def _check_schema(data: ClientData, run: Schema) -> None:

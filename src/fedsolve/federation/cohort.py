@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedsolve.errors import CohortError, DataError, FedsolveError
+from fedsolve.errors import CohortError, DataError, DivergenceError, FedsolveError
 from fedsolve.federation.blocks import BlockSum
 from fedsolve.federation.messages import Request, Total
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
@@ -15,6 +15,7 @@ UNKNOWN = "not part of the federation"
 """Why a client that the engine does not know is missing."""
 
 _LONGEST = 2000
+_DIVERGED = "DivergenceError: "
 
 
 class Missing(Exception):
@@ -113,12 +114,17 @@ class CohortReport:
         why = self.missing[name]
         if why.startswith("DataError: "):
             return DataError(f"participant '{name}': {why.removeprefix('DataError: ')}")
+        if why.startswith(_DIVERGED):
+            return DivergenceError(f"{self._where}: {why.removeprefix(_DIVERGED)}")
         return CohortError(
             f"participant '{name}' failed in {self._where}: {why.rstrip('.')}. "
             "Mend it and resume, or let the federation go on without it (missing='continue')."
         )
 
-    def _too_few(self, least: int) -> CohortError:
+    def _too_few(self, least: int) -> FedsolveError:
+        diverged = [why for why in self.missing.values() if why.startswith(_DIVERGED)]
+        if diverged and len(diverged) == len(self.missing):
+            return DivergenceError(f"{self._where}: {diverged[0].removeprefix(_DIVERGED)}")
         reasons = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*self.missing.items()][:3])
         return CohortError(
             f"{self._where}: {len(self.answered)} of {len(self.asked)} participants answered, at least "

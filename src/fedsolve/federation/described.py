@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from fedsolve.checks import check_choice
+from fedsolve.checks import check_choice, check_rows
 from fedsolve.container import Array
 from fedsolve.errors import ConditionWarning, DataError
-from fedsolve.federation.client_data import TABLE_BLOCK, TABLE_MOMENTS, ClientData
+from fedsolve.federation.client_data import TABLE_BLOCK, TABLE_MOMENTS, ClientData, run_schema
 from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.messages import Block, Request, Term, Total
 from fedsolve.federation.method import Method, Run, opening_classes
@@ -41,7 +41,7 @@ _FAR = 1e-6
 
 @dataclass(frozen=True)
 class Described(Method[M]):
-    """A method and the schema of the rows that it is trained on.
+    """A method and the schema of the rows that it is trained on; None where they are plain numbers.
 
     standardise:  numbers and dates to mean 0 and deviation 1 over all sites; else they are only filled.
     class_weight: "balanced" lets every class count alike, whatever its rows; None counts rows.
@@ -50,7 +50,7 @@ class Described(Method[M]):
     key: ClassVar[str] = "described"
 
     method: Method[M]
-    schema: Schema
+    schema: Schema | None = None
     standardise: bool = True
     class_weight: Literal["balanced"] | None = None
 
@@ -61,21 +61,22 @@ class Described(Method[M]):
         return self.method.parameters()
 
     def agreement(self) -> dict[str, Any]:
-        return {"schema": self.schema.to_note()}
+        return {} if self.schema is None else {"schema": self.schema.to_note()}
 
     @property
     def measures(self) -> bool:
         """Whether the sums are needed at all: not for features of images, nor where nothing follows."""
-        numbers = self.schema.places("number", "date")
+        numbers = [] if self.schema is None else self.schema.places("number", "date")
         fills = any(column.missing != "refuse" for _, column in numbers)
         return fills or (self.standardise and bool(numbers)) or self.class_weight is not None
 
     def start(self, spec: Spec) -> DescribedRun[M]:
-        if spec.features != self.schema.width:
+        schema = self.schema
+        if schema is not None and spec.features != schema.width:
             raise DataError(
-                f"the schema makes {self.schema.width} features of a row; the federation has {spec.features}."
+                f"the schema makes {schema.width} features of a row; the federation has {spec.features}."
             )
-        classes = self.schema.class_array
+        classes = None if schema is None else schema.class_array
         if classes is not None and spec.classes is not None:
             encode_labels(spec.classes, classes)
             spec = dataclasses.replace(spec, classes=classes, outputs=len(classes))
@@ -117,7 +118,10 @@ class DescribedRun(Run[M]):
         if not self._measuring():
             self.inner.absorb(total)
             return
-        arrays = solve_preparation(self.method.schema, total, self.method.standardise).arrays()
+        check_rows(total.count("rows"))
+        arrays: dict[str, Array] = {}
+        if self.method.schema is not None:
+            arrays = solve_preparation(self.method.schema, total, self.method.standardise).arrays()
         if self.method.class_weight is not None:
             arrays["class_weight"] = balanced_weights(total["class_rows"])
         self.chain.append(Block({TABLE_BLOCK: True}, arrays))
@@ -137,6 +141,8 @@ class DescribedRun(Run[M]):
         return name
 
     def _described(self, model: M) -> M:
+        if self.method.schema is None:
+            return model
         model.schema = self.method.schema
         prepared = [block for block in self.chain.blocks if TABLE_BLOCK in block.note]
         model.preparing = TablePreparation.from_arrays(prepared[0].arrays) if prepared else None
@@ -166,8 +172,8 @@ def _measured(schema: Schema) -> tuple[Array, Array, Array]:
 @step(TABLE_MOMENTS, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum z and sum z² of every number and date, over the rows that have it; rows by class."""
-    opening = memory.chain.blocks[0].note["opening"]
-    places, references, units = _measured(Schema.from_note(opening["schema"]))
+    schema = run_schema(memory.chain)
+    places, references, units = (np.zeros(0, dtype=np.intp),) * 3 if schema is None else _measured(schema)
     weights = data.own_weights()
     sums = np.zeros((3, len(places)))
     for start in range(0, len(data), _ROWS):
@@ -190,8 +196,7 @@ def solve_preparation(schema: Schema, total: Total, standardise: bool) -> TableP
 
     A column that is constant is only centred, and one that is missing everywhere becomes zero.
     """
-    if total.count("rows") == 0:
-        raise DataError("no rows at all: every client that answered is empty.")
+    check_rows(total.count("rows"))
     places, references, units = _measured(schema)
     count, first, second = total["moments"]
     seen = np.where(count > 0, count, 1.0)

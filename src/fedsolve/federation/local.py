@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedsolve.backends.devices import resolve
 from fedsolve.checks import check_arrays, check_choice, check_whole
+from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
@@ -77,7 +79,8 @@ class LocalFederation:
             check_whole(1, workers=workers)
         check_choice("missing", missing, ("error", "continue"))
         check_choice("task", task, ("classification", "regression"))
-        self._members = Members(participants if isinstance(participants, Deal) else None, device)
+        self._device = None if device is None else resolve(device)
+        self._members = Members(participants if isinstance(participants, Deal) else None, self._device)
         self._pools = Pools()
         for participant in () if isinstance(participants, Deal) else participants:
             self.add(participant)
@@ -112,7 +115,7 @@ class LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
         features: (rows, width); not copied, and read as they are used where they are mapped or `ParquetRows`.
-        labels: (rows,). owners: (rows,) integers from 0.
+        labels: (rows,). owners: (rows,) integers from 0, or the names of clients as text.
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
             fit is mapped from `scratch` (the system's temporary folder when None).
@@ -124,9 +127,13 @@ class LocalFederation:
         check_arrays(features, labels, weights, missing=schema is not None)
         if len(features) == 0:
             raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
+        names: tuple[str, ...] | None = None
+        if owners.shape == (len(features),) and owners.dtype.kind in "USO":
+            names, owners = _named_owners(owners, clients)
         count = check_owners(owners, len(features), clients)
         folder = None if scratch is None else Path(scratch)
-        deal = Deal(features, labels, weights, schema, *rows_by_client(owners, count), memory_budget, folder)
+        dealt = rows_by_client(owners, count)
+        deal = Deal(features, labels, weights, schema, *dealt, memory_budget, folder, names)
         if classes is None and schema is not None and schema.classes:
             classes = schema.classes
         return cls(
@@ -142,7 +149,7 @@ class LocalFederation:
     @property
     def device(self) -> str:
         """Where the server solves."""
-        return self._members.device or "cpu"
+        return self._device or "cpu"
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -414,3 +421,13 @@ class _Ledger:
         self._report.lose(name, problem)
         if self.failure is None and (self._stop_on_failure or isinstance(problem, Contradiction)):
             self.failure = name, problem
+
+
+def _named_owners(owners: Array, clients: int | None) -> tuple[tuple[str, ...], Array]:
+    """The names of clients, sorted, and which of them owns each row."""
+    if any(not isinstance(owner, str | bytes) or not owner for owner in owners.tolist()):
+        raise DataError("owners that are names must all be text; one is empty or of another type.")
+    names, places = np.unique(np.asarray(owners, dtype=str), return_inverse=True)
+    if clients is not None and clients != len(names):
+        raise DataError(f"owners name {len(names)} clients, and clients is {clients}. Leave clients out.")
+    return tuple(names.tolist()), places

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsolve.backends.devices import resolve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain, Request
@@ -52,30 +51,30 @@ class Deal:
     def size(self, client: int) -> int:
         return int(self.bounds[client + 1] - self.bounds[client])
 
-    def participant(self, name: str, device: str) -> Participant:
-        return self._holding(name, self.places[name], self.places[name], device)
+    def participant(self, name: str) -> Participant:
+        return self._holding(name, self.places[name], self.places[name])
 
-    def pooled(self, names: Sequence[str], device: str) -> Participant | None:
+    def pooled(self, names: Sequence[str]) -> Participant | None:
         """One participant that has the rows of all these; None unless they are neighbours."""
         first, last = self.places.get(names[0]), self.places.get(names[-1])
         if first is None or last is None or last - first + 1 != len(names):
             return None
-        return self._holding(f"{names[0]} to {names[-1]}", first, last, device)
+        return self._holding(f"{names[0]} to {names[-1]}", first, last)
 
-    def _holding(self, name: str, first: int, last: int, device: str) -> Participant:
+    def _holding(self, name: str, first: int, last: int) -> Participant:
         rows = self.order[self.bounds[first] : self.bounds[last + 1]]
         data = ClientData(self.features, self.labels, rows, self.weights, checked=True, schema=self.schema)
         share = self.memory * len(rows) // len(self.features)
-        return Participant(name, data, memory_budget=share, scratch=self.scratch, device=device)
+        return Participant(name, data, memory_budget=share, scratch=self.scratch)
 
 
 class Members:
     """Participants by name, sorted; names that are given twice and features of another width are refused."""
 
     def __init__(self, deal: Deal | None = None, device: str | None = None) -> None:
-        """device: where all compute; each where it says itself when None."""
-        self.device = None if device is None else resolve(device)
+        """device: where all of them compute; None: each where it was made for."""
         self._deal = deal
+        self._device = device
         self._made: dict[str, Participant] = {}
         self._unmade: dict[str, int] = {} if deal is None else dict(deal.places)
         self._sorted: tuple[str, ...] | None = None
@@ -92,7 +91,7 @@ class Members:
         # Two workers never ask for the same client at a time.
         if name in self._unmade:
             assert self._deal is not None
-            participant = self._deal.participant(name, self.device or "cpu")
+            participant = self._placed(self._deal.participant(name))
             participant.keep_states(self._states)
             self._made[name] = participant
             del self._unmade[name]
@@ -115,10 +114,8 @@ class Members:
                 f"'{name}' has {width} features per row, the others {[self._width]}. "
                 "All must use the same backbone."
             )
-        self._made[name] = participant
+        self._made[name] = self._placed(participant)
         self._sorted = None
-        if self.device is not None:
-            participant.move(self.device)
         participant.keep_states(self._states)
 
     def remove(self, name: str) -> Participant:
@@ -181,7 +178,13 @@ class Members:
         """
         if self._deal is None or not all(map(self._as_dealt, names)):
             return None
-        return self._deal.pooled(names, self.device or "cpu")
+        pool = self._deal.pooled(names)
+        return None if pool is None else self._placed(pool)
+
+    def _placed(self, participant: Participant) -> Participant:
+        if self._device is not None:
+            participant.move(self._device)
+        return participant
 
     def _dealt(self, name: str) -> bool:
         """Whether a participant that was made is still the one that was dealt its rows."""
@@ -191,7 +194,7 @@ class Members:
         rows = data.rows
         return (
             client is not None
-            and self._made[name].device == (self.device or "cpu")
+            and self._made[name].device == (self._device or "cpu")
             and data.source is self._deal.features
             and rows is not None
             and rows.base is self._deal.order

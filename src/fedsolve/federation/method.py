@@ -69,7 +69,11 @@ class Run(ABC, Generic[M]):
 
     Everything a run knows is in `chain`, `history` and what `stored` gives, so that saving, loading and
     resuming are the same few lines for every method. By default a run stores its own attributes.
+
+    transient: names of attributes that can be made again and are not stored.
     """
+
+    transient: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, method: Method[M], spec: Spec) -> None:
         self.method = method
@@ -98,7 +102,7 @@ class Run(ABC, Generic[M]):
 
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The run's own state as named arrays and a note; by default its attributes."""
-        own = {name: value for name, value in vars(self).items() if name not in _BASE}
+        own = {name: value for name, value in vars(self).items() if name not in _BASE | self.transient}
         return attributes.to_parts(own, f"the run {type(self).__name__}")
 
     def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
@@ -188,15 +192,7 @@ class Run(ABC, Generic[M]):
 
     def restore(self, data: bytes, path: str) -> None:
         """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
-        before = container.previous(path)
-        remedy = (
-            f"The one before it is {before}: move it to {path} and resume."
-            if before.exists()
-            else "Start afresh."
-        )
-        arrays, note = container.from_bytes(
-            data, what=f"checkpoint {path}", error=ModelFileError, remedy=remedy
-        )
+        arrays, note = checkpoint_contents(data, path)
         if note.get("checkpoint") not in (1, CHECKPOINT_VERSION):
             raise ModelFileError(
                 f"{path} is not a checkpoint of version {CHECKPOINT_VERSION} "
@@ -246,12 +242,14 @@ class Method(ABC, Generic[M]):
     additive: names of arrays whose terms are no larger than their total, as of Gram matrices: secure sums
              send them in half the bytes. Not gradients: their total vanishes while the terms do not.
     laws:    what holds of the method in every federation.
+    friendly: what commands and estimators set where nobody says anything: "auto" for what can be chosen.
     """
 
     key: ClassVar[str]
     gathers: ClassVar[bool] = False
     additive: ClassVar[frozenset[str]] = frozenset()
     laws: ClassVar[Laws] = Laws()
+    friendly: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -348,6 +346,24 @@ def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
         "classes": labels_note(spec.classes),
         **method.agreement(),
     }
+
+
+def checkpoint_contents(data: bytes, path: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and note of a checkpoint; a damaged one is refused with the way to the one before."""
+    before = container.previous(path)
+    remedy = (
+        f"The one before it is {before}: move it to {path} and resume."
+        if before.exists()
+        else "Start afresh."
+    )
+    return container.from_bytes(data, what=f"checkpoint {path}", error=ModelFileError, remedy=remedy)
+
+
+def unwrapped(method: Method[Any]) -> Method[Any]:
+    """The method that others are around, such as `Described` and `Calibrated`."""
+    while isinstance(inner := getattr(method, "method", None), Method):
+        method = inner
+    return method
 
 
 def opening_classes(chain: Chain) -> Array | None:

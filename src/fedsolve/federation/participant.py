@@ -35,6 +35,7 @@ __all__ = [
     "group_size",
     "group_step",
     "step",
+    "step_of",
 ]
 
 DEFAULT_MEMORY = 1 << 30
@@ -101,6 +102,15 @@ def step(kind: str, *, over_rows: bool = False) -> Callable[[Step], Step]:
 def adds_up(kind: str) -> bool:
     """Whether answers to requests of this kind are sums over rows."""
     return kind in _ADDING_UP
+
+
+def step_of(kind: str) -> Step:
+    """The client step that answers requests of this kind."""
+    if kind not in _STEPS:
+        raise TermError(
+            f"requests of kind '{kind}' are not known here. Install the same fedsolve version as the server."
+        )
+    return _STEPS[kind]
 
 
 def _place(function: Any) -> str:

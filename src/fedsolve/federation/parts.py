@@ -25,17 +25,22 @@ PART = "part"
 class Part:
     """About `share` of all rows, held out, or the others, for training.
 
-    key: another one chooses other rows; whoever is to choose the same rows has the same.
+    key:   another one chooses other rows; whoever is to choose the same rows has the same.
+    first: where the share begins in the range of marks, 0 to 1; parts that do not overlap there share no row,
+           so that k of them with a share of 1/k each are the folds of a cross-validation.
     """
 
     side: Literal["training", "held out"]
     share: float = 0.2
     key: int | str = 0
+    first: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("side", self.side, ("training", "held out"))
         if not 0 < self.share < 1:
             raise DataError(f"the share held out must lie between 0 and 1; got {self.share!r}.")
+        if not 0 <= self.first <= 1 + 1e-12 - self.share:
+            raise DataError(f"first must lie in [0, 1 - share]; got {self.first!r}.")
 
     @property
     def fraction(self) -> float:
@@ -44,7 +49,7 @@ class Part:
 
     def of(self, data: ClientData) -> ClientData:
         """A client's rows of this part."""
-        apart = chosen(data.marks(self.key), self.share)
+        apart = chosen(data.marks(self.key), self.share, self.first)
         return data.taking(apart if self.side == "held out" else ~apart)
 
     def note(self) -> dict[str, Any]:

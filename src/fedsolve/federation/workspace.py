@@ -19,6 +19,14 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[str, Array] = {}
         self._sums: dict[str, Array] = {}
+        self._within: dict[str, dict[str, Array]] = {}
+
+    def within(self, name: str) -> Workspace:
+        """A workspace whose sums are apart from those of others; scratch arrays are the same."""
+        inner = Workspace()
+        inner._buffers = self._buffers
+        inner._sums = self._within.setdefault(name, {})
+        return inner
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
         """An array of this shape with unspecified contents."""

@@ -16,7 +16,7 @@ from fedsolve.federation.participant import ClientData, Memory, group_step
 from fedsolve.gradient import alignment
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.learners import borrowed
+from fedsolve.gradient.slots import borrowed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,11 +53,14 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
                 f"this client has {client.width} features per row, the run uses {opening['features']}. "
                 "All must use the same backbone or image size."
             )
-        if client.weights is not None:
-            raise DataError("gradient methods do not take sample weights; leave them out, or use DeepAFL.")
+        if client.weights is not None and not method.takes_weights:
+            raise DataError(
+                f"method '{method.key}' does not take sample weights or class weights; leave them out, or "
+                "use another method, such as FedAvg or DeepAFL."
+            )
     device = find_device(method.device)
-    with borrowed(method, opening["features"], opening["outputs"], device) as lend, surroundings(device):
-        group = ClientGroup(method, clients, request, memories, device, lend)
+    with borrowed(method, opening["features"], opening["outputs"], device) as slot, surroundings(device):
+        group = ClientGroup(method, clients, request, memories, device, slot)
         group.train()
         terms = group.terms()
         for place, number in enumerate(group.order):

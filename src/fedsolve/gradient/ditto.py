@@ -67,13 +67,15 @@ class Ditto(PersonalMethod):
         """The training of a client's own model: FedProx pulls towards what was received, too."""
         rate = self.rate if self.personal_rate is None else self.personal_rate
         epochs = self.epochs if self.personal_epochs is None else self.personal_epochs
-        return as_method(FedProx, self, proximal=self.personal_pull, rate=rate, epochs=epochs)
+        steps = self.local_steps if self.personal_epochs is None else None
+        changes = {"rate": rate, "epochs": epochs, "local_steps": steps}
+        return as_method(FedProx, self, proximal=self.personal_pull, **changes)
 
     def prepare(self, group: ClientGroup) -> None:
         method = self.part
         known = all(group.own_state(client) for client in range(len(group.clients)))
         weights = group.state(OWN, group.start if known else first_weights(group))
-        rate = method.rate * method.rate_decay**group.round
+        rate = method.rate_of(group.round)
         own = group.again(method, weights, group.own_buffers(STATISTICS), rate=rate)
         own.train()
         group.scratch["own"] = own

@@ -38,6 +38,7 @@ class FedACG(GradientMethod):
     """Parameters of FedACG; the authors' code has a pull of 0.001 without the factor 1/2."""
 
     key: ClassVar[str] = "fedacg"
+    steady: ClassVar[bool] = True
 
     weighting: Literal["size", "uniform"] = parameter(
         "uniform", "Whether clients count by their rows or all alike, as in the authors' code."

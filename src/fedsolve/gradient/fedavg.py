@@ -29,3 +29,4 @@ class FedAvg(GradientMethod):
     """Parameters of FedAvg: those of every gradient method."""
 
     key: ClassVar[str] = "fedavg"
+    steady: ClassVar[bool] = True

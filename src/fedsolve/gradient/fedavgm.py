@@ -8,8 +8,8 @@ three forms go by this name:
     nesterov   v <- beta v + D             W <- W + D + beta v
     damped     v <- beta v + (1 - beta) D  W <- W + v
 
-Under a constant D the classic form moves 1 / (1 - beta) times as far as the damped one. Momentum covers
-weights only: on a running variance it could make it negative.
+D is multiplied by server_step. Under a constant D the classic form moves 1 / (1 - beta) times as far as the
+damped one. Momentum covers weights only: on a running variance it could make it negative.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class FedAvgM(GradientMethod):
     """Parameters of FedAvgM."""
 
     key: ClassVar[str] = "fedavgm"
+    averages: ClassVar[bool] = True
+    steady: ClassVar[bool] = True
 
     server_momentum: float = parameter(
         0.9,
@@ -51,7 +53,7 @@ class FedAvgM(GradientMethod):
     )
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
-        beta = self.server_momentum
+        beta, mean = self.server_momentum, self.stepped(server, mean)
         if beta == 0:
             server.weights = mean
             return

@@ -13,9 +13,9 @@ mu is 0 at the start of every round, and its past has no gradient. m_i starts at
 round; it is moved by plain SGD, without momentum, decay or clipping. Everything else is FedAvg.
 
 g is found once, by sums: in the first round clients train without the second term and send the sum of their
-features, under the model they end with, and their rows. The authors spend a pass before the first round on
-it and throw those weights away; here they are averaged. Under partial participation g is that of the first
-round's clients. On frozen features ("linear") the second term has no gradient, and only m_i acts.
+features, under the model they end with, and their rows. The authors throw away what was trained there; that
+is `discard_first`, and otherwise those weights are averaged. Under partial participation g is that of the
+first round's clients. On frozen features ("linear") the second term has no gradient, and only m_i acts.
 
 A client's own model is the shared one with its m_i; that of a client that never took part has m_i = 0, so
 it is the shared one.
@@ -40,6 +40,7 @@ from fedsolve.gradient.learners import NetworkOutput, SingleNetwork
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, own_buffers
 from fedsolve.gradient.prototypes import head_width
+from fedsolve.gradient.schedules import factor_of
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.parameters import parameter
@@ -70,6 +71,7 @@ class FedDBE(PersonalMethod):
     """
 
     key: ClassVar[str] = "feddbe"
+    averages: ClassVar[bool] = True
     keeps_state: ClassVar[bool] = True
 
     consistency: float = parameter(
@@ -85,6 +87,10 @@ class FedDBE(PersonalMethod):
         none="as --rate",
     )
 
+    discard_first: bool = parameter(
+        False, "Keep of the first round the mean feature alone, as the authors do."
+    )
+
     @property
     def stateful(self) -> bool:
         return self._shifts or self.buffers == "local"
@@ -97,6 +103,10 @@ class FedDBE(PersonalMethod):
     def _pulls(self) -> bool:
         """Whether a mean feature is needed: with one linear layer the features are the inputs."""
         return self.consistency != 0 and self.network != "linear"
+
+    def _discards(self, round_: int) -> bool:
+        """Whether what is trained in this round is thrown away."""
+        return self.discard_first and round_ == 0
 
     # -- the client's side ------------------------------------------------------------------------
 
@@ -166,9 +176,12 @@ class FedDBE(PersonalMethod):
         return (1 - self.mean_momentum) * before + self.mean_momentum * newest
 
     def _rate(self, group: ClientGroup) -> float:
-        return group.rate if self.shift_rate is None else self.shift_rate * self.rate_decay**group.round
+        return group.rate if self.shift_rate is None else self.shift_rate * factor_of(self, group.round)
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
+        if self._discards(group.round):
+            for name in [name for name in term.arrays if name.startswith("b.")]:
+                del term.arrays[name], term.factors[name]
         if not self._pulls or "anchor" in group.received:
             return
         import torch
@@ -180,6 +193,8 @@ class FedDBE(PersonalMethod):
         term.arrays |= {"features": total, "feature_rows": np.array([float(group.sizes[client])])}
 
     def state(self, group: ClientGroup, client: int) -> State | None:
+        if self._shifts and self._discards(group.round):
+            return {"shift": np.zeros(head_width(group), dtype=self.precision)}
         return {"shift": group.scratch["shift"][client].cpu().numpy().copy()} if self._shifts else None
 
     # -- the server's side ------------------------------------------------------------------------
@@ -190,7 +205,8 @@ class FedDBE(PersonalMethod):
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         if self._pulls and "anchor" not in server.memory:
             server.memory["anchor"] = total["features"] / float(total["feature_rows"][0])
-        super().update(server, mean, total)
+        if not self._discards(server.round):
+            super().update(server, mean, total)
 
     # -- a client's own model ---------------------------------------------------------------------
 

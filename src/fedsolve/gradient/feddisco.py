@@ -29,8 +29,8 @@ from fedsolve.gradient.answers import method_of
 from fedsolve.gradient.batches import rows_per_epoch
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.learners import borrowed
 from fedsolve.gradient.server_state import ServerState
+from fedsolve.gradient.slots import borrowed
 from fedsolve.labels import encode_labels
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
@@ -145,6 +145,6 @@ def _trains(method: GradientMethod, rows: int, opening: dict[str, Any]) -> bool:
     features, outputs = opening["features"], opening["outputs"]
     least = 1
     if not method.trains_together(features, outputs):
-        with borrowed(method, features, outputs, find_device(method.device)) as lend:
-            least = 2 if networks.normalises_by_batch(lend()) else 1
+        with borrowed(method, features, outputs, find_device(method.device)) as slot:
+            least = 2 if networks.normalises_by_batch(slot.lend()) else 1
     return int(rows_per_epoch(method, np.array([rows]), least)[0]) > 0

@@ -10,17 +10,24 @@ So h is the mean of all N duals, whoever takes part; the server keeps their sum,
 federation grows. N counts every client of the federation, empty ones too.
 
 The reported model is mean_S w_i, as in the authors' code, not the W that is sent next. alpha is the same
-for every client; the authors' code divides it by the client's share of the rows.
+for every client. The authors' code divides it by N p_i, the client's rows over the mean of all clients' rows;
+with `dynamic_by_rows` the clients do so, and h / alpha above is the mean of g_i / alpha_i. The mean is then
+asked for once, of those who take part in the first round.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
+from fedsolve.checks import check_rows
+from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Total
+from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Laws
+from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import pull
 from fedsolve.gradient.gradient_method import GradientMethod
@@ -32,6 +39,8 @@ from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+ROWS = "feddyn-rows"
 
 
 @register(
@@ -60,26 +69,62 @@ class FedDyn(GradientMethod):
         0.1, "Strength of the regularisation (alpha); the server divides by it.", above=0
     )
 
+    dynamic_by_rows: bool = parameter(
+        False, "Divide alpha by a client's rows over the mean rows, as the authors' code does."
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_uniform("FedDyn", self.weighting)
 
     def prepare(self, group: ClientGroup) -> None:
+        import torch
+
         group.scratch["dual"] = group.state("dual", nothing(group))
+        if self.dynamic_by_rows:
+            rows = torch.as_tensor(group.sizes, dtype=group.dtype, device=group.device)
+            group.scratch["alpha"] = self.dynamic * group.received["mean_rows"] / rows.clamp_min(1)
 
     def edit(self, step: Step) -> None:
         import torch
 
-        pull(step, self.dynamic)
+        if self.dynamic_by_rows:
+            away = torch._foreach_sub([weight.detach() for weight in step.weights], step.received())
+            for gradient, distance in zip(step.gradients, away, strict=True):
+                gradient.add_(distance.mul_(self._alpha(step.group, step.active, distance)))
+        else:
+            pull(step, self.dynamic)
         torch._foreach_sub_(step.gradients, step.own(step.group.scratch["dual"]))
+
+    def _alpha(self, group: ClientGroup, active: int, like: Tensor) -> Tensor:
+        """alpha of the leading clients, in a shape that multiplies their weights."""
+        alpha: Tensor = group.scratch["alpha"]
+        if not group.learners.stacked:
+            return alpha[0]
+        return alpha[:active].reshape(-1, *[1] * (like.dim() - 1))
 
     def state(self, group: ClientGroup, client: int) -> State:
         dual = group.client_of(group.scratch["dual"], client)
         weights = group.weights_of(client)
+        alpha = group.scratch["alpha"][client] if self.dynamic_by_rows else self.dynamic
         return {
-            f"dual.{name}": (dual[name] - self.dynamic * (weights[name] - group.start[name])).cpu().numpy()
+            f"dual.{name}": (dual[name] - alpha * (weights[name] - group.start[name])).cpu().numpy()
             for name in group.names
         }
+
+    def prelude(self, server: ServerState) -> tuple[str, dict[str, Any]] | None:
+        return (ROWS, {}) if self.preludes(server) else None
+
+    def preludes(self, server: ServerState) -> int:
+        return int(self.dynamic_by_rows and "mean_rows" not in server.memory)
+
+    def heard(self, server: ServerState, total: Total) -> None:
+        rows = total.count("rows")
+        check_rows(rows)
+        server.memory["mean_rows"] = np.array(rows / len(total.cohort))
+
+    def extras(self, server: ServerState) -> dict[str, Array]:
+        return {"mean_rows": server.memory["mean_rows"]} if self.dynamic_by_rows else {}
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         sent, trained = server.sent(), total.count("trained")
@@ -90,6 +135,12 @@ class FedDyn(GradientMethod):
         server.keep("duals", duals)
         share = 1 / (server.clients * self.dynamic)
         server.weights = {name: mean[name] - share * duals[name] for name in mean}
+
+
+@step(ROWS)
+def answer_rows(client: ClientData, request: Request, memory: Memory) -> Term:
+    """How many rows a client has."""
+    return Term({}, {"rows": len(client)})
 
 
 def check_uniform(title: str, weighting: str) -> None:

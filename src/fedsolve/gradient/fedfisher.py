@@ -43,6 +43,8 @@ _NUMBERS = 1 << 24
 class _Fisher(GradientMethod):
     """Parameters of both forms."""
 
+    takes_weights: ClassVar[bool] = False
+
     rounds: int = 1
     epochs: int = 30
     rate: float = 0.01

@@ -33,8 +33,7 @@ from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import networks
 from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
 from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.learners import SingleNetwork
+from fedsolve.gradient.group import ClientGroup, head_names
 from fedsolve.gradient.optimisers import Optimiser
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
@@ -67,6 +66,7 @@ class FedGen(GradientMethod):
     """Parameters of FedGen."""
 
     key: ClassVar[str] = "fedgen"
+    takes_weights: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
 
     teaching: float = parameter(
@@ -79,6 +79,7 @@ class FedGen(GradientMethod):
     )
     generator_steps: int = parameter(50, "Steps of Adam on the generator after every round.", least=0)
     generator_rate: float = parameter(3e-4, "Learning rate of the generator.", least=0)
+    generator_decay: float = parameter(1.0, "Factor on that rate from round to round.", least=0)
     noise_width: int = parameter(32, "Numbers of noise the generator starts from.", least=1)
     generator_width: int = parameter(256, "Width of the generator's hidden layer.", least=1)
 
@@ -239,8 +240,9 @@ class FedGen(GradientMethod):
         dtype = getattr(torch, self.precision)
         generator = build_generator(self, server.spec.outputs, width).to(dtype)
         weights = with_prefix(server.memory, "generator.")
+        rate = self.generator_rate * self.generator_decay**server.round
         generator.load_state_dict({n: torch.as_tensor(a) for n, a in weights.items()}, strict=False)
-        optimiser = Optimiser("adam", self.generator_rate, 0.0, WEIGHT_DECAY)
+        optimiser = Optimiser("adam", rate, 0.0, WEIGHT_DECAY)
         optimiser.resume(with_prefix(server.memory, "adam."), list(generator.parameters()))
         return generator, optimiser
 
@@ -298,13 +300,9 @@ def _decayed(start: float, round_: int) -> float:
 
 def _classifier_names(group: ClientGroup) -> list[str]:
     """Names of the last layer's weight and bias among the trained weights."""
-    if not isinstance(group.learners, SingleNetwork):
-        return group.names[-2:]
-    layer = networks.head_of(group.learners.network)[0]
-    prefix = f"{layer}." if layer else ""
-    names = [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
-    if f"{prefix}weight" not in names:
-        raise DataError(f"FedGen teaches the classifier '{layer}', whose weights are frozen. Unfreeze them.")
+    names = head_names(group)
+    if not names or not names[0].endswith("weight"):
+        raise DataError("FedGen teaches the classifier, whose weights are frozen. Unfreeze them.")
     return names
 
 

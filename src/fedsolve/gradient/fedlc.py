@@ -43,6 +43,7 @@ class FedLC(GradientMethod):
     """Parameters of FedLC."""
 
     key: ClassVar[str] = "fedlc"
+    steady: ClassVar[bool] = True
 
     calibration: float = parameter(1.0, "Strength of the margin (tau of the paper).", least=0)
     calibration_form: Literal["softmax", "paper"] = parameter(

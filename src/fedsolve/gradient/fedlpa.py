@@ -43,6 +43,7 @@ class FedLPA(GradientMethod):
     """Parameters of FedLPA."""
 
     key: ClassVar[str] = "fedlpa"
+    takes_weights: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
 
     rounds: int = 1

@@ -67,6 +67,7 @@ class FedPCL(PersonalMethod):
     """Parameters of FedPCL; optimiser, rate, weight decay and batch begin as in the paper."""
 
     key: ClassVar[str] = "fedpcl"
+    takes_weights: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True
     shares_a_predictor: ClassVar[bool] = False
     gathers: ClassVar[bool] = True

@@ -4,6 +4,9 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
     L = CE + (proximal/2) |w - W|²,   so that   grad += proximal (w - W)
 
+Clients may do unequal work: with chance `stragglers` one makes, in a round, a number of passes drawn evenly
+from 1 to --epochs, and what it has learnt counts like everybody's.
+
 The pull is added to the gradient directly; nothing of it enters the autograd graph.
 """
 
@@ -14,6 +17,7 @@ from typing import ClassVar
 
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.steps import Step
+from fedsolve.gradient.streams import stream
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
@@ -33,10 +37,18 @@ class FedProx(GradientMethod):
     """Parameters of FedProx."""
 
     key: ClassVar[str] = "fedprox"
+    steady: ClassVar[bool] = True
 
     proximal: float = parameter(
         0.001, "Strength of the pull (mu of the paper, whose term has the factor 1/2).", least=0
     )
+
+    stragglers: float = parameter(0.0, "Chance that a client makes fewer passes in a round.", least=0, most=1)
+
+    def passes_of(self, client: str, round_: int) -> int:
+        passes = self.passes(round_)
+        drawn = stream(self.seed, "stragglers", client, round_)
+        return int(drawn.integers(1, passes + 1)) if drawn.random() < self.stragglers else passes
 
     def edit(self, step: Step) -> None:
         pull(step, self.proximal)

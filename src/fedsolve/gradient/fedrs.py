@@ -6,7 +6,8 @@ With n_c the client's rows of class c, the cross-entropy is that of the logits s
     binary:  s_c = 1 where n_c > 0, else restraint
     soft:    s_c = restraint + (1 - restraint) n_c / max_c n_c
 
-The whole logit is scaled, its bias included; predictions use the logits as they are.
+The whole logit is scaled, its bias included; predictions use the logits as they are. The paper's classifier
+has no bias: with `classifier_bias` false it is 0 and stays so.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
+
+from fedsolve.gradient import networks
 from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.group import ClientGroup, head_names
+from fedsolve.gradient.server_state import ServerState
 from fedsolve.gradient.steps import Step
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
@@ -39,6 +44,7 @@ class FedRS(GradientMethod):
     """Parameters of FedRS."""
 
     key: ClassVar[str] = "fedrs"
+    steady: ClassVar[bool] = True
 
     restraint: float = parameter(
         0.5, "Scale of a missing class's logit (alpha of the paper); at 0 it learns nothing.", least=0, most=1
@@ -46,6 +52,24 @@ class FedRS(GradientMethod):
     restraint_mode: Literal["binary", "soft"] = parameter(
         "binary", "binary scales missing classes alone, soft all by their rows."
     )
+
+    classifier_bias: bool = parameter(True, "Let the last layer have a bias; the paper's has none.")
+
+    def opening_state(self, server: ServerState) -> None:
+        if not self.classifier_bias:
+            spec = server.spec
+            network = networks.build_network(
+                self.network, spec.features, spec.outputs, dtype=self.precision, shape=self.image_shape
+            )
+            name = f"{networks.head_of(network)[0]}.bias".removeprefix(".")
+            if name in server.weights:
+                server.weights[name] = np.zeros_like(server.weights[name])
+
+    def edit(self, step: Step) -> None:
+        if not self.classifier_bias:
+            for name, gradient in zip(step.group.names, step.gradients, strict=True):
+                if name in head_names(step.group) and name.endswith("bias"):
+                    gradient.zero_()
 
     def prepare(self, group: ClientGroup) -> None:
         if self.restraint == 1:

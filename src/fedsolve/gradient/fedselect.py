@@ -81,6 +81,8 @@ class FedSelect(PersonalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.local_steps is not None:
+            raise DataError("FedSelect makes a pass for each of its masks; give epochs, not local_steps.")
         if self.momentum != 0 or self.weight_decay != 0 or self.optimiser != "sgd":
             raise DataError(
                 f"FedSelect moves masked entries by plain SGD; got optimiser {self.optimiser!r}, momentum "

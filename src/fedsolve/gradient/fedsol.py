@@ -7,7 +7,8 @@ CVPR 2024. Per batch, with f the logits and W the weights received,
     e = radius * A * g_p / (||g_p|| + 1e-12),       grad = grad CE at w + e
 
 and the optimiser moves w, not w + e. A is 1, or adaptive: |w - W| of each tensor over its L2 norm along
-the tensor's first axis. ||g_p|| runs over all weights of a client.
+the tensor's first axis. ||g_p|| runs over all weights of a client, or over its classifier or the rest alone
+where only that part is perturbed.
 
 Where w = W, as in the first step of a round, or ||g_p|| < 1e-6, e is 0: g_p is rounding noise there, and
 dividing it by its own norm would make it a random step of length `radius`. Running statistics of BatchNorm
@@ -19,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.group import ClientGroup, head_names
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.steps import Step
 from fedsolve.parameters import parameter
@@ -54,6 +55,10 @@ class FedSOL(GradientMethod):
 
     radius: float = parameter(1.0, "Length of the perturbation (rho of the paper).", least=0)
     adaptive: bool = parameter(True, "Let each weight's part grow with its distance from the one received.")
+
+    perturbed: Literal["all", "head", "body"] = parameter(
+        "all", "What is perturbed: everything, the last layer, or all but it."
+    )
 
     def prepare(self, group: ClientGroup) -> None:
         if self.radius != 0:
@@ -91,6 +96,11 @@ class FedSOL(GradientMethod):
         import torch
 
         stacked = step.group.learners.stacked
+        if self.perturbed != "all":
+            head = head_names(step.group)
+            for name, part in zip(step.group.names, direction, strict=True):
+                if (name in head) != (self.perturbed == "head"):
+                    part.zero_()
         away = torch._foreach_sub([weight.detach() for weight in step.weights], step.received())
         length = _lengths(direction, stacked)
         moved = (length >= LEAST) & (_lengths(away, stacked) > 0)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 MATRICES = ("global", "random")
 SCALINGS = ("layer", "row", "none")
 ROUTES = ("layer", "direct")
+HELD = "held."
+"""What stands before the names of weights that were sent in an earlier round and still serve as B."""
 
 
 def eligible_layers(network: nn.Module) -> list[str]:
@@ -111,6 +113,7 @@ class Feedback:
               The gradient by the layer's input is then a fixed random projection of the output error
               (uniform in ±1/sqrt(outputs)); `matrix` and `scaling` do not apply, as it follows no weight.
     received: W^r by weight name; a layer that it lacks takes the network's weight when it is entered.
+    held:     W^r may be older than the network's weights, so B gets their norm at once.
     in_place: keep B at one address, as captured CUDA graphs need; backward through a graph built
               before the last `rescale` is then refused by torch. Otherwise such a graph keeps its own B.
 
@@ -129,6 +132,7 @@ class Feedback:
         seed: int = 0,
         received: Mapping[str, Tensor] | None = None,
         in_place: bool = False,
+        held: bool = False,
     ) -> None:
         check_choice("feedback matrix", matrix, MATRICES)
         check_choice("feedback scaling", scaling, SCALINGS)
@@ -138,7 +142,7 @@ class Feedback:
         modules = dict(network.named_modules())
         self._chosen = [_Layer(name, _find(network, modules, name)) for name in self.layers]
         self._matrix, self._scaling, self._route = matrix, scaling, route
-        self._seed, self._in_place = seed, in_place
+        self._seed, self._in_place, self._held = seed, in_place, held
         self._received = received or {}
         self._error: OutputError | None = None
         self._undo: list[Callable[[], None]] = []
@@ -148,6 +152,8 @@ class Feedback:
             raise DataError("this feedback is already in use; make another Feedback for a nested block.")
         if self._route == "layer":
             self.receive()
+            if self._held:
+                self.rescale()
         try:
             self._install()
         except BaseException:

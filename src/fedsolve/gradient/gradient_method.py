@@ -17,8 +17,9 @@ from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.method import Laws, Method
 from fedsolve.federation.states import State
-from fedsolve.gradient import augmentation, networks
-from fedsolve.gradient.feedback import Feedback
+from fedsolve.gradient import augmentation, networks, schedules
+from fedsolve.gradient.feedback import HELD, Feedback
+from fedsolve.gradient.graphs import replays
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FEEDBACK = "Feedback alignment"
+SCHEDULE = "Learning rate from round to round"
 IMAGES = "Images: how they are cut, mirrored and normalised"
 
 
@@ -51,6 +53,18 @@ class GradientMethod(Method[GradientModel]):
     keeps_state: ClassVar[bool] = False
     """Whether clients keep something from exchange to exchange."""
 
+    averages: ClassVar[bool] = True
+    """Whether `update` moves towards the mean by `server_step`. Counts only for the class whose `update` it
+    is."""
+
+    steady: ClassVar[bool] = False
+    """Whether all that a step reads and that changes between clients or rounds is tensors in the group's
+    start, received and scratch, so that a GPU may record it once for all. Counts only for the class
+    that says so: who inherits from it and changes a hook says it anew."""
+
+    takes_weights: ClassVar[bool] = True
+    """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
+
     network: str = parameter(
         "linear",
         "On features: linear, mlp:256, mlp:512,128. On images: cnn, mobilenet_v2, resnet18, resnet50, with "
@@ -64,9 +78,24 @@ class GradientMethod(Method[GradientModel]):
     last_batch: Literal["keep", "drop"] = parameter("keep", "Rows that do not fill a batch.")
     rate: float = parameter(0.05, "Learning rate.", least=0)
     rate_decay: float = parameter(1.0, "Factor on the rate from round to round.", least=0)
-    optimiser: Literal["sgd", "adam"] = parameter("sgd", "Local optimiser, afresh in every round.")
+    schedule: Literal["constant", "step", "cosine"] = parameter(
+        "constant", "Besides the decay: falling in steps, or along a cosine to 0.", group=SCHEDULE
+    )
+    schedule_rounds: str | None = parameter(
+        None, "Rounds from which a stepped rate is lower.", metavar="ROUNDS", group=SCHEDULE
+    )
+    schedule_factor: float = parameter(0.1, "Factor of each step.", least=0, group=SCHEDULE)
+    warmup: int = parameter(0, "Rounds in which the rate rises to its height.", least=0, group=SCHEDULE)
+    local_steps: int | None = parameter(
+        None, "Local steps in a round, in place of --epochs.", least=1, none="as many as --epochs takes"
+    )
+    optimiser: Literal["sgd", "adam", "adamw"] = parameter("sgd", "Local optimiser, afresh in every round.")
     momentum: float = parameter(0.0, "Momentum of the local SGD.", least=0)
+    nesterov: bool = parameter(False, "Nesterov's momentum.")
     weight_decay: float = parameter(0.0, "Local weight decay.", least=0)
+    server_step: float = parameter(
+        1.0, "How far the server goes from its weights to the mean of the clients'.", least=0
+    )
     clip: float | None = parameter(None, "Largest norm of a local gradient.", above=0)
     weighting: Literal["size", "uniform"] = parameter("size", "Clients count by their rows or all alike.")
     buffers: Literal["average", "local"] = parameter("average", "Running statistics of BatchNorm.")
@@ -89,6 +118,9 @@ class GradientMethod(Method[GradientModel]):
     )
     feedback_route: Literal["layer", "direct"] = parameter(
         "layer", "direct is DFA, an ablation.", group=FEEDBACK
+    )
+    feedback_sync: int = parameter(
+        1, "Rounds for which backward weights stay those of the first of them.", least=1, group=FEEDBACK
     )
     feedback_first: bool = parameter(
         False,
@@ -125,6 +157,15 @@ class GradientMethod(Method[GradientModel]):
             object.__setattr__(self, "network", networks.register_network(self.network))
         super().__post_init__()
         augmentation.check_parameters(self)
+        schedules.check_parameters(self)
+        if self.nesterov and not self.momentum:
+            raise DataError("nesterov is a form of momentum; give momentum, such as 0.9.")
+        owner = next(kind for kind in type(self).__mro__ if "update" in vars(kind))
+        if self.server_step != 1 and not vars(owner).get("averages", False):
+            raise DataError(
+                f"server_step is for methods that take the mean of the clients' weights; "
+                f"{type(self).__name__} updates its weights in its own way. Leave it out."
+            )
 
     @property
     def image_shape(self) -> tuple[int, ...] | None:
@@ -140,6 +181,11 @@ class GradientMethod(Method[GradientModel]):
     def recordable(self) -> bool:
         """Whether a GPU may replay a step: plain SGD does the same to the same tensors every time."""
         return self.optimiser == "sgd"
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether this class itself says that its steps are steady."""
+        return bool(vars(type(self)).get("steady", False))
 
     @property
     def stateful(self) -> bool:
@@ -159,9 +205,17 @@ class GradientMethod(Method[GradientModel]):
         """Whether clients of one process train side by side: heads of linear layers do."""
         return self.feedback is None and networks.stacked_widths(self.network, features, outputs) is not None
 
+    def rate_of(self, round_: int) -> float:
+        """The learning rate of a round."""
+        return self.rate * schedules.factor_of(self, round_)
+
     def passes(self, round_: int) -> int:
-        """How often a client goes through its rows in a round."""
+        """How often clients go through their rows in a round."""
         return self.epochs
+
+    def passes_of(self, client: str, round_: int) -> int:
+        """How often this client does."""
+        return self.passes(round_)
 
     def prepare(self, group: ClientGroup) -> None:
         """Before the first local step."""
@@ -181,7 +235,7 @@ class GradientMethod(Method[GradientModel]):
 
     def weight(self, group: ClientGroup, client: int) -> float:
         """How much a client counts in the mean."""
-        return float(group.sizes[client]) if self.weighting == "size" else 1.0
+        return float(group.counted[client]) if self.weighting == "size" else 1.0
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         """Add to a client's term what this algorithm sums besides the weights."""
@@ -196,6 +250,7 @@ class GradientMethod(Method[GradientModel]):
         if not layers:
             return None
         assert isinstance(group.learners, SingleNetwork)
+        held = {n.removeprefix(HELD): t for n, t in group.received.items() if n.startswith(HELD)}
         return Feedback(
             group.learners.network,
             layers,
@@ -203,8 +258,9 @@ class GradientMethod(Method[GradientModel]):
             scaling=self.feedback_scaling,
             route=self.feedback_route,
             seed=self.seed,
-            received=group.start,
-            in_place=group.device.type == "cuda",
+            received=group.start | held,
+            held=self.feedback_sync > 1,
+            in_place=replays(group.device),
         )
 
     # -- the server's side ------------------------------------------------------------------------
@@ -222,7 +278,14 @@ class GradientMethod(Method[GradientModel]):
 
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         """Take the clients' mean weights (float64): the next global model."""
-        server.weights = mean
+        server.weights = self.stepped(server, mean)
+
+    def stepped(self, server: ServerState, mean: Weights) -> Weights:
+        """The weights `server_step` of the way from those that were sent to the mean."""
+        if self.server_step == 1:
+            return mean
+        sent = server.sent()
+        return {name: sent[name] + self.server_step * (mean[name] - sent[name]) for name in mean}
 
     def prelude(self, server: ServerState) -> tuple[str, dict[str, Any]] | None:
         """A question to the cohort before it trains, as a request kind and note; None when there is none.

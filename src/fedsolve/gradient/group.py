@@ -17,11 +17,12 @@ from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.augmentation import images_of, plan_moves
-from fedsolve.gradient.batches import plan_batches, rows_per_epoch, steps_per_epoch
-from fedsolve.gradient.graphs import Recorder
+from fedsolve.gradient.batches import plan_batches, steps_per_epoch
+from fedsolve.gradient.graphs import Recorder, Recordings, by_hand, replays
 from fedsolve.gradient.learners import Forward, Learners, SingleNetwork, Stack, laid_out, load
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
+from fedsolve.gradient.slots import Slot
 from fedsolve.gradient.steps import Batch, Step
 from fedsolve.gradient.streams import GENERATOR, stream
 from fedsolve.gradient.tensors import TensorRows
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     from fedsolve.gradient.gradient_method import GradientMethod
 
 PAD_LIMIT = 1024
+AHEAD = 32 << 20
+"""Bytes of inputs that a GPU reads at once for the steps to come."""
 
 
 class ClientGroup:
     """Clients that train together: one whole network, or many small heads in step.
 
     round, rate: of this exchange. least: the smallest batch the network can train on.
+    sizes: rows of each client. counted: the same by the rows' weights, where they have any.
     start: the weights received, by name, without a client axis.
     received: whatever else the request carried, by its full name. class_counts (clients, classes).
     scratch: for the algorithm, for the length of the exchange.
@@ -53,7 +57,7 @@ class ClientGroup:
         request: Request,
         memories: Sequence[Memory],
         device: torch.device,
-        lend: Callable[[], nn.Module],
+        slot: Slot,
     ) -> None:
         import torch
 
@@ -72,9 +76,10 @@ class ClientGroup:
         self.features: int = opening["features"]
         self.dtype: torch.dtype = getattr(torch, method.precision)
         self._images = images_of(method, self.features, device)
-        self._lend = lend
+        self._read: dict[int, Tensor] = {}
+        self._slot = slot
         self._spare: nn.Module | None = None
-        self._network = None if method.trains_together(self.features, self.classes) else lend()
+        self._network = None if method.trains_together(self.features, self.classes) else slot.lend()
         self.least = 2 if self._network is not None and networks.normalises_by_batch(self._network) else 1
         codes = [encode_labels(client.own_labels(), classes) for client in clients]
         plans = [
@@ -87,6 +92,13 @@ class ClientGroup:
         self.clients = [memories[k].name for k in order]
         self.memories = [memories[k] for k in order]
         self.sizes = np.array([len(clients[k]) for k in order])
+        self._row_weights = [clients[k].own_weights() for k in order]
+        self.counted = np.array(
+            [
+                len(clients[k]) if given is None else float(given.sum())
+                for k, given in zip(order, self._row_weights, strict=True)
+            ]
+        )
         self.steps = np.array([len(plans[k]) for k in order])
         self._rows = TensorRows([clients[k] for k in order], device)
         # Padding is one of the client's own rows, so that a bad row affects nobody else.
@@ -188,7 +200,7 @@ class ClientGroup:
     def whole(self, client: int) -> nn.Module:
         """A network with this client's weights and running statistics, in eval mode, until the next call."""
         if self._spare is None:
-            self._spare = self._lend().eval()
+            self._spare = self._slot.lend().eval()
         load(self._spare, self.start | self.weights_of(client), self.buffers_now())
         return self._spare
 
@@ -221,9 +233,9 @@ class ClientGroup:
         if self.learners.stacked:
             part.learners = Stack(self.names, [weights[name].clone() for name in self.names])
         else:
-            part._network = self._lend()
+            part._network = self._slot.lend()
             load(part._network, self.start | dict(weights), self.buffers if buffers is None else buffers)
-            part.learners = SingleNetwork(part._network, self._lend)
+            part.learners = SingleNetwork(part._network, self._slot.lend)
         if plans is None:
             owned = zip(self.sizes, self.clients, strict=True)
             plans = [plan_batches(method, int(rows), self.round, name, self.least) for rows, name in owned]
@@ -254,31 +266,82 @@ class ClientGroup:
         numbers = self._numbers[:active, number]
         if not self.learners.stacked:
             # A single network sees its last batch as short as it is: nothing is padded.
-            count = int(np.sum(numbers[0] >= 0))
-            moves = None if self._moves is None else self._moves[0, number, :count]
-            inputs = self._images.read(self._rows.take(numbers[0, :count]), moves)
-            return laid_out(inputs)[None], self._targets[:1, number, :count], None
+            inputs = self._inputs(number)
+            share = self._share[:1, number, : len(inputs)] if self.weighted else None
+            return inputs[None], self._targets[:1, number, : len(inputs)], share
         filled = np.where(numbers >= 0, numbers, self._padding[:active, None])
         moves = None if self._moves is None else self._moves[:active, number].flatten(0, 1)
         inputs = self._images.read(self._rows.take(filled.reshape(-1)), moves)
-        share = None if bool((numbers >= 0).all()) else self._share[:active, number]
+        plain = bool((numbers >= 0).all()) and not self.weighted
+        share = None if plain else self._share[:active, number]
         return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
+
+    def _last(self) -> Array:
+        """The step with which each client's last pass begins."""
+        first: Array = np.maximum(self.steps - steps_per_epoch(self.method, self.sizes, self.least), 0)
+        return first
+
+    def _inputs(self, number: int) -> Tensor:
+        """A single network's inputs in a step. A GPU reads those of many steps at once, row by row alike."""
+        if number not in self._read:
+            numbers = self._numbers[0]
+            step = numbers.shape[1] * self.features * self.dtype.itemsize
+            steps = max(1, AHEAD // step) if self.device.type == "cuda" else 1
+            there = numbers[number : number + steps] >= 0
+            moves = None
+            if self._moves is not None:
+                moves = self._moves[0, number : number + steps]
+                # Found on the processor: a mask on the device would wait for everything before it.
+                moves = moves.flatten(0, 1)[self._tensor_of(np.flatnonzero(there))]
+            inputs = self._images.read(self._rows.take(numbers[number : number + steps][there]), moves)
+            ends = np.cumsum(there.sum(axis=1)).tolist()
+            self._read = {
+                number + k: laid_out(inputs[first:end])
+                for k, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
+            }
+        return self._read[number]
+
+    def real_rows(self, number: int, active: int) -> Tensor | bool:
+        """Which rows of a batch are not padding."""
+        import torch
+
+        numbers = self._numbers[:active, number]
+        if not self.learners.stacked or bool((numbers >= 0).all()):
+            return True
+        return torch.as_tensor(numbers >= 0, device=self.device)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows of a client count by weights."""
+        return any(given is not None for given in self._row_weights)
 
     def train(self) -> None:
         """All local steps of all clients of the group."""
         import torch
 
         method = self.method
-        last = np.maximum(self.steps - steps_per_epoch(method, self.sizes, self.least), 0)
+        last = self._last()
         method.prepare(self)
         with ExitStack() as stack:
             draws = self._draws()
             if draws:
                 stack.enter_context(_drawing(self.generator(0, "dropout"), self.device))
-            feedback = method.feedback_part(self)
+            single = not self.learners.stacked and not self.weighted
+            replayed = not draws and method.recordable and single and replays(self.device)
+            kept = self._recordings() if replayed else None
+            layers = tuple(self.note.get("feedback", ()))
+            if kept is None:
+                feedback = method.feedback_part(self)
+            else:
+                feedback = kept.feedback(layers, lambda: method.feedback_part(self))
             if feedback is not None:
                 stack.enter_context(feedback)
-            advance = self._advance(feedback, replayed=not draws and method.recordable)
+            optimiser = self._optimiser(kept)
+            advance = self._advance(optimiser, feedback)
+            if replayed:
+                sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1).tolist()
+                graphs = {} if kept is None else kept.graphs
+                advance = Recorder(advance, sizes, layers, graphs, self._slot.pool).run
             for number in range(int(self.steps.max(initial=0))):
                 active = int(np.sum(self.steps > number))
                 step = Step(self, number, active)
@@ -291,12 +354,48 @@ class ClientGroup:
                 self.agreement = feedback.agreement()
         self._check_losses()
 
-    def _advance(self, feedback: Feedback | None, replayed: bool) -> Callable[[Step], None]:
-        """What a step does to the weights, as a function; where a GPU allows it, recorded and replayed."""
+    def _recordings(self) -> Recordings | None:
+        """What was recorded in this slot with other clients, ready for this one; None where nothing lasts."""
+        import torch
+
+        if not self.method.is_steady:
+            return None
+        assert self._network is not None
+        parts: dict[str, dict[str, Any]] = {
+            part: getattr(self, part) for part in ("start", "received", "scratch")
+        }
+        tensors = {(part, n): value for part, own in parts.items() for n, value in own.items()}
+        tensors = {name: value for name, value in tensors.items() if value is not None}
+        if not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+            return None
+        kept = self._slot.recordings(self._network)
+        # From here on the group's tensors are those that recorded steps read, with this client's values.
+        for (part, name), tensor in kept.receive(self.method, tensors).items():
+            parts[part][name] = tensor
+        return kept
+
+    def _optimiser(self, kept: Recordings | None) -> Optimiser:
+        """The optimiser, afresh; its tensors stay where recorded steps find them."""
+        import torch
+
+        if kept is not None and kept.optimiser is not None:
+            kept.optimiser.begin(self.rate)
+            return kept.optimiser
+        method = self.method
+        rate: float | Tensor = self.rate
+        if method.optimiser == "sgd" and not self.learners.stacked and replays(self.device):
+            # A number would be recorded with the step; the arithmetic is the same for steps that are not.
+            rate = torch.tensor(rate, dtype=self.dtype, device=self.device)
+        optimiser = Optimiser(method.optimiser, rate, method.momentum, method.weight_decay, method.nesterov)
+        if kept is not None:
+            kept.optimiser = optimiser
+        return optimiser
+
+    def _advance(self, optimiser: Optimiser, feedback: Feedback | None) -> Callable[[Step], None]:
+        """What a step does to the weights, as a function."""
         import torch
 
         method = self.method
-        optimiser = Optimiser(method.optimiser, self.rate, method.momentum, method.weight_decay)
 
         def advance(step: Step) -> None:
             method.gradients(step)
@@ -310,16 +409,16 @@ class ClientGroup:
                 if feedback is not None:
                     feedback.rescale()
 
-        if self.device.type != "cuda" or self.learners.stacked or not replayed:
-            return advance
-        sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1)
-        return Recorder(advance, sizes.tolist()).run
+        return advance
 
     def _draws(self) -> bool:
         """Whether the network itself draws random numbers, as dropout does."""
         if self._network is None or not self.steps[0]:
             return False
-        return networks.draws(self._network, self.batch(0, 1)[0][0])
+        network, inputs = self._network, self.batch(0, 1)[0][0]
+        if not replays(self.device):
+            return networks.draws(network, inputs)
+        return by_hand(len(inputs), lambda: networks.draws(network, inputs))
 
     def _count(self, step: Step, final: Array) -> None:
         """Correct predictions of the clients that are in their last epoch."""
@@ -356,7 +455,7 @@ class ClientGroup:
         if self.method.buffers == "local":
             self.buffers = self.own_buffers("buffer")
         load(self._network, self.start, self.buffers)
-        return SingleNetwork(self._network, self._lend)
+        return SingleNetwork(self._network, self._slot.lend)
 
     def _lay_out(self, plans: list[list[Array]]) -> None:
         """The batches: row numbers (clients, steps, rows), -1 where padded; targets; each row's share of a
@@ -380,13 +479,24 @@ class ClientGroup:
                 numbers[client, number, : len(batch)] = self._rows.numbers[client][batch]
                 targets[client, number, : len(batch)] = codes[batch]
                 share[client, number, : len(batch)] = 1.0 / max(1, len(batch))
+                given = self._row_weights[client]
+                if given is not None and self.counted[client] > 0:
+                    # By the mean weight of the client, not of the batch: then a batch's gradient is on
+                    # average that of all rows.
+                    share[client, number, : len(batch)] *= given[batch] * (len(given) / self.counted[client])
         self._numbers = numbers
+        self._read = {}
         self._targets = torch.as_tensor(targets, device=self.device)
         self._share = torch.as_tensor(share, dtype=self.dtype, device=self.device)
         self._moves: Tensor | None = None
         if self._images.moved:
             moves = plan_moves(self.method, plans, self.clients, self.round, rows)
             self._moves = torch.as_tensor(moves, device=self.device)
+
+    def _tensor_of(self, numbers: Array) -> Tensor:
+        import torch
+
+        return torch.as_tensor(numbers, device=self.device)
 
     def _tensor(self, array: Array) -> Tensor:
         import torch
@@ -400,7 +510,8 @@ class ClientGroup:
         method = self.method
         losses = self.losses.double().cpu().numpy()
         correct = self.correct.cpu().numpy()
-        epoch = rows_per_epoch(method, self.sizes, self.least)
+        spans = zip(self._numbers, self._last(), self.steps, strict=True)
+        seen = [int(np.sum(numbers[first:end] >= 0)) for numbers, first, end in spans]
         by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
@@ -415,7 +526,7 @@ class ClientGroup:
                         term.factors[f"b.{name}"] = weight
                 term.arrays["weight"] = np.array([weight])
                 term.arrays["loss"] = np.array([losses[place, : self.steps[place]].mean()])
-                term.counts |= {"correct": int(correct[place]), "seen": int(epoch[place])}
+                term.counts |= {"correct": int(correct[place]), "seen": seen[place]}
                 method.contribute(self, place, term)
             by_client[client] = term
             self._file_state(place)
@@ -430,6 +541,15 @@ class ClientGroup:
             state |= {f"buffer.{name}": v.cpu().numpy().copy() for name, v in self.buffers_now().items()}
         client = self.clients[place]
         self.memories[place].states.write(self.run, self.exchange, state, self._since.get(client))
+
+
+def head_names(group: ClientGroup) -> list[str]:
+    """Names of the last layer's weight and bias among the trained weights."""
+    if not isinstance(group.learners, SingleNetwork):
+        return group.names[-2:]
+    layer = networks.head_of(group.learners.network)[0]
+    prefix = f"{layer}." if layer else ""
+    return [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
 
 
 @contextmanager

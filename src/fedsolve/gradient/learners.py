@@ -7,27 +7,15 @@ papers.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsolve.gradient import networks
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
-
-    from fedsolve.gradient.gradient_method import GradientMethod
-
-_POOL: OrderedDict[tuple[Any, ...], list[tuple[nn.Module, dict[str, Tensor]]]] = OrderedDict()
-_KINDS = 4
-"""How many kinds of modules are kept for reuse: the most recently used ones."""
-
-_LOCK = threading.Lock()
 
 
 @dataclass
@@ -152,46 +140,3 @@ def load(network: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str
             for name, tensor in mine.items():
                 if name in theirs:
                     tensor.copy_(theirs[name])
-
-
-@contextmanager
-def borrowed(
-    method: GradientMethod, features: int, outputs: int, device: torch.device
-) -> Iterator[Callable[[], nn.Module]]:
-    """A function that lends modules of the method's network; all come back at the end.
-
-    Building a deep network costs more than a step of training it, so modules are used again. Buffers that
-    do not travel, such as counters of batches, start as they were built, since who used them last is chance.
-    """
-    networks.check_allowed(method.network)  # also where the module was made for somebody else
-    key = (networks.identity(method.network), features, outputs, method.precision, method.shape, str(device))
-    lent: list[tuple[nn.Module, dict[str, Tensor]]] = []
-
-    def lend() -> nn.Module:
-        with _LOCK:
-            spare = _POOL.get(key)
-            entry = spare.pop() if spare else None
-        if entry is None:
-            network = networks.build_network(
-                method.network, features, outputs, dtype=method.precision, shape=method.image_shape
-            ).to(device)
-            entry = network, {name: counter.clone() for name, counter in _counters(network).items()}
-        lent.append(entry)
-        network, fresh = entry
-        for name, counter in _counters(network).items():
-            counter.copy_(fresh[name])
-        return network.train()
-
-    try:
-        yield lend
-    finally:
-        if lent:
-            with _LOCK:
-                _POOL.setdefault(key, []).extend(lent)
-                _POOL.move_to_end(key)
-                while len(_POOL) > _KINDS:
-                    _POOL.popitem(last=False)
-
-
-def _counters(network: nn.Module) -> dict[str, Tensor]:
-    return {name: value for name, value in network.named_buffers() if not value.is_floating_point()}

@@ -5,18 +5,23 @@ of the last layer) of the current model, of the one received and of the client's
 
     L = CE + contrast * mean( -log( e^{cos(z, z_g)/T} / (e^{cos(z, z_g)/T} + e^{cos(z, z_p)/T}) ) )
 
+Of several previous models (`previous_models`), as in the authors' pool, each adds its own e^{cos(z, z_p)/T}
+to the denominator.
+
 The network is taken as it is; the paper's projection before the classifier is part of the user's network.
 A client that takes part for the first time has the received model as its previous one: the term is log 2
-then, without a gradient. On frozen features ("linear") it has none at all, and MOON is FedAvg.
+then, without a gradient. With `newcomer` "first" it has the weights that the run began with; in the authors'
+code it has random weights of its own. On frozen features ("linear") it has none at all, and MOON is FedAvg.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedsolve.federation.states import State
+from fedsolve.gradient import networks
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
@@ -49,6 +54,11 @@ class MOON(GradientMethod):
     contrast: float = parameter(1.0, "Strength of the contrastive term (mu of the paper).", least=0)
     temperature: float = parameter(0.5, "What cosines are divided by.", above=0)
 
+    previous_models: int = parameter(1, "How many of its previous models a client compares with.", least=1)
+    newcomer: Literal["received", "first"] = parameter(
+        "received", "Previous model in a first participation: what is received, or the run's first weights."
+    )
+
     @property
     def stateful(self) -> bool:
         return self._contrasts or self.buffers == "local"
@@ -59,20 +69,29 @@ class MOON(GradientMethod):
         return self.contrast != 0 and self.network != "linear"
 
     def prepare(self, group: ClientGroup) -> None:
-        if not self._contrasts or not any(map(group.own_state, range(len(group.clients)))):
+        states = [group.own_state(client) for client in range(len(group.clients))]
+        begins = self.newcomer == "first" and group.round > 0
+        if not self._contrasts or not (begins or any(states)):
             return
         import torch
 
-        # Weights that are not trained are no part of the state.
-        previous = group.start | group.state(PREVIOUS, group.start)
-        known = [[group.own_state(client) is not None] for client in range(len(group.clients))]
-        group.scratch["known"] = torch.tensor(known, device=group.device)
-        group.scratch["anchors"] = (
-            group.reference(group.start),
-            group.reference(previous, group.own_buffers(STATISTICS)),
-        )
+        start, buffers = first_model(group) if begins and not all(states) else (group.start, group.buffers)
+        anchors, known = [group.reference(group.start)], []
+        for age in range(self.previous_models):
+            kept = [_named(PREVIOUS, age, group.names[0]) in (state or {}) for state in states]
+            known.append([has or (begins and age == 0) for has in kept])
+            if any(known[-1]):
+                # Weights that are not trained are no part of the state.
+                previous = group.start | group.state(f"{PREVIOUS}{age or ''}", start)
+                own = group.own_buffers(f"{STATISTICS}{age or ''}") if all(kept) else buffers
+                anchors.append(group.reference(previous, own))
+        several = len(anchors) - 1
+        if several:
+            group.scratch["anchors"] = anchors
+            group.scratch["known"] = torch.tensor(known[:several], device=group.device)[..., None]
 
     def losses(self, step: Step) -> Tensor:
+        import torch
         import torch.nn.functional as F
 
         output = step.forward()
@@ -82,19 +101,52 @@ class MOON(GradientMethod):
         if "anchors" not in step.group.scratch:
             return losses + self.contrast * math.log(2)
         features = output.features.flatten(2)
-        near, far = (
+        near, *far = (
             F.cosine_similarity(features, anchor(step.inputs).features.flatten(2), dim=-1)
             for anchor in step.group.scratch["anchors"]
         )
-        # The cross-entropy of two logits, the first of them true, without exponentials that overflow.
-        contrastive = -F.logsigmoid((near - far) / self.temperature)
+        known = step.group.scratch["known"][:, : step.active]
+        # The cross-entropy of these logits, the first of them true, without exponentials that overflow.
+        if len(far) == 1:
+            contrastive = -F.logsigmoid((near - far[0]) / self.temperature)
+        else:
+            others = torch.stack([(one - near) / self.temperature for one in far])
+            # Before the logarithm: a sum over nothing has no gradient, not even one that is not used.
+            others = others.masked_fill(~known, -torch.inf).masked_fill(~known.any(dim=0), 0.0)
+            contrastive = F.softplus(torch.logsumexp(others, dim=0))
         # Who takes part for the first time compares the received model with itself: log 2, and no gradient.
-        known = step.leading(step.group.scratch["known"])
-        return losses + self.contrast * step.mean(contrastive.where(known, math.log(2)))
+        return losses + self.contrast * step.mean(contrastive.where(known.any(dim=0), math.log(2)))
 
     def state(self, group: ClientGroup, client: int) -> State | None:
         if not self._contrasts:
             return None
         weights = {f"{PREVIOUS}.{name}": value for name, value in group.weights_of(client).items()}
         buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
-        return {name: value.cpu().numpy().copy() for name, value in (weights | buffers).items()}
+        now = {name: value.cpu().numpy().copy() for name, value in (weights | buffers).items()}
+        before = group.own_state(client) or {}
+        for age in range(self.previous_models - 1):
+            for part, names in ((PREVIOUS, group.names), (STATISTICS, [*group.buffers])):
+                for name in names:
+                    if _named(part, age, name) in before:
+                        now[_named(part, age + 1, name)] = before[_named(part, age, name)]
+        return now
+
+
+def _named(part: str, age: int, name: str) -> str:
+    """The name in a client's state of a previous model's array; the newest is of age 0."""
+    return f"{part}{age or ''}.{name}"
+
+
+def first_model(group: ClientGroup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and buffers that the run began with: every participant can draw them from the seed."""
+    method = group.method
+    network = networks.build_network(
+        method.network,
+        group.features,
+        group.classes,
+        seed=method.seed,
+        dtype=method.precision,
+        shape=method.image_shape,
+    ).to(group.device)
+    weights = {name: value.detach() for name, value in networks.float_parameters(network).items()}
+    return weights, networks.float_buffers(network)

@@ -23,14 +23,24 @@ EPSILON = 1e-8
 class Optimiser:
     """Moves weights along gradients.
 
-    name: "sgd" or "adam". weight_decay is added to the gradient (L2), as in torch.optim.
+    name: "sgd", "adam" or "adamw". weight_decay is added to the gradient (L2), as in torch.optim; with adamw
+    it shrinks the weights by themselves. nesterov: of SGD's momentum.
+    rate: a tensor without axes where recorded steps of SGD read it, so that another one can be put there.
     """
 
-    def __init__(self, name: str, rate: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        rate: float | Tensor,
+        momentum: float,
+        weight_decay: float,
+        nesterov: bool = False,
+    ) -> None:
         self.name = name
         self.rate = rate
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.nesterov = nesterov
         self.steps = 0
         self._first: list[Tensor] = []
         self._second: list[Tensor] = []
@@ -43,9 +53,11 @@ class Optimiser:
         import torch
 
         self.steps += 1
-        if self.weight_decay != 0:
+        if self.name == "adamw":
+            torch._foreach_mul_(weights, 1 - self._number() * self.weight_decay)
+        elif self.weight_decay != 0:
             torch._foreach_add_(gradients, weights, alpha=self.weight_decay)
-        if self.name == "adam":
+        if self.name != "sgd":
             self._adam(weights, gradients, active)
             return
         if self.momentum != 0:
@@ -55,8 +67,23 @@ class Optimiser:
                 buffers = _leading(self._first, active)
                 torch._foreach_mul_(buffers, self.momentum)
                 torch._foreach_add_(buffers, gradients)
-            gradients = _leading(self._first, active)
-        torch._foreach_add_(weights, gradients, alpha=-self.rate)
+            moved = _leading(self._first, active)
+            if self.nesterov:
+                moved = list(torch._foreach_add(gradients, moved, alpha=self.momentum))
+            gradients = moved
+        if isinstance(self.rate, float | int):
+            torch._foreach_add_(weights, gradients, alpha=-self.rate)
+        else:
+            torch._foreach_sub_(weights, torch._foreach_mul(gradients, self.rate))
+
+    def begin(self, rate: float) -> None:
+        """Begin afresh with this rate, every tensor staying where it is; for SGD on one network."""
+        import torch
+
+        assert isinstance(self.rate, torch.Tensor)
+        self.rate.fill_(rate)
+        if self._first:
+            torch._foreach_zero_(self._first)
 
     def state(self) -> dict[str, Array]:
         """Steps and moments, for an optimiser that lives longer than a round."""
@@ -88,7 +115,11 @@ class Optimiser:
         roots = torch._foreach_sqrt(second)
         torch._foreach_div_(roots, (1 - BETAS[1] ** self.steps) ** 0.5)
         torch._foreach_add_(roots, EPSILON)
-        torch._foreach_addcdiv_(weights, first, roots, -self.rate / (1 - BETAS[0] ** self.steps))
+        torch._foreach_addcdiv_(weights, first, roots, -self._number() / (1 - BETAS[0] ** self.steps))
+
+    def _number(self) -> float:
+        """The rate where it is no tensor: only SGD's may be."""
+        return float(self.rate)
 
 
 def clip_norms(gradients: list[Tensor], limit: float, stacked: bool) -> None:

@@ -26,10 +26,10 @@ from fedsolve.gradient import networks
 from fedsolve.gradient.answers import KIND
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.learners import borrowed
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.server_state import Weights
+from fedsolve.gradient.slots import borrowed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,15 +97,15 @@ def alone(
     if state is not None:
         memory.states.write(run, 0, state, None)
     note = {
-        "rate": method.rate * method.rate_decay**number if rate is None else rate,
+        "rate": method.rate_of(number) if rate is None else rate,
         "since": {} if state is None else {ticket(run, client): 0},
     }
     arrays = {f"w.{name}": array for name, array in model.weights.items()}
     arrays |= {f"b.{name}": array for name, array in model.buffers.items()}
     request = Request(KIND, 1, number, (client,), note, arrays)
     device = find_device(method.device)
-    with borrowed(method, model.features, model.outputs, device) as lend, surroundings(device):
-        yield ClientGroup(method, [data], request, [memory], device, lend)
+    with borrowed(method, model.features, model.outputs, device) as slot, surroundings(device):
+        yield ClientGroup(method, [data], request, [memory], device, slot)
 
 
 def train_alone(
@@ -127,7 +127,7 @@ def train_alone(
     if epochs == 0 or len(data) == 0:
         return model.weights, model.buffers | own_buffers(state)
     if epochs is not None:
-        method = dataclasses.replace(method, epochs=epochs)
+        method = dataclasses.replace(method, epochs=epochs, local_steps=None)
     with alone(method, model, data, state, rate=rate, client=client, round_=round_) as group:
         group.train()
         return weights_of(group), buffers_of(group)

@@ -17,7 +17,7 @@ from fedsolve.federation.states import ticket
 from fedsolve.gradient import alignment, augmentation, networks
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.answers import DRIFT, KIND
-from fedsolve.gradient.feedback import Feedback, changing_layers, trained_layers
+from fedsolve.gradient.feedback import HELD, Feedback, changing_layers, trained_layers
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.server_state import ServerState, Weights, doubles
 from fedsolve.gradient.streams import stream
@@ -94,7 +94,7 @@ class GradientRun(Run[GradientModel]):
             server.clients = len(clients)
             server.cohort = cohort_of(method, clients, server.round)
             self._phase = self._opening_phase()
-        note: dict[str, Any] = {"rate": method.rate * method.rate_decay**server.round, "since": self._known()}
+        note: dict[str, Any] = {"rate": method.rate_of(server.round), "since": self._known()}
         if self._phase == "prelude":
             asked = method.prelude(server)
             assert asked is not None
@@ -105,6 +105,7 @@ class GradientRun(Run[GradientModel]):
         precision = np.dtype(method.precision)
         arrays = _sent(method.outgoing(server), "w", precision) | _sent(server.buffers, "b", precision)
         arrays |= {name: np.array(array, dtype=precision) for name, array in method.extras(server).items()}
+        arrays |= self._held(arrays)
         note |= {"feedback": self._chosen(), "layers": self.layers}
         return self.ask(KIND, server.round, server.cohort, note, arrays)
 
@@ -116,6 +117,20 @@ class GradientRun(Run[GradientModel]):
         if self.method.feedback is not None and self.method.feedback not in CHOICES:
             return self.layers
         return list(self.server.note.get("feedback", []))
+
+    def _held(self, arrays: Weights) -> Weights:
+        """Backward weights of an earlier round, for this round's feedback alignment; none where they are new.
+
+        arrays: what is sent now, held on to in the first of every `feedback_sync` rounds.
+        """
+        method, server = self.method, self.server
+        if method.feedback is None or method.feedback_sync == 1:
+            return {}
+        if server.round % method.feedback_sync == 0:
+            names = [weight_of(layer) for layer in self.layers]
+            server.memory |= {f"{HELD}{name}": np.asarray(arrays[f"w.{name}"]) for name in names}
+            return {}
+        return {f"{HELD}{weight_of(n)}": server.memory[f"{HELD}{weight_of(n)}"] for n in self._chosen()}
 
     def _known(self) -> dict[str, int]:
         """Which exchange's state each client starts from; names stay with the server."""

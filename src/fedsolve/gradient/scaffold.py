@@ -1,14 +1,18 @@
 """SCAFFOLD: control variates take the drift out of local steps.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, with
-option II for the controls. c_i of all N clients start at 0, S is the cohort:
+option II for the controls, or I. c_i of all N clients start at 0, S is the cohort:
 
     client    w <- w - rate (grad - c_i + c),   then   c_i+ = c_i - c + (W - w_i) / (rate K_i)
     server    W <- W + server_rate * mean_S (w_i - W),   c <- c + (1/N) sum_S (c_i+ - c_i)
 
+Option I has c_i+ = the gradient of the mean cross-entropy over all of the client's rows at W, in eval mode,
+which is one more pass over them; neither weight decay nor clipping is in it.
+
 rate is that of the round. K_i is the number of local steps; with momentum rho a gradient acts on all later
 steps too, and the divisor that makes c_i+ a mean gradient is the sum over steps k of 1 + rho + ... +
-rho^(k-1): 281.8 instead of 37 for rho = 0.9. Weight decay and clipping enter c_i through w_i.
+rho^(k-1): 281.8 instead of 37 for rho = 0.9; with Nesterov's momentum each of these sums has one power more.
+Weight decay and clipping enter c_i through w_i.
 
 So c is the mean of all N controls, whoever takes part; the server keeps their sum, which stays right when
 the federation grows. N counts every client of the federation, empty ones too.
@@ -37,6 +41,8 @@ from fedsolve.registry import Info, register
 if TYPE_CHECKING:
     from torch import Tensor
 
+_ROWS = 2048
+
 
 @register(
     Info(
@@ -59,11 +65,15 @@ class Scaffold(GradientMethod):
     keeps_state: ClassVar[bool] = True
 
     weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
-    optimiser: Literal["sgd", "adam"] = parameter(
+    optimiser: Literal["sgd", "adam", "adamw"] = parameter(
         "sgd", "Only sgd: Adam's steps do not tell the gradients behind them."
     )
     server_rate: float = parameter(
         1.0, "Rate of the server's step (eta_g); 1 takes the mean of the local models.", least=0
+    )
+
+    control: Literal["steps", "gradient"] = parameter(
+        "steps", "New controls from the steps taken (option II), or from a pass over all rows (option I)."
     )
 
     def __post_init__(self) -> None:
@@ -84,6 +94,8 @@ class Scaffold(GradientMethod):
         group.scratch["correction"] = {
             name: common[name] - group.scratch["own"][name] for name in group.names
         }
+        if self.control == "gradient":
+            group.scratch["fresh"] = [full_gradient(group, client) for client in range(len(group.clients))]
 
     def edit(self, step: Step) -> None:
         import torch
@@ -102,10 +114,13 @@ class Scaffold(GradientMethod):
         }
 
     def _changes(self, group: ClientGroup, client: int) -> dict[str, Tensor]:
-        """c_i+ - c_i = (W - w_i) / (rate K_i) - c; none at a rate of 0, which reveals no gradient."""
+        """c_i+ - c_i, in option II (W - w_i) / (rate K_i) - c; none at a rate of 0: it shows no gradient."""
+        if self.control == "gradient":
+            own = group.client_of(group.scratch["own"], client)
+            return {name: value - own[name] for name, value in group.scratch["fresh"][client].items()}
         if group.rate == 0:
             return nothing(group)
-        divisor = group.rate * effective_steps(int(group.steps[client]), self.momentum)
+        divisor = group.rate * effective_steps(int(group.steps[client]), self.momentum, self.nesterov)
         return {
             name: (group.start[name] - weight) / divisor - group.received[f"control.{name}"]
             for name, weight in group.weights_of(client).items()
@@ -124,6 +139,23 @@ def _trained(total: Total) -> list[str]:
     return [name.removeprefix("control.") for name in total.term.arrays if name.startswith("control.")]
 
 
-def effective_steps(steps: int, momentum: float) -> float:
+def effective_steps(steps: int, momentum: float, nesterov: bool = False) -> float:
     """How many times a constant gradient, times the rate, enters the weights in this many steps of SGD."""
-    return float(np.cumsum(momentum ** np.arange(steps)).sum())
+    return float(np.cumsum(momentum ** np.arange(steps + nesterov))[int(nesterov) :].sum())
+
+
+def full_gradient(group: ClientGroup, client: int) -> dict[str, Tensor]:
+    """The gradient of a client's mean cross-entropy over all its rows at the weights it has, in eval mode."""
+    import torch
+    import torch.nn.functional as F
+
+    network = group.whole(client)
+    weights = dict(network.named_parameters())
+    total = nothing(group)
+    with torch.enable_grad():
+        for inputs, targets in group.own_rows(client, _ROWS):
+            loss = F.cross_entropy(network(inputs), targets, reduction="sum")
+            parts = torch.autograd.grad(loss, [weights[name] for name in group.names])
+            for name, part in zip(group.names, parts, strict=True):
+                total[name] += part
+    return {name: value / max(1, int(group.sizes[client])) for name, value in total.items()}

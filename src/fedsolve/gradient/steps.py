@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fedsolve.gradient.group import ClientGroup
 
 Batch = tuple["Tensor", "Tensor", "Tensor | None"]
-"""Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean."""
+"""Inputs (clients, rows, ...), targets (clients, rows), and each row's share of its client's mean; None where
+all rows have the same."""
 
 
 class Step:
@@ -46,12 +47,12 @@ class Step:
         return self.output
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over each client's rows of `values` (clients, rows), without the padding."""
+        """The mean over each client's rows of `values` (clients, rows), by weight and without the padding."""
         return values.mean(dim=1) if self._share is None else (values * self._share).sum(dim=1)
 
     def real_rows(self) -> Tensor | bool:
         """Which rows are not padding."""
-        return True if self._share is None else self._share > 0
+        return self.group.real_rows(self.number, self.active)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Each client's mean cross-entropy."""

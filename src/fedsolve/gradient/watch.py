@@ -10,6 +10,7 @@ import numpy as np
 from fedsolve.backends.devices import find_device
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.federation.calibrated import REFITTING, CalibratedRun
 from fedsolve.federation.described import DescribedRun
 from fedsolve.federation.method import Run
 from fedsolve.gradient.alignment import representation
@@ -57,6 +58,8 @@ class Watch:
         return metrics
 
     def _look(self, run: Run[Any]) -> dict[str, Any]:
+        if isinstance(run, CalibratedRun):  # of the two trainings, the one whose model is given
+            return self._look(run.inner) if run.phase == REFITTING else {}
         described = run if isinstance(run, DescribedRun) else None
         inner = run if described is None else described.inner
         if not isinstance(inner, GradientRun):

@@ -43,7 +43,10 @@ Task = Literal["classification", "regression"]
 
 @dataclass(frozen=True)
 class Event:
-    """Something to show to the people at a node."""
+    """Something to show to the people at a node.
+
+    over: the run has ended. barred: this site cannot take part as it is, and waiting would not mend it.
+    """
 
     what: Literal["described", "answered", "refused", "told"]
     text: str
@@ -54,20 +57,26 @@ class Event:
     seconds: float = 0.0
     arrays: tuple[str, ...] = ()
     over: bool = False
+    barred: bool = False
 
 
 class Declined(DataError):
-    """A refusal with a message for the server, `for_server`, that reveals none of this site's labels."""
+    """A refusal with a message for the server, `for_server`, that reveals none of this site's labels.
 
-    def __init__(self, text: str, for_server: str | None = None) -> None:
+    barred: waiting would not mend it.
+    """
+
+    def __init__(self, text: str, for_server: str | None = None, barred: bool = False) -> None:
         super().__init__(text)
         self.for_server = text if for_server is None else for_server
+        self.barred = barred
 
 
 class Answerer:
     """Answers for one participant, and refuses what it must not or cannot answer.
 
-    columns:       those of the table that the rows come from, plain numbers; their names are sent.
+    columns:       those of the table that the rows come from, plain numbers, whose names are sent; or the
+                   backbone that made them of images.
     classes:       the only class list this site agrees to; None where it accepts any that has its labels.
     share_classes: whether the names of this site's classes may be sent when the server has no list.
     state:         folder where the model so far is kept, for nodes that start anew for every message.
@@ -129,12 +138,15 @@ class Answerer:
             if ask == "describe":
                 reply, answer = self._describe(note), b""
                 sent = "" if self._columns is None else "; sent are the names of its columns"
+                if self._columns is not None and self._columns.get("extractor"):
+                    sent = "; sent is which backbone made its features"
                 self._tell(Event("described", f"asked by run {note.get('run')}: what this site has{sent}"))
             elif ask == "answer":
                 with allowing(networks=self._networks, methods=self._methods):
                     reply, answer = self._answer(note, payload, started)
             elif ask == "tell":
-                self._tell(Event("told", str(note.get("message")), over=bool(note.get("over"))))
+                over, barred = (bool(note.get(word)) for word in ("over", "barred"))
+                self._tell(Event("told", str(note.get("message")), over=over, barred=barred))
                 reply, answer = {}, b""
             else:
                 raise TermError(f"'{self.name}' was asked to '{ask}', which it does not know.")
@@ -142,7 +154,8 @@ class Answerer:
             if not isinstance(problem, FedsolveError):
                 traceback.print_exc()
             kind = error_kind(problem)
-            self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange")))
+            barred = isinstance(problem, Declined) and problem.barred
+            self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange"), barred=barred))
             refusal = {"error": kind, "message": self._for_server(problem)}
             return {"fedsolve": PROTOCOL, "ok": False, **asked, **refusal}, b""
         return {"fedsolve": PROTOCOL, "ok": True, **asked, **reply}, answer
@@ -219,12 +232,14 @@ class Answerer:
         if asked is None and own is not None:
             raise Declined(
                 f"'{self.name}' reads its rows by a schema, and the server has none. Start the server with "
-                "the same file (--schema), or leave it out here."
+                "the same file (--schema), or leave it out here.",
+                barred=True,
             )
         if asked is not None and own is None:
             raise Declined(
                 f"the server has a schema, and '{self.name}' reads its rows without one. Start it with the "
-                "server's file: --schema schema.toml."
+                "server's file: --schema schema.toml.",
+                barred=True,
             )
         if asked is not None and own is not None:
             differences = own.differences(Schema.from_note(asked))
@@ -234,6 +249,7 @@ class Answerer:
                 raise Declined(
                     f"{told}: {'; '.join(differences)}. {remedy}",
                     f"{told}; its own output says in what they differ. {remedy}",
+                    barred=True,
                 )
 
     def _check_columns(self, digest: Any) -> None:

@@ -120,7 +120,10 @@ class Roster:
         else:
             why = why or self._unfit(name, reply.note)
             if why is not None:
-                self._link.send([node.id], self._agreement.note("tell") | {"message": f"refused: {why}"}, b"")
+                # A name that another site has now is free when that one leaves; all else waiting cannot mend.
+                double = name in self.members and self.members[name].online
+                told = {"message": f"refused: {why}", "barred": not double}
+                self._link.send([node.id], self._agreement.note("tell") | told, b"")
         if why is not None:
             if name in self.members:
                 self._doubles[node.id] = name

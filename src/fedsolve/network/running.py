@@ -21,10 +21,11 @@ from typing import Any
 from fedsolve import container
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
+from fedsolve.federation.calibrated import Calibrated
+from fedsolve.federation.card import training_card
 from fedsolve.federation.cohort import CohortReport
-from fedsolve.federation.described import Described
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.method import Method, Record, record_from
+from fedsolve.federation.method import Method, Record, record_from, unwrapped
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
 from fedsolve.network.flower import FlowerFederation
@@ -149,7 +150,12 @@ def run_method(
     state.folder.mkdir(parents=True, exist_ok=True)
     state.recall()
     started = time.time()
-    about = {"method": _key(method), "parameters": method.parameters(), "started": _clock(started)}
+    about = {
+        "method": _key(method),
+        "parameters": method.parameters(),
+        "calibrated": isinstance(method, Calibrated),
+        "started": _clock(started),
+    }
 
     def heard(report: CohortReport) -> None:
         entry = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
@@ -170,6 +176,7 @@ def run_method(
         spec = federation.describe()
         state.agree(spec, federation)
         model: Model = method.fit(federation, state.checkpoint, resume=True, progress=advanced)
+        model.check_finite("the model, which was not saved,")
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))
         with suppress(FedsolveError):
@@ -177,6 +184,7 @@ def run_method(
         raise
     if model.schema is None:
         model.schema = numbers_schema(federation.columns, spec.classes)
+    model.card = training_card(model, method)
     state.over.unlink(missing_ok=True)
     model.save(state.model)
     state.history = [record.as_dict() for record in model.history]
@@ -216,7 +224,8 @@ def finished(
     if report.get("status") != "complete" or not state.model.exists():
         return None
     asked = json.loads(json.dumps(method.parameters()))
-    if (report.get("method"), report.get("parameters")) != (_key(method), asked):
+    same = (_key(method), asked, isinstance(method, Calibrated))
+    if (report.get("method"), report.get("parameters"), report.get("calibrated", False)) != same:
         raise ModelFileError(
             f"{state.folder} holds a complete run of {report.get('method')} with other parameters. "
             "Choose another state folder."
@@ -228,7 +237,7 @@ def finished(
 
 
 def _key(method: Method[Any]) -> str:
-    return method.method.key if isinstance(method, Described) else method.key
+    return unwrapped(method).key
 
 
 def _clock(seconds: float) -> str:

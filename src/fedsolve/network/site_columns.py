@@ -14,7 +14,7 @@ from fedsolve.container import Array, canonical_json
 from fedsolve.errors import did_you_mean
 from fedsolve.federation.cohort import plain
 from fedsolve.network.wire import Note
-from fedsolve.schema import Column, Schema
+from fedsolve.schema import Column, Extractor, Schema
 
 _LONGEST = 1 << 18
 """Characters of names that are sent; of longer ones the digest says whether they agree."""
@@ -30,6 +30,9 @@ def columns_note(columns: Schema | None) -> Note | None:
     """What is sent about these columns; nothing where there are no names."""
     if columns is None:
         return None
+    if columns.extractor is not None:
+        digest = columns_digest([canonical_json(columns.extractor.to_note(elsewhere=True))])
+        return {"digest": digest, "names": None, "label": None, "extractor": columns.extractor.to_note()}
     names = [column.name for column in columns.used]
     return {
         "digest": columns_digest(names),
@@ -45,6 +48,8 @@ def strange_columns(note: Any, features: int) -> str | None:
     if not isinstance(note, dict) or type(note.get("digest")) is not str:
         return f"it describes its columns as {plain(note)}."
     names, label = note.get("names"), note.get("label")
+    if note.get("extractor") is not None:
+        return _strange_extractor(note, features)
     if not isinstance(label, str | None):
         return f"its label column is called {plain(label)}."
     if names is None:
@@ -58,10 +63,37 @@ def strange_columns(note: Any, features: int) -> str | None:
     return None
 
 
+def _strange_extractor(note: Note, features: int) -> str | None:
+    """The same for the backbone that a site's features come from."""
+    try:
+        extractor = Extractor(**note["extractor"])
+        told = canonical_json(extractor.to_note(elsewhere=True))
+        sound = all(isinstance(part, str) for part in (extractor.address, extractor.weights))
+        sound = sound and all(isinstance(part, dict) for part in (extractor.recipe, extractor.preprocessing))
+    except (TypeError, ValueError):
+        sound = False
+    if not sound or len(told) > _LONGEST:
+        return f"it describes its backbone as {plain(note['extractor'])}."
+    if extractor.width != features:
+        return f"its backbone gives {plain(extractor.width)} features and it has {features}."
+    if columns_digest([told]) != note["digest"]:
+        return "the digest of its backbone is not that of its description."
+    return None
+
+
 def columns_apart(name: str, mine: Note, other: str, theirs: Note) -> str | None:
     """How the columns of site `name` differ from those of `other`, and what to do; None where they agree."""
     if mine["digest"] == theirs["digest"]:
         return None
+    backbones = [Extractor(**note["extractor"]) for note in (mine, theirs) if note.get("extractor")]
+    if len(backbones) == 1:
+        return f"of '{name}' and {other}, one has features of images and one has columns of a table."
+    if backbones:
+        told = plain("; ".join(backbones[0].differences(backbones[1])))
+        return (
+            f"'{name}' does not use the backbone of {other}: {told}. Use the same backbone, weights and "
+            "preprocessing at all sites, or give all of them a schema ('fedsolve schema folder:PATH')."
+        )
     schema = "or use a schema (--schema at the server and at all sites), which finds columns by name"
     if mine["names"] is None or theirs["names"] is None:
         return f"the columns of '{name}' are not those of {other}. Use the same, in the same order, {schema}."
@@ -91,8 +123,13 @@ def columns_apart(name: str, mine: Note, other: str, theirs: Note) -> str | None
 
 
 def numbers_schema(note: Note | None, classes: Array | None) -> Schema | None:
-    """The schema of a table of plain numbers with these columns; None where it cannot be told by name."""
-    if note is None or note["names"] is None:
+    """The schema of plain numbers with these columns, or of features of images; None where none can tell."""
+    if note is None:
+        return None
+    if note.get("extractor") is not None:
+        known = () if classes is None else tuple(classes.tolist())
+        return Schema(classes=known, extractor=Extractor(**note["extractor"]))
+    if note["names"] is None:
         return None
     names, label = note["names"], note["label"]
     if len(set(names)) < len(names):

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import os
 
-from fedsolve.data.datasets import cifar, embedded, folder, huggingface, idx, medmnist, tabular, tiny_imagenet
+from fedsolve.data.datasets import (
+    cifar,
+    embedded,
+    folder,
+    huggingface,
+    idx,
+    medmnist,
+    stored,
+    tabular,
+    tiny_imagenet,
+)
 from fedsolve.data.datasets.dataset import Dataset, Split
 from fedsolve.data.datasets.dataset_address import Address, Known, data_root, unknown
 from fedsolve.data.datasets.tabular import SUFFIXES
@@ -17,7 +27,7 @@ from fedsolve.errors import DataError
 
 __all__ = ["Dataset", "Known", "Split", "datasets", "is_address", "load_dataset"]
 
-_FAMILIES = (embedded, idx, cifar, tiny_imagenet, medmnist, folder, tabular, huggingface)
+_FAMILIES = (embedded, idx, cifar, tiny_imagenet, medmnist, folder, stored, tabular, huggingface)
 
 
 def datasets() -> list[Known]:

@@ -27,11 +27,13 @@ class Split:
     inputs:   images, or features (rows, width).
     labels:   (rows,) positions in the dataset's class names.
     features: (rows, width) what stands for features when images are used without a backbone, if anything.
+    owners:   (rows,) the names of those who own the rows, where the data say it.
     """
 
     inputs: Images | Array
     labels: Array
     features: Array | None = None
+    owners: Array | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,7 +41,8 @@ class Split:
     def take(self, rows: Array) -> Split:
         """These rows alone."""
         inputs = self.inputs[rows] if isinstance(self.inputs, np.ndarray) else self.inputs.take(rows)
-        return Split(inputs, self.labels[rows], None if self.features is None else self.features[rows])
+        features, owners = (None if array is None else array[rows] for array in (self.features, self.owners))
+        return Split(inputs, self.labels[rows], features, owners)
 
     @cached_property
     def identity(self) -> dict[str, Any]:

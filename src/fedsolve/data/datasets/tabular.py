@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,43 +19,52 @@ from fedsolve.labels import labels_like, plain_labels
 from fedsolve.schema import Schema
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
-_OPTIONS = {
-    "npz": ("features_key", "labels_key"),
-    "csv": ("label", "drop", "delimiter", "header"),
-    "parquet": ("label", "drop"),
+OPTIONS = {
+    "npz": ("features_key", "labels_key", "client"),
+    "csv": ("label", "drop", "delimiter", "header", "decimal", "thousands", "encoding", "client"),
+    "parquet": ("label", "drop", "client"),
 }
 
 
 def load(address: Address, root: Path | None) -> Dataset:
     """The rows of a file; its test part is x_test of an npz, the file ?test=PATH, or a share held out."""
     kind = address.scheme
-    address.allow(*_OPTIONS[kind], "test", "seed")
+    address.allow(*OPTIONS[kind], "test", "seed")
     path = _existing(address, root)
     layout = layout_of(address)
     other = address.options.get("test", "")
     apart = None if not other or _is_number(other) else _existing(Address(address.text, kind, other), root)
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
-        inputs, labels, schema = _rows(path, layout, "train" if kind == "npz" else None)
-        classes = np.unique(labels)
+        train = _rows(path, layout, "train" if kind == "npz" else None, owned=layout.client is not None)
+        classes = np.unique(train.labels)
         names = _class_names(path, classes)
-        test: tuple[Array, Array] | None = None
+        test: _FileRows | None = None
         if apart is not None:
-            test = _rows(apart, layout, None, classes, schema)[:2]
+            test = _rows(apart, layout, None, classes, train.schema)
         elif own_test:
-            test = _rows(path, layout, "test", classes)[:2]
+            test = _rows(path, layout, "test", classes)
     except DataError:
         raise
     except FedsolveError as problem:
         raise DataError(str(problem)) from problem
     if own_test and other:
         raise DataError(f"{address.text}: {path} has a test part already; leave out the option 'test'.")
-    whole = _split((inputs, labels), classes, path)
+    whole, schema = _split(train, classes, path), train.schema
     if test is None:
         share, seed = address.held_out()
         parted = hold_out(whole, share, seed, str(path))
         return Dataset(address.text, *parted, names, classes, schema, held_out=parted[1] is not None)
     return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
+
+
+class _FileRows(NamedTuple):
+    """Rows as a file has them, its columns by name, and who owns each row where that is asked."""
+
+    inputs: Array
+    labels: Array
+    schema: Schema | None = None
+    owners: Array | None = None
 
 
 def _rows(
@@ -64,20 +73,23 @@ def _rows(
     part: Part | None,
     classes: Array | None = None,
     schema: Schema | None = None,
-) -> tuple[Array, Array, Schema | None]:
-    """Inputs, labels in `classes`, and columns by name; inputs of three or four dimensions are images.
+    owned: bool = False,
+) -> _FileRows:
+    """Rows with labels in `classes`; inputs of three or four dimensions are images.
 
-    schema: the columns of the rows that these are to fit.
+    schema: the columns of the rows that these are to fit. owned: whether to read who owns them.
     """
     images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
     if images is not None:
+        if owned:
+            raise DataError(f"{path}: owners of images are not read; leave out the option 'client'.")
         if classes is None:
-            return *images, None
+            return _FileRows(*images)
         try:
-            return images[0], labels_like(images[1], classes), None
+            return _FileRows(images[0], labels_like(images[1], classes))
         except DataError as problem:
             raise DataError(f"{path}: {problem}") from problem
-    table = read_table(path, layout, part=part, classes=classes)
+    table = read_table(path, layout, part=part, classes=classes, owned=owned)
     assert table.labels is not None
     features = table.features
     if schema is not None and table.schema is not None:
@@ -85,7 +97,7 @@ def _rows(
             features = by_name(features, table.schema, schema)
         except DataError as problem:
             raise DataError(f"{path}: {problem}") from problem
-    return features, table.labels, table.schema
+    return _FileRows(features, table.labels, table.schema, table.owners)
 
 
 def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
@@ -133,10 +145,11 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
     return tuple(str(label) for label in classes.tolist())
 
 
-def _split(rows: tuple[Array, Array], classes: Array, path: Path) -> Split:
-    inputs, labels = rows
-    positions = np.searchsorted(classes, labels).astype(np.int64)
-    return Split(ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs, positions)
+def _split(rows: _FileRows, classes: Array, path: Path) -> Split:
+    inputs = rows.inputs
+    positions = np.searchsorted(classes, rows.labels).astype(np.int64)
+    images = ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs
+    return Split(images, positions, owners=rows.owners)
 
 
 def _existing(address: Address, root: Path | None) -> Path:

@@ -189,7 +189,7 @@ def _datasets(experiment: Experiment) -> list[str]:
 def _clients(experiment: Experiment) -> str:
     """How many clients, where all partitions have the same number; elsewhere their names say so."""
     counts = {partition.clients for partition in experiment.partitions}
-    return f" among {counted(counts.pop(), 'client')}" if len(counts) == 1 else ""
+    return f" among {counted(counts.pop(), 'client')}" if len(counts) == 1 and counts != {0} else ""
 
 
 def _folded(title: str, count: str, *content: Markup) -> Markup:

@@ -1,0 +1,256 @@
+"""Seconds of a round of FedAvg: fedsolve beside loops that people write, and beside Flower's simulation.
+
+The same network, clients, batches of the same size and plain SGD everywhere; what differs is the machinery.
+
+    plain loop    one module: weights loaded, the client's batches indexed from one tensor, weights averaged
+    PFLlib        its loop written anew: a model and a DataLoader for every client, weights copied to and fro;
+                  without the evaluation of every client that PFLlib does besides
+    Flower        its simulation on Ray, with a NumPyClient that trains as the plain loop does
+
+Each is warmed up by a round that is not counted; the median of the others is told, with the smallest and the
+largest.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import fedsolve as fs
+from benchmarks.machine import progress
+from fedsolve.federation.method import exchanges
+from fedsolve.gradient import FedAvg
+from fedsolve.gradient.networks import build_network
+from fedsolve.threads import usable_cores
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: images (rows, 784) as bytes, labels, and the settings of a round."""
+
+    network: str = "cnn"
+    clients: int = 10
+    rows: int = 300
+    epochs: int = 1
+    batch: int = 64
+    rate: float = 0.01
+    device: str = "cpu"
+
+    def images(self) -> tuple[Any, Any]:
+        rng = np.random.default_rng(0)
+        count = self.clients * self.rows
+        return rng.integers(0, 256, (count, 784), dtype=np.uint8), rng.integers(0, CLASSES, count)
+
+    def client(self, number: int) -> slice:
+        return slice(number * self.rows, (number + 1) * self.rows)
+
+
+def measure(
+    rounds: int = 5, flower: bool = True, workers: tuple[int, ...] = (), **settings: Any
+) -> dict[str, Any]:
+    """Seconds a round of every way, and the ratio to fedsolve's with one worker."""
+    task = Task(**settings)
+    ways: dict[str, Callable[[], Iterator[None]]] = {}
+    for count in workers or dict.fromkeys((1, usable_cores())):
+        ways[f"fedsolve, {count} worker{'s' * (count > 1)}"] = lambda count=count: with_fedsolve(task, count)
+    ways |= {"plain loop": lambda: plain_loop(task), "PFLlib's loop": lambda: pfllib_loop(task)}
+    found = []
+    for name, way in ways.items():
+        progress(f"{name}: {rounds + 1} rounds")
+        found.append({"way": name, "seconds": _timed(way(), rounds)})
+    if flower:
+        progress(f"Flower's simulation: {rounds + 1} rounds")
+        found.append({"way": "Flower's simulation", "seconds": flower_rounds(task, rounds)})
+    yardstick = float(np.median(found[0]["seconds"]))
+    for one in found:
+        one["median"] = float(np.median(one["seconds"]))
+        one["ratio"] = one["median"] / yardstick
+    return {"task": vars(task), "ways": found}
+
+
+def _timed(steps: Iterator[None], rounds: int) -> list[float]:
+    next(steps)
+    seconds = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        next(steps)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def with_fedsolve(task: Task, workers: int) -> Iterator[None]:
+    """Rounds of fedsolve's FedAvg, so many clients at once."""
+    images, labels = task.images()
+    owners = np.arange(len(labels)) // task.rows
+    federation = fs.LocalFederation.from_arrays(images, labels, owners, workers=workers)
+    method = FedAvg(
+        network=task.network,
+        rounds=10**6,
+        epochs=task.epochs,
+        batch=task.batch,
+        rate=task.rate,
+        device=task.device,
+    )
+    for _ in exchanges(method.start(federation.describe()), federation):
+        _wait(task)
+        yield
+
+
+def plain_loop(task: Task) -> Iterator[None]:
+    """FedAvg as one writes it in an afternoon."""
+    import torch
+
+    images, labels = task.images()
+    inputs, targets = _tensors(task, images), torch.as_tensor(labels, device=task.device)
+    network = _network(task)
+    weights = {name: value.clone() for name, value in network.state_dict().items()}
+    while True:
+        sums = {name: torch.zeros_like(value) for name, value in weights.items()}
+        for client in range(task.clients):
+            own = task.client(client)
+            network.load_state_dict(weights)
+            _train(task, network, inputs[own], targets[own])
+            for name, value in network.state_dict().items():
+                sums[name] += value / task.clients
+        weights = sums
+        _wait(task)
+        yield
+
+
+def pfllib_loop(task: Task) -> Iterator[None]:
+    """FedAvg in the manner of PFLlib: objects for every client, and copies between them and the server."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    images, labels = task.images()
+    inputs, targets = _tensors(task, images).cpu(), torch.as_tensor(labels)
+    server = _network(task)
+    clients = []
+    for number in range(task.clients):
+        own = task.client(number)
+        model = copy.deepcopy(server)
+        loader = DataLoader(TensorDataset(inputs[own], targets[own]), task.batch, shuffle=True)
+        clients.append((model, torch.optim.SGD(model.parameters(), lr=task.rate), loader))
+    while True:
+        for model, _, _ in clients:
+            for new, old in zip(server.parameters(), model.parameters(), strict=True):
+                old.data = new.data.clone()
+        for model, optimiser, loader in clients:
+            model.train()
+            for _ in range(task.epochs):
+                for some, answers in loader:
+                    loss = torch.nn.functional.cross_entropy(
+                        model(some.to(task.device)), answers.to(task.device)
+                    )
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+        server = copy.deepcopy(clients[0][0])
+        for value in server.parameters():
+            value.data.zero_()
+        for model, _, _ in clients:
+            for total, value in zip(server.parameters(), model.parameters(), strict=True):
+                total.data += value.data.clone() / task.clients
+        _wait(task)
+        yield
+
+
+def flower_rounds(task: Task, rounds: int) -> list[float]:
+    """Seconds of each round of Flower's simulation after the first."""
+    import flwr
+    from flwr.client import ClientApp, NumPyClient
+    from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+    from flwr.server.strategy import FedAvg as Strategy
+
+    ends: list[float] = []
+
+    class Client(NumPyClient):  # type: ignore[misc]
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def fit(self, parameters: Any, config: Any) -> Any:
+            import torch
+
+            images, labels = task.images()
+            own = task.client(self.number)
+            network = _network(task)
+            names = list(network.state_dict())
+            pairs = zip(names, map(torch.as_tensor, parameters), strict=True)
+            network.load_state_dict(dict(pairs))
+            answers = torch.as_tensor(labels[own], device=task.device)
+            _train(task, network, _tensors(task, images[own]), answers)
+            return [value.cpu().numpy() for value in network.state_dict().values()], task.rows, {}
+
+    def evaluated(number: int, parameters: Any, config: Any) -> None:
+        ends.append(time.perf_counter())
+
+    def server(context: Any) -> Any:
+        first = [value.cpu().numpy() for value in _network(task).state_dict().values()]
+        strategy = Strategy(
+            fraction_fit=1.0,
+            fraction_evaluate=0.0,
+            min_available_clients=task.clients,
+            evaluate_fn=evaluated,
+            initial_parameters=flwr.common.ndarrays_to_parameters(first),
+        )
+        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds + 1))
+
+    def client(context: Any) -> Any:
+        return Client(int(context.node_config["partition-id"])).to_client()
+
+    flwr.simulation.run_simulation(
+        server_app=ServerApp(server_fn=server),
+        client_app=ClientApp(client_fn=client),
+        num_supernodes=task.clients,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.1 * (task.device != "cpu")}},
+    )
+    # The first end is before any training, the second that of the round that warms up.
+    return list(np.diff(ends)[1:])
+
+
+def _network(task: Task) -> Any:
+    return build_network(task.network, 784, CLASSES).to(task.device)
+
+
+def _tensors(task: Task, images: Any) -> Any:
+    import torch
+
+    scaled = torch.as_tensor(images).to(task.device, torch.float32).div_(127.5).sub_(1.0)
+    return scaled.reshape(-1, 1, 28, 28)
+
+
+def _train(task: Task, network: Any, inputs: Any, targets: Any) -> None:
+    import torch
+
+    network.train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=task.rate)
+    for _ in range(task.epochs):
+        order = torch.randperm(len(targets), device=targets.device)
+        for first in range(0, len(order), task.batch):
+            batch = order[first : first + task.batch]
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(network(inputs[batch]), targets[batch]).backward()
+            optimiser.step()
+
+
+def _wait(task: Task) -> None:
+    if task.device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def table(found: dict[str, Any]) -> str:
+    """The ways and their seconds, as Markdown."""
+    lines = ["| | seconds a round | from | to | to fedsolve |", "|---|---:|---:|---:|---:|"]
+    for one in found["ways"]:
+        numbers = (one["median"], min(one["seconds"]), max(one["seconds"]))
+        lines.append(f"| {one['way']} | {' | '.join(f'{n:.3f}' for n in numbers)} | {one['ratio']:.2f} |")
+    return "\n".join(lines)

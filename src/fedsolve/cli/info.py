@@ -1,0 +1,188 @@
+"""`fedsolve info`: the card of a model, as a page, as JSON or as Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from fedsolve.cli.command import LAST, Command, option
+from fedsolve.cli.options import allow_options, output_options
+from fedsolve.cli.output import Output, check_target, facts, harmless, megabytes, write_text
+from fedsolve.federation.card import MOST_NAMES, card
+from fedsolve.model import load_model
+from fedsolve.permissions import allowing
+
+MOST_COLUMNS = 40
+"""Columns of a schema that a page lists; JSON has them all."""
+
+Section = tuple[str, list[tuple[str, str]]]
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        ("what a model is, where it comes from and what it reached", "fedsolve info model.safetensors"),
+        (
+            "its card as a file to hand on with it",
+            "fedsolve info model.safetensors --markdown --out MODEL.md",
+        ),
+    ),
+)
+@click.argument("model")
+@option("--markdown", is_flag=True, group=LAST, help="Print Markdown: the model card.")
+@option("--out", metavar="FILE", group=LAST, help="Write the Markdown to a file.  [default: stdout]")
+@allow_options("Model")
+@output_options
+@click.pass_context
+def info(ctx: click.Context, /, **given: Any) -> None:
+    """Tell what the model file MODEL is: schema, training, calibration, metrics, versions, licence.
+
+    How it was trained is known of models that 'fedsolve train' and 'fedsolve server' wrote.
+    """
+    output = Output(given["as_json"], given["quiet"])
+    if given["as_json"] and given["markdown"]:
+        raise click.UsageError("--json and --markdown are two forms of the same; choose one", ctx)
+    if given["out"] is not None and not given["markdown"]:
+        raise click.UsageError("--out is for --markdown", ctx)
+    check_target(given["out"], given["model"])
+    ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
+    told = {"file": given["model"], **card(load_model(given["model"]))}
+    if not given["markdown"]:
+        output.result(told, lambda page: _show(page, told))
+        return
+    text = markdown(told)
+    if given["out"] is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(given["out"], text)
+        output.note(f"card written to {given['out']}")
+
+
+def sections(told: dict[str, Any]) -> list[Section]:
+    """The card in words: titles, and names with values under each."""
+    found: list[Section] = [("Model", _model(told))]
+    for title, told_of in (
+        ("Rows", _rows(told["schema"], told["prepared"])),
+        ("Training", _training(told)),
+        ("Probabilities", _calibration(told["calibration"], told["classes"])),
+    ):
+        if told_of:
+            found.append((title, told_of))
+    return [*found, ("Licence", [("", told["licence"])])]
+
+
+def markdown(told: dict[str, Any]) -> str:
+    """The card as a Markdown document."""
+    lines = [f"# {_plain(Path(told['file']).name)}", "", f"`{told['model']}`"]
+    for title, told_of in sections(told):
+        lines += ["", f"## {title}", ""]
+        lines += [f"- {f'**{_plain(name)}**: ' if name else ''}{_plain(value)}" for name, value in told_of]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML leave as it is."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in harmless(text))
+
+
+def _show(page: Console, told: dict[str, Any]) -> None:
+    for number, (title, told_of) in enumerate(sections(told)):
+        if number:
+            page.print()
+        page.print(title, style="bold underline")
+        facts(page, told_of)
+
+
+def _model(told: dict[str, Any]) -> list[tuple[str, str]]:
+    classes = told["classes"]
+    predicts = (
+        f"{told['targets']} targets" if classes is None else _listed(classes, f"{len(classes)} classes")
+    )
+    lines = [
+        ("file", told["file"]),
+        ("kind", f"{told['family']}{', of one client alone' if told['private'] else ''}"),
+        ("takes", f"{told['features']:,} features"),
+        ("predicts", predicts),
+        ("size", f"{told['numbers']:,} numbers, format {told['format']}"),
+    ]
+    if told["method"] is not None:
+        lines.append(("method", told["method"]))
+    if told["parameters"]:
+        lines.append(("parameters", ", ".join(f"{n} {v}" for n, v in told["parameters"].items())))
+    return lines
+
+
+def _rows(schema: dict[str, Any] | None, prepared: bool) -> list[tuple[str, str]]:
+    if schema is None:
+        return []
+    if schema["extractor"] is not None:
+        extractor = schema["extractor"]
+        lines = [("backbone", extractor["address"]), ("weights", extractor["weights"])]
+        return [*lines, *((name, str(value)) for name, value in extractor["preprocessing"].items())]
+    lines = [("label", str(schema["label"]))] if schema["label"] else []
+    used = [column for column in schema["columns"] if column["kind"] != "unused"]
+    for column in used[:MOST_COLUMNS]:
+        unit = f" in {column['unit']}" if column.get("unit") else ""
+        kinds = _listed(column["categories"], column["kind"]) if column.get("categories") else column["kind"]
+        lines.append((column["name"], f"{kinds}{unit}, missing: {column['missing']}"))
+    if len(used) > MOST_COLUMNS:
+        lines.append(("...", f"and {len(used) - MOST_COLUMNS} more columns (all of them with --json)"))
+    unused = [column["name"] for column in schema["columns"] if column["kind"] == "unused"]
+    if unused:
+        lines.append(("unused", ", ".join(unused)))
+    lines.append(("preparation", "filled and standardised by sums" if prepared else "none"))
+    return lines
+
+
+def _training(told: dict[str, Any]) -> list[tuple[str, str]]:
+    known = told["training"]
+    if known is None:
+        return []
+    lines = [("clients", _listed(known["cohort"], str(known["clients"])))]
+    if known["clients"] > MOST_NAMES:
+        lines[-1] = ("clients", f"{known['clients']:,}")
+    if known.get("rows") is not None:
+        lines.append(("rows", f"{known['rows']:,}"))
+    traffic = f"{megabytes(known['bytes_up'])} MB up, {megabytes(known['bytes_down'])} MB down"
+    lines.append(("exchanges", f"{known['exchanges']} ({traffic})"))
+    for entry in known["history"]:
+        sent = f"{megabytes(entry['bytes_up'])} MB up, {megabytes(entry['bytes_down'])} MB down"
+        lines.append(("", f"{entry['exchanges']} x {entry['kind']}: {sent}"))
+    if known["risk"] is not None:
+        lines.append(("risk", f"{known['risk']:.6g}"))
+    for part, accuracy in (known.get("accuracy") or {}).items():
+        if accuracy is not None:
+            lines.append(("accuracy", f"{100 * accuracy:.2f} % on {part} rows"))
+    if known.get("secure"):
+        lines.append(("sums", "secret: clients' answers were masked"))
+    lines.append(("versions", ", ".join(f"{n} {v}" for n, v in known["versions"].items())))
+    return lines
+
+
+def _calibration(known: dict[str, Any] | None, classes: list[Any] | None) -> list[tuple[str, str]]:
+    if classes is None:
+        return []
+    if known is None:
+        return [("calibration", "none: probabilities are estimates put between 0 and 1")]
+    biases = (
+        "" if known["biases"] is None else f", biases {', '.join(f'{b:.3g}' for b in known['biases'][:10])}"
+    )
+    share = f"{100 * known['held_out_share']:g} %"
+    reached = ", on which the model of the others reached" if known["metrics"] else ""
+    lines = [
+        ("calibration", f"slope {known['slope']:.4g}{biases}"),
+        ("held out", f"{known['held_out_rows']:,} rows (about {share}){reached}"),
+    ]
+    names = {"auc": "AUC", "ece": "ECE", "log_loss": "log loss", "brier": "Brier score"}
+    for name, value in known["metrics"].items():
+        if value is not None and name != "auc_bound":
+            lines.append((names.get(name, name.replace("_", " ")), f"{value:.4f}"))
+    return lines
+
+
+def _listed(values: list[Any], what: str) -> str:
+    shown = ", ".join(map(str, values[:10]))
+    return f"{what} ({shown}{', ...' if len(values) > 10 else ''})" if values else what

@@ -1,0 +1,90 @@
+"""KernelAFL on the client's side: sums of the kernels between its rows and the landmarks.
+
+Kernels are made some rows at a time, and kept from one exchange to the next as far as they fit into the
+client's memory budget; the others are made again. The sums are the same either way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsolve.closedform.landmarks import check_landmarks, landmark_block, shared_side
+from fedsolve.closedform.rbf import kernel, row_side
+from fedsolve.closedform.sums import Accumulator, Rows, cached_rows, check_opening, chunks
+from fedsolve.container import Array
+from fedsolve.errors import TermError
+from fedsolve.federation.messages import Request, Term
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.federation.workspace import Workspace
+
+KIND = "kernel"
+
+
+@step(KIND)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """KᵀY ("cross"), KᵀK ("gram") or Kᵀ(K u) ("product"), rows counted by their weight."""
+    check_opening(data, memory.chain)
+    rows = cached_rows(data, memory, np.float64)
+    kernels = _kernels(rows, memory)
+    count, ask, weights = kernels.count, set(request.note["ask"]), request.arrays.get("weights")
+    sums = Accumulator(memory.workspace, np.float64)
+    shapes = {"cross": (count, rows.outputs), "gram": (count, count), "product": (count, rows.outputs)}
+    if ask - shapes.keys():
+        raise TermError(f"unknown sums {sorted(ask - shapes.keys())}. Install the server's fedsolve version.")
+    for name in sorted(ask):
+        sums.declare(f"kernel_{name}", shapes[name], symmetric=name == "gram")
+    for span in chunks(len(rows), count):
+        block = rows.weighted(span, kernels.block(span, memory.workspace))
+        if "cross" in ask:
+            sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
+        if "gram" in ask:
+            sums.add_gram("kernel_gram", block)
+        if weights is not None:
+            sums.add_product("kernel_product", block, block @ weights)
+    term = sums.finish()
+    term.counts["rows"] = len(rows)
+    return term
+
+
+class KernelBlocks:
+    """K of a client's rows, span by span."""
+
+    def __init__(self, rows: Rows, landmarks: Array, bandwidth: float, precision: str, budget: int) -> None:
+        self.rows = rows
+        self.count = len(landmarks)
+        self._landmarks = landmarks
+        self._bandwidth = bandwidth
+        self._precision = np.dtype(precision)
+        self._budget = budget
+        self._kept: dict[int, Array] = {}
+
+    def block(self, span: slice, workspace: Workspace) -> Array:
+        """K (span, landmarks) in float64; of precision float32, its values as float32 has them."""
+        kept = self._kept.get(span.start)
+        if kept is not None:
+            return kept.astype(np.float64, copy=False)
+        made = workspace.array("kernel", (span.stop - span.start, self.count))
+        kernel(row_side(self.rows.features(span), self._bandwidth), self._landmarks, made)
+        if self._precision == np.float32:
+            made[...] = made.astype(np.float32)
+        size = made.size * self._precision.itemsize
+        if size <= self._budget:
+            self._budget -= size
+            self._kept[span.start] = made.astype(self._precision)
+        return made
+
+
+def _kernels(rows: Rows, memory: Memory) -> KernelBlocks:
+    """This client's kernels for the landmarks of the model so far."""
+    chain = memory.chain
+    place = landmark_block(chain)
+    cached = memory.cache.get(KIND)
+    if cached is None or cached[0] != chain.digests[place + 1] or cached[1].rows is not rows:
+        opening = chain.blocks[0].note["opening"]
+        check_landmarks(opening)
+        note = chain.blocks[place].note["landmarks"]
+        side = shared_side(chain)
+        made = KernelBlocks(rows, side, note["bandwidth"], opening["parameters"]["precision"], memory.budget)
+        cached = memory.cache[KIND] = (chain.digests[place + 1], made)
+    kernels: KernelBlocks = cached[1]
+    return kernels

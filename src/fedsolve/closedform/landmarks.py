@@ -1,0 +1,138 @@
+"""Landmarks of a kernel machine that are nobody's rows: drawn by seed from the Gaussians of the classes.
+
+    z_j = mu_c + L n_j,   c = j mod C,   L Lᵀ = S_w + 1e-8 tr(S_w)/d I          S_w: covariance within classes
+
+A client rebuilds them from the class means and the Cholesky factor L, which is unique and smooth in S_w
+(eigenvectors would bring signs of their own). n_j are whole numbers times 2**-16, each the sum of twelve
+uniform ones of 16 bits less its mean: variance 1, and the same bits on every machine. What two sides compare
+is a hash of those whole numbers, not of products, whose last bits are the BLAS's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cholesky
+
+from fedsolve.closedform.rbf import landmark_side
+from fedsolve.container import Array
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.messages import Block, Chain, pack_triangle, unpack_triangle
+
+LANDMARK_SCHEME = 1
+_JITTER = 1e-8
+_HALVES = 12
+_MEAN = _HALVES * 0xFFFF // 2
+_BLOCK = 1024
+
+_lock = threading.Lock()
+_latest: tuple[str, Array] | None = None
+
+
+@dataclass(frozen=True)
+class Landmarks:
+    """What the landmarks follow from: means (Gaussians, d), factor L (d, d), how many, and the seed."""
+
+    means: Array
+    factor: Array
+    count: int
+    seed: int
+
+    @classmethod
+    def drawn(cls, means: Array, within: Array, count: int, seed: int) -> Landmarks:
+        """Landmarks about these means with this covariance."""
+        size = float(np.trace(within)) / len(within)
+        if not size > 0:
+            raise DataError("all rows of a class are alike: there is no spread to draw landmarks from.")
+        system = within.copy()
+        system.flat[:: len(system) + 1] += _JITTER * size
+        return cls(means, np.asarray(cholesky(system, lower=True, check_finite=False)), count, seed)
+
+    def block(self, note: dict[str, Any]) -> Block:
+        """A block of the model so far; the factor travels as a triangle."""
+        return Block(
+            {"landmarks": {"count": self.count, "seed": self.seed} | note},
+            {"means": self.means, "factor": pack_triangle(self.factor.T)},
+        )
+
+    @classmethod
+    def from_block(cls, block: Block) -> Landmarks:
+        """The landmarks that `block` described."""
+        note = block.note["landmarks"]
+        return cls.from_arrays(block.arrays["means"], block.arrays["factor"], note["count"], note["seed"])
+
+    @classmethod
+    def from_arrays(cls, means: Array, packed: Array, count: int, seed: int) -> Landmarks:
+        return cls(means, np.tril(unpack_triangle(packed)), count, seed)
+
+    def points(self) -> Array:
+        """Z (count, d)"""
+        width = self.means.shape[1]
+        points = self.means[np.arange(self.count) % len(self.means)]
+        stream = _stream(self.seed, width)
+        for start in range(0, self.count, _BLOCK):
+            some = slice(start, min(start + _BLOCK, self.count))
+            points[some] += normals(stream, some.stop - some.start, width) @ self.factor.T
+        return points
+
+
+def normals(stream: np.random.Philox, rows: int, columns: int) -> Array:
+    """The next numbers of a stream, (rows, columns), nearly normal with mean 0 and variance 1."""
+    return (_integers(stream, rows * columns) - _MEAN).reshape(rows, columns) * 2.0**-16
+
+
+def _integers(stream: np.random.Philox, count: int) -> Array:
+    """Sums of twelve 16-bit numbers, three words of the stream each."""
+    words = stream.random_raw(count * _HALVES // 4).reshape(count, _HALVES // 4)
+    sums = np.zeros(count, dtype=np.int64)
+    for shift in (0, 16, 32, 48):
+        sums += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64).sum(axis=1)
+    return sums
+
+
+def _stream(seed: int, width: int) -> np.random.Philox:
+    text = f"fedsolve landmarks {LANDMARK_SCHEME}|{seed}|{width}"
+    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+    return np.random.Philox(key=key)
+
+
+def landmark_agreement(seed: int) -> dict[str, Any]:
+    """What two sides compare before they trust that they draw the same landmarks."""
+    numbers = _integers(_stream(seed, 7), 63).astype("<i8")
+    return {
+        "landmark_scheme": LANDMARK_SCHEME,
+        "landmark_fingerprint": hashlib.sha256(numbers.tobytes()).hexdigest()[:32],
+    }
+
+
+def check_landmarks(opening: dict[str, Any]) -> None:
+    """Refuse a run whose landmarks this participant would draw otherwise."""
+    mine = landmark_agreement(opening["parameters"]["seed"])
+    asked = {name: opening.get(name) for name in mine}
+    if mine != asked:
+        raise TermError(
+            f"the landmarks differ: the server has {asked}, this participant {mine}. "
+            "Install the same fedsolve and numpy on both sides."
+        )
+
+
+def landmark_block(chain: Chain) -> int:
+    """Where the model so far describes its landmarks."""
+    return next(place for place, block in enumerate(chain.blocks) if "landmarks" in block.note)
+
+
+def shared_side(chain: Chain) -> Array:
+    """The landmarks' side of every kernel of a run; the latest is shared by all clients of a process."""
+    global _latest
+    place = landmark_block(chain)
+    digest, block = chain.digests[place + 1], chain.blocks[place]
+    with _lock:
+        if _latest is None or _latest[0] != digest:
+            _latest = None  # freed before the next is made
+            side = landmark_side(Landmarks.from_block(block).points(), block.note["landmarks"]["bandwidth"])
+            _latest = digest, side
+        return _latest[1]

@@ -1,0 +1,165 @@
+"""The Gaussian kernel k(x, z) = exp(-|x - z|² / h), and the preconditioner that landmarks alone give.
+
+Rudi, Carratino and Rosasco, "FALKON", NeurIPS 2017. With K_MM + 1e-8 M I = TᵀT and AᵀA = (N/M) T Tᵀ + ridge I
+(T, A upper triangles) the system of N rows becomes, in coordinates v with weights T^-1 A^-1 v,
+
+    A^-T [T^-T (KᵀK) T^-1 + ridge I] A^-1 v = A^-T T^-T KᵀY,
+
+which is near the identity because KᵀK is near (N/M) K_MM².
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError
+
+_JITTER = 1e-8
+_BLOCK = 1024
+
+
+def row_side(rows: Array, bandwidth: float) -> Array:
+    """[2x/h, 1, -|x|²/h] (rows, d + 2): its product with `landmark_side` is -|x - z|²/h."""
+    squares = np.einsum("ij,ij->i", rows, rows)[:, None]
+    return np.hstack([rows * (2.0 / bandwidth), np.ones((len(rows), 1)), squares * (-1.0 / bandwidth)])
+
+
+def landmark_side(points: Array, bandwidth: float) -> Array:
+    """[z, -|z|²/h, 1] (landmarks, d + 2)"""
+    squares = np.einsum("ij,ij->i", points, points)[:, None]
+    return np.hstack([points, squares * (-1.0 / bandwidth), np.ones((len(points), 1))])
+
+
+def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
+    """K (rows, landmarks) from both sides."""
+    out = np.matmul(rows, landmarks.T, out=out)
+    return np.asarray(np.exp(out, out=out))
+
+
+class LandmarkFactors:
+    """T and A in one square of float64: Tᵀ below its diagonal, A above, blocks of the diagonal apart.
+
+    Nothing else of their size is ever made. Factorised block by block with products and small Cholesky
+    factors: LAPACK's own routine for several threads has been seen to crash at 16,384 columns.
+    """
+
+    def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
+        count = len(points)
+        self._square = np.empty((count, count))
+        self._spans = [slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]
+        self._lower = self._cholesky_of_kernels(points, bandwidth)
+        self._upper = self._cholesky_of_squares(rows / count, ridge)
+
+    def _cholesky_of_kernels(self, points: Array, bandwidth: float) -> list[Array]:
+        """L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column."""
+        square, blocks = self._square, []
+        columns, across = landmark_side(points, bandwidth), row_side(points, bandwidth)
+        for span in self._spans:
+            panel = kernel(across[span.start :], columns[span])
+            np.fill_diagonal(panel, panel.diagonal() + _JITTER * len(points))
+            panel -= square[span.start :, : span.start] @ square[span, : span.start].T
+            width = span.stop - span.start
+            blocks.append(self._cholesky(panel[:width], "landmarks are not distinct to working precision"))
+            below = solve_triangular(blocks[-1], panel[width:].T, lower=True, check_finite=False)
+            square[span.stop :, span] = below.T
+        return blocks
+
+    def _cholesky_of_squares(self, share: float, ridge: float) -> list[Array]:
+        """A with AᵀA = share LᵀL + ridge I, row of blocks by row."""
+        square, blocks = self._square, []
+        for place, span in enumerate(self._spans):
+            own = self._lower[place]
+            for other, beside in zip(self._spans[place + 1 :], self._lower[place + 1 :], strict=True):
+                product = square[other, span].T @ beside
+                product += square[other.stop :, span].T @ square[other.stop :, other]
+                square[span, other] = share * product
+            below = square[span.stop :, span]
+            block = share * (own.T @ own + below.T @ below)
+            block.flat[:: len(block) + 1] += ridge
+            above = square[: span.start, span]
+            block -= above.T @ above
+            blocks.append(self._cholesky(block, f"the ridge of {ridge:g} is lost in rounding; raise it").T)
+            panel = square[span, span.stop :] - above.T @ square[: span.start, span.stop :]
+            square[span, span.stop :] = solve_triangular(blocks[-1], panel, trans="T", check_finite=False)
+        return blocks
+
+    def _cholesky(self, block: Array, trouble: str) -> Array:
+        try:
+            return np.asarray(cholesky(block, lower=True, check_finite=False))
+        except LinAlgError:
+            raise DataError(
+                f"the system of {len(self._square)} landmarks cannot be factorised: {trouble}."
+            ) from None
+
+    def weights(self, coordinates: Array) -> Array:
+        """T^-1 A^-1 v: what multiplies kernels."""
+        return self.from_features(self.inner(coordinates))
+
+    def inner(self, coordinates: Array) -> Array:
+        """A^-1 v"""
+        found = coordinates.copy()
+        for span, block in zip(reversed(self._spans), reversed(self._upper), strict=True):
+            found[span] -= self._square[span, span.stop :] @ found[span.stop :]
+            found[span] = solve_triangular(block, found[span], check_finite=False)
+        return found
+
+    def outer(self, values: Array) -> Array:
+        """A^-T values"""
+        found = values.copy()
+        for span, block in zip(self._spans, self._upper, strict=True):
+            found[span] -= self._square[: span.start, span].T @ found[: span.start]
+            found[span] = solve_triangular(block, found[span], trans="T", check_finite=False)
+        return found
+
+    def from_features(self, values: Array) -> Array:
+        """T^-1 values"""
+        found = values.copy()
+        for span, block in zip(reversed(self._spans), reversed(self._lower), strict=True):
+            found[span] -= self._square[span.stop :, span].T @ found[span.stop :]
+            found[span] = solve_triangular(block, found[span], lower=True, trans="T", check_finite=False)
+        return found
+
+    def to_features(self, sums: Array) -> Array:
+        """T^-T sums"""
+        found = sums.copy()
+        for span, block in zip(self._spans, self._lower, strict=True):
+            found[span] -= self._square[span, : span.start] @ found[: span.start]
+            found[span] = solve_triangular(block, found[span], lower=True, check_finite=False)
+        return found
+
+
+def factor_bytes(landmarks: int, width: int, outputs: int) -> int:
+    """What the server needs for so many landmarks: the square, both sides of a kernel, a few M x C."""
+    return 8 * (landmarks * landmarks + 3 * landmarks * (width + 2) + 10 * landmarks * outputs)
+
+
+def check_memory(landmarks: int, width: int, outputs: int, available: int | None) -> None:
+    """Refuse more landmarks than the server has memory for, naming how many fit."""
+    needed = factor_bytes(landmarks, width, outputs)
+    if available is None or needed <= available:
+        return
+    fit = landmarks
+    while fit > 1 and factor_bytes(fit, width, outputs) > available:
+        fit = fit * 15 // 16
+    raise DataError(
+        f"{landmarks} landmarks need {needed / 1e9:.1f} GB at the server, and {available / 1e9:.1f} GB are "
+        f"free. Set landmarks={fit}, which fits, or run the server on a larger machine."
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes that this process may still take, as Linux tells; None where nobody tells."""
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        found += [] if limit == "max" else [max(0, int(limit) - used)]
+    except (OSError, ValueError):
+        pass
+    return min(found, default=None)

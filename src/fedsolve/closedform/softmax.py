@@ -1,0 +1,464 @@
+"""Softmax: multinomial logistic regression with the optimum of the pooled rows, from sums.
+
+    minimise  sum_i w_i CE(softmax(x_i W + b), y_i) + ridge/2 |W|²          the intercept b is not penalised
+    gradient  sum_i w_i [x_i, 1]ᵀ (p_i - y_i) + ridge W                     (d + 1) x C, with the loss
+
+Boehning (1992): the Hessian is nowhere above 1/2 (I - 11ᵀ/C) ⊗ G, so M = G/2 + ridge I, of AFL's Gram matrix
+about the mean and factorised once, majorises it for all classes at once. The server takes L-BFGS steps about
+M (`quasi_newton`); the gradient at W = 0 follows from AFL's sums, so the first step costs no exchange.
+
+Small problems take exact Newton steps instead: a client adds its Hessian to the gradient. Two classes always
+do, with one column of weights as in scikit-learn: the sum is p (1 - p) [x, 1]ᵀ[x, 1], of d x d, and at ridge
+0 its inverse is the covariance of the coefficients.
+
+This is the server's side; what clients answer is in `softmax_client`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from scipy.linalg import block_diag, eigh
+
+from fedsolve.checks import check_classes, check_rows
+from fedsolve.closedform import afl, moments
+from fedsolve.closedform.curvature import Curvature, anchored, at_zero, bordered, penalised
+from fedsolve.closedform.linear_heads import NEVER
+from fedsolve.closedform.moments import Preparation
+from fedsolve.closedform.quasi_newton import curves_upwards, direction, inner
+from fedsolve.closedform.softmax_client import KIND
+from fedsolve.closedform.softmax_model import SoftmaxModel
+from fedsolve.closedform.solvers import EPS
+from fedsolve.closedform.sums import base_block, base_of
+from fedsolve.container import Array
+from fedsolve.errors import DataError, DivergenceError
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.messages import Block, Request, Total
+from fedsolve.federation.method import Method, Run
+from fedsolve.model import Model
+from fedsolve.parameters import parameter
+from fedsolve.registry import Info, register
+
+FIRST_STEP = 4.0
+"""How far the first step goes along M^-1 g: at W = 0 the bound is far above the loss that it bounds."""
+
+NEWTON_SIDE = 256
+"""The largest (d + 1) x C for which exact Newton steps are taken unless asked for: 263 kB each."""
+
+_PAIRS = 20
+_ENOUGH = 1e-4
+_ROUNDING = 1e-12
+_MOST_HALVINGS = 30
+_NEWTON_GOAL = 1e-7  # the step before was near the root of this, so it costs one exchange at most
+_AUTO_RIDGE = 0.002
+_FLAT = 1e-8  # of the curvature at zero: all that counts in a direction has a probability below 1e-8
+
+
+@register(
+    Info(
+        key="softmax",
+        title="Softmax: multinomial logistic regression at the pooled optimum",
+        paper="Boehning 1992; Nocedal and Wright 2006",
+        exchanges="1, and one per gradient: about 10 at the default tolerance",
+        up="Gram and cross matrix once (as afl), then gradients (d x C); small problems: Hessians",
+        down="weights, d x C",
+    )
+)
+@dataclass(frozen=True)
+class Softmax(Method[SoftmaxModel]):
+    """Parameters of Softmax.
+
+    tolerance: the run ends when the preconditioned gradient is no longer than this share of the weights, both
+        measured by M (or by the Hessian). 2e-3 is enough to classify; coefficients to six digits need 1e-8.
+    steps: the most gradients that are asked for; with tolerance 0, exactly so many.
+    """
+
+    key: ClassVar[str] = "softmax"
+    additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "loss", "diagonal"})
+
+    ridge: float | None = parameter(
+        None, "Penalty on the weights.", least=0, none=f"{_AUTO_RIDGE:g} of a column's mean square sum"
+    )
+    intercept: bool = parameter(True, "Fit an intercept, which is not penalised.")
+    scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
+    tolerance: float = parameter(2e-3, "Relative length of the last step.", least=0)
+    steps: int = parameter(100, "Most gradients asked for.", least=1)
+    curvature: Literal["auto", "exact", "bound"] = parameter(
+        "auto",
+        f"Newton steps by Hessians, or a bound; auto: of two classes, or up to {NEWTON_SIDE} coefficients.",
+    )
+
+    @classmethod
+    def trial(cls) -> Self:
+        return cls(ridge=1.0)
+
+    def start(self, spec: Spec) -> SoftmaxRun:
+        return SoftmaxRun(self, spec)
+
+    def scaled(self, share: float) -> Softmax:
+        """The same for a share of the rows, with a penalty as strong beside them."""
+        return self if self.ridge is None else replace(self, ridge=self.ridge * share)
+
+    def over(self, base: Model) -> SoftmaxOver:
+        """The same on what a model makes of its rows, such as the last layer of a DeepAFL."""
+        return SoftmaxOver(self, base)
+
+    def collect(self, federation: Federation) -> Total:
+        """AFL's sums, which a later run can begin with; `later_classes.united` adds those of newcomers."""
+        if not self.intercept:
+            raise DataError("collect() is for runs with an intercept.")
+        return afl.AFL(intercept=True, scale=self.scale).collect(federation)
+
+    def after(self, total: Total, model: SoftmaxModel) -> SoftmaxAfter:
+        """The same, begun with the sums of everybody's rows and the weights of a model of some classes."""
+        return SoftmaxAfter(self, total, model)
+
+
+@dataclass(frozen=True)
+class SoftmaxAfter(Method[SoftmaxModel]):
+    """Softmax that goes on from an earlier model: nobody is asked for a Gram matrix again.
+
+    total: AFL's sums over all rows, old and new. Gradients are everybody's, so the optimum is the joint one.
+    """
+
+    key: ClassVar[str] = "softmax-after"
+
+    method: Softmax
+    total: Total
+    model: SoftmaxModel
+
+    def __post_init__(self) -> None:
+        if self.method.scale is not None or not self.method.intercept or self.model.base is not None:
+            raise DataError("going on from a model is for runs on the rows themselves, with an intercept.")
+
+    def parameters(self) -> dict[str, Any]:
+        return self.method.parameters()
+
+    def start(self, spec: Spec) -> SoftmaxRun:
+        if spec.classes is None or self.total["cross"].shape[1] != spec.outputs:
+            raise DataError(
+                f"the sums are of {self.total['cross'].shape[1]} classes, the federation has {spec.outputs}."
+            )
+        aims = self._aims(spec)
+        run = SoftmaxRun(self.method, spec)
+        run.agree({"after": Block({}, aims).digest("")})
+        run.known = self.total, aims["weight"], aims["intercept"]
+        return run
+
+    def _aims(self, spec: Spec) -> dict[str, Array]:
+        """Weight (d, C) and intercept (C,) of the model, for the classes that it knows."""
+        assert spec.classes is not None
+        assert self.model.classes is not None
+        unknown = np.setdiff1d(self.model.classes, spec.classes)
+        if len(unknown):
+            raise DataError(f"the model knows the class {unknown[0]!r}; the federation does not. Declare it.")
+        weight, intercept = self.model.plain()
+        places = np.searchsorted(spec.classes, self.model.classes)
+        wide, shift = np.zeros((len(weight), spec.outputs)), np.zeros(spec.outputs)
+        wide[:, places], shift[places] = weight, intercept
+        return {"weight": wide, "intercept": shift}
+
+
+@dataclass(frozen=True)
+class SoftmaxOver(Method[SoftmaxModel]):
+    """Softmax on the representation of a trained model, which travels to the clients once."""
+
+    key: ClassVar[str] = "softmax-over"
+
+    method: Softmax
+    base: Model
+
+    def __post_init__(self) -> None:
+        base_block(self.base)  # refuses what cannot be a base
+
+    def parameters(self) -> dict[str, Any]:
+        return self.method.parameters()
+
+    def start(self, spec: Spec) -> SoftmaxRun:
+        if spec.features != self.base.features:
+            raise DataError(
+                f"the model takes rows of {self.base.features} features; the federation has {spec.features}."
+            )
+        return SoftmaxRun(self.method, spec, base_block(self.base))
+
+
+class SoftmaxRun(Run[SoftmaxModel]):
+    """Sums of AFL, then a gradient per exchange, at the trial point of a line search.
+
+    weight: the best point so far (width + 1, columns), the intercept in its last row, for the classes that
+    occur; loss, gradient and hessian belong to it. The trial point is weight - reach * towards.
+    """
+
+    method: Softmax
+    transient: ClassVar[frozenset[str]] = frozenset({"base", "known", "_metric"})
+
+    def __init__(self, method: Softmax, spec: Spec, base: Block | None = None) -> None:
+        super().__init__(method, spec)
+        self.base = base
+        self.known: tuple[Total, Array, Array] | None = None
+        if base is not None:
+            self.agree({"over": base.digest("")})
+        if spec.classes is None:
+            raise DataError("softmax regression is for classes; these are targets of a regression. Use AFL.")
+        self.single = spec.outputs == 2
+        self.exact = self.single
+        self.present = np.ones(spec.outputs, dtype=bool)
+        self.whole: Array | None = None
+        self.hessian: Array | None = None
+        self.ridge = 0.0
+        self.weight = self.gradient = self.towards = np.zeros((0, 0))
+        self.loss = np.inf
+        self.reach = 1.0
+        self.halvings = 0
+        self.gradients = 0
+        self.complete = False
+        self.steps: list[Array] = []
+        self.changes: list[Array] = []
+        self._metric: Curvature | None = None
+
+    # -- what is asked -----------------------------------------------------------------------------
+
+    @property
+    def exchanges(self) -> int:
+        if self.complete:
+            return len(self.history)
+        return self.method.steps + 1 + (self.method.scale is not None)
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        if self.complete:
+            return None
+        if self.base is not None and base_of(self.chain) is None:
+            self.chain.append(self.base)
+        if self.known is not None and self.whole is None:
+            self._begin(*self.known)
+        if self.method.scale is not None and not self._prepared():
+            return self.ask(moments.KIND, 0, clients)
+        if self.whole is None:
+            return self.ask(afl.KIND, 0, clients, {"intercept": self.method.intercept})
+        weight, intercept = self._columns_of(self._trial())
+        arrays = {"weight": weight, "intercept": intercept}
+        return self.ask(KIND, self.gradients + 1, clients, {"exact": self.exact}, arrays)
+
+    def _begin(self, total: Total, weight: Array, intercept: Array) -> None:
+        """Take sums that are known, and try these weights of raw rows first."""
+        self._take_sums(total)
+        prepared = self._prepared()
+        assert prepared is not None
+        aim = np.vstack([weight, intercept + prepared.mean @ weight])
+        aim = aim[:, 1:] - aim[:, :1] if self.single else aim[:, self.present]
+        # Down the line from zero, where loss and gradient are known, to these weights.
+        self.towards, self.reach = self.weight - aim, 1.0
+
+    def _prepared(self) -> Preparation | None:
+        blocks = [block for block in self.chain.blocks if "preparation" in block.note]
+        return Preparation.from_arrays(blocks[0].arrays) if blocks else None
+
+    def _trial(self) -> Array:
+        return self.weight - self.reach * self.towards
+
+    def _columns_of(self, point: Array) -> tuple[Array, Array]:
+        """Weight (width, columns) and intercept of all classes; one that has no rows is never predicted."""
+        if self.single:
+            return np.ascontiguousarray(point[:-1]), point[-1].copy()
+        weight = np.zeros((len(point) - 1, self.spec.outputs))
+        intercept = np.full(self.spec.outputs, NEVER)
+        weight[:, self.present], intercept[self.present] = point[:-1], point[-1]
+        return weight, intercept
+
+    # -- what is made of the answer ----------------------------------------------------------------
+
+    def absorb(self, total: Total) -> None:
+        if self.method.scale is not None and not self._prepared():
+            self.chain.append(Preparation.solve(total, self.method.scale, intercept=False).block())
+            self.record(total, "moments")
+        elif self.whole is None:
+            self._take_sums(total)
+            self.record(total, "sums")
+        else:
+            self._take_gradient(total)
+
+    def _take_sums(self, total: Total) -> None:
+        """The Gram matrix, and the gradient at W = 0, where every class that occurs is as likely."""
+        check_rows(total.count("rows"))
+        counts = total["label_square"]
+        rows = float(np.sum(counts))
+        if rows <= 0:
+            raise DataError("all sample weights are zero; at least one row must count.")
+        self.present = counts > 0
+        classes = int(np.sum(self.present))
+        check_classes(classes)
+        counts, cross, gram = counts[self.present], total["cross"][:, self.present], total["gram"]
+        if self.method.intercept:
+            mean = total["feature"] / rows
+            gram = gram - rows * np.outer(mean, mean)
+            cross = cross - np.outer(mean, counts)
+            if self._prepared() is None:
+                nothing = np.zeros(self.spec.outputs)
+                self.chain.append(Preparation(mean, np.ones_like(mean), nothing).block())
+        slope = np.vstack([cross.sum(axis=1, keepdims=True) / classes - cross, rows / classes - counts[None]])
+        if self.method.intercept:
+            # From here on rows are counted from their mean, and the mean of what is left is zero.
+            slope[:-1] = -cross
+        else:
+            slope[-1] = 0.0
+        given = self.method.ridge
+        self.ridge = _AUTO_RIDGE * float(np.trace(gram)) / len(gram) if given is None else given
+        self._check_rank(gram)
+        self.gradient = np.ascontiguousarray(slope[:, 1:] if self.single else slope)
+        self.weight = np.zeros_like(self.gradient)
+        self.loss = rows * float(np.log(classes))
+        self.whole = bordered(gram, rows)
+        small = self.gradient.size <= NEWTON_SIDE
+        self.exact = self.single or self.method.curvature == "exact"
+        self.exact |= small and self.method.curvature == "auto"
+        self.hessian = at_zero(self.whole, self._columns) if self.exact else None
+        self.reach = 1.0 if self.exact else FIRST_STEP
+        self._turn()
+
+    @property
+    def _columns(self) -> int:
+        return self.weight.shape[1]
+
+    def _check_rank(self, gram: Array) -> None:
+        """At ridge 0 columns must be independent: the likelihood has no single maximum otherwise."""
+        if self.ridge > 0:
+            return
+        spread = np.sqrt(np.clip(np.diag(gram), 0.0, None))
+        scaled = gram / np.outer(*(2 * [np.where(spread > 0, spread, 1.0)]))
+        if not np.all(spread > 0) or float(np.linalg.eigvalsh(scaled)[0]) <= len(gram) ** 2 * EPS:
+            raise DataError(
+                "at ridge 0 the columns must be linearly independent, and these are not (constant columns "
+                "and the last category of each feature count too). Leave columns out, or set a ridge > 0."
+            )
+
+    def _take_gradient(self, total: Total) -> None:
+        trial = self._trial()
+        keep = slice(None) if self.single else self.present
+        slope = np.vstack([total["gradient"][:, keep], total["residual"][None, keep]])
+        slope[:-1] += self.ridge * trial[:-1]
+        if not self.method.intercept:
+            slope[-1] = 0.0
+        loss = float(total["loss"][0]) + 0.5 * self.ridge * float(np.sum(trial[:-1] ** 2))
+        if not np.isfinite(loss):
+            raise DivergenceError(
+                f"the loss became {loss} after {self.gradients} gradients. Rescale columns."
+            )
+        self._check_separable(total)
+        self.gradients += 1
+        promised = self.loss - _ENOUGH * self.reach * inner(self.gradient, self.towards)
+        accepted = loss <= promised + _ROUNDING * abs(self.loss)
+        if accepted:
+            self._accept(trial, loss, slope, total)
+        else:
+            self.reach *= 0.5
+            self.halvings += 1
+        length = self.step_length()
+        self.record(total, "gradient", risk=self.loss, metrics={"loss": loss, "step_length": length})
+        goal = min(self.method.tolerance, _NEWTON_GOAL) if self.exact else self.method.tolerance
+        if (accepted and length <= goal) or self.halvings > _MOST_HALVINGS:
+            self.complete = True
+            self._check_flat()
+        elif self.gradients >= self.method.steps:
+            self.complete = True
+            self._say_unfinished(length)
+
+    def _accept(self, trial: Array, loss: float, slope: Array, total: Total) -> None:
+        step, change = trial - self.weight, slope - self.gradient
+        self.weight, self.loss, self.gradient = trial, loss, slope
+        if self.exact:
+            self.hessian, self._metric = self._summed(total), None
+        elif curves_upwards(step, change):
+            self.steps, self.changes = [*self.steps, step][-_PAIRS:], [*self.changes, change][-_PAIRS:]
+        self.reach, self.halvings = 1.0, 0
+        self._turn()
+
+    def _summed(self, total: Total) -> Array:
+        """The Hessian of the classes that occur, from its diagonal blocks and what is taken off them."""
+        diagonal = total["diagonal"] if self.single else total["diagonal"][self.present]
+        hessian = block_diag(*diagonal)
+        if not self.single:
+            kept = np.repeat(self.present, len(self.weight))
+            hessian -= total["crossed"][np.ix_(kept, kept)]
+        return np.asarray(hessian)
+
+    def _turn(self) -> None:
+        """The direction from the point that was just accepted."""
+        self.towards = direction(self.gradient, self.steps, self.changes, self.metric.solve)
+
+    @property
+    def metric(self) -> Curvature:
+        """What steps are measured by: the Hessian, or Boehning's bound."""
+        if self._metric is None:
+            assert self.whole is not None
+            exact = self.hessian is not None
+            matrix = (
+                0.5 * self.whole
+                if self.hessian is None
+                else anchored(self.hessian, self.whole, self._columns)
+            )
+            width = len(self.whole) - 1
+            self._metric = Curvature(penalised(matrix, width, self.ridge, self.method.intercept), exact)
+        return self._metric
+
+    def step_length(self) -> float:
+        """|M^-1 g| as a share of |W|, both measured by M."""
+        step, size = self.metric.dual_length(self.gradient), self.metric.length(self.weight)
+        return step / size if size > 0 else float(step > 0)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _check_separable(self, total: Total) -> None:
+        if self.ridge == 0 and total.count("correct") == total.count("counted"):
+            raise DataError(
+                "the classes are separable: a linear rule is right about every row, so at ridge 0 the "
+                "likelihood has no maximum and the coefficients no standard errors. Set a ridge > 0."
+            )
+
+    def _check_flat(self) -> None:
+        """Refuse coefficients that grew until nothing was left of the curvature that they had at zero."""
+        if self.ridge > 0 or self.hessian is None:
+            return
+        assert self.whole is not None
+        first, last = (
+            anchored(each, self.whole, self._columns)
+            for each in (at_zero(self.whole, self._columns), self.hessian)
+        )
+        if not self.method.intercept:
+            first, last = (penalised(each, len(self.whole) - 1, 0.0, False) for each in (first, last))
+        if float(eigh(last, first, eigvals_only=True, subset_by_index=[0, 0])[0]) < _FLAT:
+            raise DataError(
+                f"after {self.gradients} Newton steps some coefficients still grow: rows of a class are "
+                "separable from the others by some columns, and at ridge 0 the likelihood has no maximum. "
+                "Set a ridge > 0, or leave out the columns that separate."
+            )
+
+    def _say_unfinished(self, length: float) -> None:
+        self._check_flat()
+        if self.method.tolerance > 0:
+            warnings.warn(
+                f"not converged after {self.gradients} gradients: the last step is {length:.1e} of the "
+                f"weights, the tolerance {self.method.tolerance:g}. Raise steps, the ridge or the tolerance.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def model(self) -> SoftmaxModel:
+        weight, intercept = self._columns_of(self.weight)
+        if self.single:
+            weight, intercept = (np.hstack([np.zeros_like(each), each]) for each in (weight, intercept))
+        known = self.single and self.ridge == 0 and self.method.intercept
+        model = SoftmaxModel(
+            weight,
+            intercept,
+            self.spec.classes,
+            self._prepared(),
+            {**self.method.parameters(), "ridge": self.ridge},
+            self.metric.inverse() if known else None,
+            base_of(self.chain),
+            features=self.spec.features,
+        )
+        model.history = tuple(self.history)
+        return model

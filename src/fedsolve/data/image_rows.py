@@ -1,0 +1,111 @@
+"""Features of images by the backbone that a model knows, the same one or none; images without labels.
+
+A model keeps how its backbone was named, its preprocessing and a digest of its weights (`Extractor`).
+Features by anything else are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.data.backbones import Backbone, load_backbone
+from fedsolve.data.images import SUFFIXES, FileImages, list_images
+from fedsolve.errors import DataError, FedsolveError
+from fedsolve.schema import Extractor
+
+_BATCH = 64
+
+
+def known_backbone(wanted: Extractor, named: str | None = None) -> tuple[str, Backbone]:
+    """The backbone that features came from, and its address; `named` where its files lie elsewhere now.
+
+    Another backbone, another preprocessing or other weights are refused.
+    """
+    if not wanted.address and named is None:
+        raise DataError(
+            f"these features came with their dataset ({wanted.recipe.get('name')}), not from a backbone, so "
+            "that they cannot be made of other images. Train with a backbone (--backbone)."
+        )
+    address = named or wanted.address
+    try:
+        backbone = load_backbone(address)
+    except FedsolveError as problem:
+        if named is not None:
+            raise
+        raise type(problem)(
+            f"the model's backbone cannot be loaded: {problem} Where it lies elsewhere, name it with "
+            "--backbone; its weights and preprocessing are compared."
+        ) from problem
+    own = Extractor.of(address, backbone.identity, backbone.width or wanted.width)
+    check_same(own, wanted, address)
+    return address, backbone
+
+
+def check_same(own: Extractor, wanted: Extractor, what: str) -> None:
+    """Refuse features by another backbone than that of a model, by what differs."""
+    differences = own.differences(wanted)
+    if differences:
+        raise DataError(
+            f"{what} does not give the features that the model was trained on: {'; '.join(differences)} (the "
+            f"model's). Leave out --backbone to use the model's own, or bring back its {wanted.name}."
+        )
+
+
+def portable(address: str) -> str:
+    """The address without the folders of a file in it, to be shown at other places."""
+    place, mark, query = address.partition("?")
+    kind, colon, target = place.partition(":")
+    if colon and os.path.exists(os.path.expanduser(target)):
+        target = Path(target).name
+    parts = []
+    for part in query.split("&") if mark else []:
+        name, sign, value = part.partition("=")
+        parts.append(f"{name}{sign}{Path(value).name if name == 'weights' else value}")
+    return f"{kind}{colon}{target}{mark}{'&'.join(parts)}"
+
+
+def is_images(path: str) -> bool:
+    """Whether a path names an image file, or a folder, in which images are looked for."""
+    return path.lower().endswith(SUFFIXES) or os.path.isdir(path)
+
+
+def image_files(paths: Sequence[str]) -> FileImages:
+    """The images that paths name: files themselves, and all of a folder, whatever its folders are called.
+
+    Images of a single folder are named as they are called in it; others as their paths are.
+    """
+    names: list[str] = []
+    for path in paths:
+        found = [path]
+        if os.path.isdir(path):
+            found = list_images(path)
+            if not found:
+                raise DataError(f"{path}: no images in this folder (looked for {', '.join(SUFFIXES)}).")
+            if len(paths) == 1:
+                return FileImages(found, path)
+            found = [os.path.join(path, name) for name in found]
+        names += found
+    return FileImages(names, "")
+
+
+def image_features(
+    images: FileImages, backbone: Backbone, advance: Callable[[int, int], None] = lambda done, total: None
+) -> Array:
+    """Features (images, width) in float32, as they would be stored; `advance` is told (done, all)."""
+    blocks = []
+    for start in range(0, len(images), _BATCH):
+        stop = min(start + _BATCH, len(images))
+        try:
+            features: Array = np.asarray(backbone.extract(images.read(slice(start, stop))), dtype=np.float32)
+        except DataError as problem:
+            raise DataError(f"images from {images.name(start)} on: {problem}") from problem
+        if not np.isfinite(features).all():
+            raise DataError(f"images from {images.name(start)} on: the backbone gave NaN or infinity.")
+        blocks.append(features)
+        advance(stop, len(images))
+    return np.concatenate(blocks)

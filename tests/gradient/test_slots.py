@@ -1,0 +1,164 @@
+"""Clients in slots: recorded steps serve other clients, rounds and threads, and give the same numbers.
+
+A stub stands for CUDA's graphs: it replays what was recorded, with the tensors that were there at the time,
+so that whatever a client forgets to put in place shows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve.gradient import (
+    MOON,
+    FedAvg,
+    FedLC,
+    FedProx,
+    FedRS,
+    Scaffold,
+    gradient_method,
+    graphs,
+    group,
+    slots,
+)
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Steps are recorded and replayed by a stub; how many were."""
+    count = {"recorded": 0, "replayed": 0}
+
+    def capture(work, pool):
+        results = work()
+        count["recorded"] += 1
+
+        def replay():
+            count["replayed"] += 1
+            with torch.no_grad():
+                for kept, new in zip(results, work_again(work), strict=True):
+                    kept.copy_(new)
+
+        # Recording only writes down what to do; the weights move when it is replayed.
+        return replay, tuple(result.detach() for result in results)
+
+    def work_again(work):
+        with torch.enable_grad():
+            return [result.detach().clone() for result in work()]
+
+    def restored(work, pool):
+        """As on a GPU: nothing happens to any tensor while it is recorded."""
+        network = _weights_of(work)
+        before = [tensor.detach().clone() for tensor in network]
+        found = capture(work, pool)
+        with torch.no_grad():
+            for tensor, old in zip(network, before, strict=True):
+                tensor.copy_(old)
+        return found
+
+    for module in (graphs, group, gradient_method, slots):
+        monkeypatch.setattr(module, "replays", lambda device: True)
+    monkeypatch.setattr(graphs, "capture", restored)
+    monkeypatch.setattr(slots, "_POOL", OrderedDict())
+    return count
+
+
+def _weights_of(work):
+    """Everything that a step writes: weights, statistics, moments and the matrices of feedback alignment."""
+    cells = inspect.getclosurevars(work).nonlocals
+    inner = inspect.getclosurevars(cells["self"]._advance).nonlocals
+    learners = cells["recorded"].group.learners
+    written = [*learners.network.parameters(), *learners.network.buffers(), *inner["optimiser"]._first]
+    if inner["feedback"] is not None:
+        written += [layer.matrix for layer in inner["feedback"]._chosen]
+    return written
+
+
+def federation(workers: int, rows: int = 230, clients: int = 6) -> fs.LocalFederation:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, rows)
+    images = np.clip(rng.normal(60 * labels[:, None], 40, (rows, 64)), 0, 255).astype(np.uint8)
+    owners = rng.integers(0, clients, rows)
+    return fs.LocalFederation.from_arrays(images, labels, owners, clients, workers=workers)
+
+
+SETTING = {
+    "network": "cnn",
+    "shape": "1,8,8",
+    "rounds": 3,
+    "epochs": 4,
+    "batch": 8,
+    "rate": 0.02,
+    "rate_decay": 0.7,
+    "momentum": 0.9,
+    "weight_decay": 1e-3,
+    "crop": 1,
+    "flip": 0.5,
+    "precision": "float64",
+    "participation": 0.67,
+}
+FEEDBACK = {"feedback": "lowest", "feedback_first": True}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(**SETTING),
+        FedLC(**SETTING, **FEEDBACK),
+        FedProx(**SETTING, proximal=0.5, **FEEDBACK),
+        FedRS(**SETTING),
+        Scaffold(**SETTING),
+        MOON(**SETTING),
+    ],
+    ids=lambda method: method.key,
+)
+def test_recorded_steps_serve_every_client_and_round(method, workers, recorded, monkeypatch) -> None:
+    found = method.fit(federation(workers))
+    assert recorded["replayed"] > recorded["recorded"] > 0
+    if method.is_steady:
+        # A size is recorded once in a slot, not once a client and round.
+        choices = {str(record.metrics.get("feedback")) for record in found.history}
+        assert recorded["recorded"] <= workers * 8 * len(choices)
+    monkeypatch.setattr(type(method), "recordable", False)
+    wanted = method.fit(federation(1))
+    for name in wanted.weights:
+        np.testing.assert_array_equal(found.weights[name], wanted.weights[name])
+
+
+def test_who_inherits_a_steady_method_says_so_anew(recorded) -> None:
+    class Fading(FedAvg):
+        def edit(self, step):
+            for gradient in step.gradients:
+                gradient.mul_(1 / (1 + step.group.round))
+
+    method = Fading(**SETTING)
+    assert FedAvg(**SETTING).is_steady
+    assert not method.is_steady
+
+
+def test_another_run_begins_with_nothing_recorded(recorded) -> None:
+    first = FedLC(**SETTING)
+    other = FedLC(**SETTING | {"weight_decay": 0.0})
+    alone = other.fit(federation(1))
+    slots._POOL.clear()
+    first.fit(federation(1))
+    after = other.fit(federation(1))
+    for name in alone.weights:
+        np.testing.assert_array_equal(after.weights[name], alone.weights[name])
+
+
+def test_a_slot_keeps_the_graphs_used_last(monkeypatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 2)
+    latest = graphs.Latest()
+    for size in (1, 2):
+        latest[size, ()] = size
+    assert latest[1, ()] == 1
+    latest[3, ()] = 3
+    assert list(latest) == [(1, ()), (3, ())]

@@ -1,0 +1,218 @@
+"""Settings chosen on rows held out: exact, the same for every partition, within a budget, and told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+import fedsolve as fs
+from fedsolve.closedform.choosing import FEW, best_of, folds_for
+from fedsolve.closedform.deepafl import CHOSEN
+from fedsolve.federation.method import exchanges
+from fedsolve.held_out import folds
+from tests.command import document, fedsolve, refused
+from tests.oracle import one_hot, relative_difference
+
+AUTO = dict.fromkeys(CHOSEN, "auto")
+
+
+def table(rows=300, seed=0):
+    """Four columns in different units, labels by two of them, bent."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((rows, 4)) * [1.0, 20.0, 0.1, 5.0] + [0.0, 100.0, 3.0, -2.0]
+    scaled = (features - features.mean(axis=0)) / features.std(axis=0)
+    score = scaled[:, 0] * scaled[:, 1] + 0.5 * scaled[:, 2]
+    return features, np.array(["no", "yes"])[(score + 0.3 * rng.standard_normal(rows) > 0).astype(int)]
+
+
+X, Y = table()
+
+
+def federation(clients=1, seed=0, features=X, labels=Y, **more):
+    owners = np.random.default_rng(seed).integers(0, clients, len(labels))
+    return fs.LocalFederation.from_arrays(features, labels, owners, clients=clients, **more)
+
+
+# -- AFL: exact k-fold sums ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_errors_by_fold_are_those_of_scikit_learn_for_every_ridge(intercept):
+    codes = one_hot(np.unique(Y, return_inverse=True)[1])
+    weights = np.random.default_rng(1).uniform(0.2, 3.0, len(X))
+    model = fs.AFL(ridge="auto", intercept=intercept).fit(federation(3, sample_weight=weights))
+    told = model.history[-1].metrics
+    fold = folds(X, Y, told["folds"], "ridge")
+    for ridge, found in list(zip(told["ridges"], told["errors"], strict=True))[::6]:
+        expected = 0.0
+        for number in range(told["folds"]):
+            inside, outside = fold == number, fold != number
+            fitted = Ridge(alpha=ridge, fit_intercept=intercept, solver="svd")
+            fitted.fit(X[outside], codes[outside], weights[outside])
+            error = (codes[inside] - fitted.predict(X[inside])) ** 2
+            expected += float(np.sum(weights[inside][:, None] * error))
+        assert found == pytest.approx(expected, rel=1e-9)
+    best = told["ridges"][int(np.argmin(told["errors"]))]
+    assert model.parameters["ridge"] == best
+    again = fs.AFL(ridge=best, intercept=intercept).fit(federation(3, sample_weight=weights))
+    assert relative_difference(model.weight, again.weight) <= 1e-9
+
+
+def test_the_ridge_is_chosen_in_one_exchange_and_by_any_partition():
+    one, many = (fs.AFL(ridge="auto", intercept=True).fit(federation(k)) for k in (1, 7))
+    assert len(one.history) == 1
+    assert relative_difference(one.weight, many.weight) <= 1e-9
+
+
+# -- candidates ------------------------------------------------------------------------------------
+
+
+def test_deepafl_chooses_the_same_by_any_partition_and_trains_it_on_all_rows():
+    method = fs.DeepAFL(**AUTO | {"width": 24, "layers": 3}, intercept=True)
+    one, many = (method.fit(federation(k)) for k in (1, 6))
+    assert relative_difference(one.decision_function(X), many.decision_function(X)) <= 1e-9
+    assert one.parameters["layers"] == 3, "what is given is not chosen"
+    explicit = fs.DeepAFL(**one.parameters).fit(federation(6))
+    assert relative_difference(explicit.decision_function(X), many.decision_function(X)) <= 1e-9
+    (chosen,) = [tried for tried in one.tried if tried.chosen]
+    assert chosen.rows == len(X)
+    assert chosen.errors == min(tried.errors for tried in one.tried) or chosen.loss is not None
+
+
+def test_marks_of_candidates_are_those_of_models_trained_without_the_fold():
+    method = dataclasses.replace(fs.DeepAFL.trial(), layers="auto", width=16, scale="standard")
+    (tried,) = method.fit(federation(4)).tried
+    wrong, loss = 0, 0.0
+    for fold in folds_for(len(X)):
+        model = fs.OnPart(
+            dataclasses.replace(method, layers=method.candidates(None, len(X))[0].layers), fold.training
+        ).fit(federation(2))
+        held = fs.ClientData(X, Y)
+        rows = fold.held_out.of(held)
+        scores = model.decision_function(rows.features(slice(None)), layers=tried.layers)
+        truth = rows.own_labels()
+        wrong += int(np.sum(model.classes[np.argmax(scores, axis=1)] != truth))
+        loss += float(np.sum((scores - (truth[:, None] == model.classes)) ** 2))
+    assert tried.errors == wrong / len(X)
+    assert tried.loss == pytest.approx(loss / len(X), rel=1e-9)
+
+
+def test_folds_share_no_row_and_cover_all():
+    parts = [fold.held_out.of(fs.ClientData(X, Y)).rows for fold in folds_for(len(X))]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(X)))
+    (large,) = folds_for(200_000)
+    many = fs.ClientData(np.random.default_rng(0).standard_normal((5000, 2)), np.zeros(5000))
+    assert not set(large.training.of(many).rows) & set(large.held_out.of(many).rows)
+
+
+def test_the_best_has_the_fewest_mistakes_within_half_an_error_then_the_least_loss():
+    assert best_of(np.array([10.0, 11.0, 30.0]), np.array([3.0, 2.0, 1.0]), 1.0) == 1
+    assert best_of(None, np.array([3.0, 2.0, 1.0]), 1.0) == 2
+
+
+# -- Auto ------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_the_best_and_says_what_it_tried():
+    model = fs.Auto().fit(federation(3))
+    assert {tried.method for tried in model.tried} == set(fs.Auto().names)
+    (chosen,) = [tried for tried in model.tried if tried.chosen]
+    assert chosen.method == "deepafl", "the labels are not linear in the columns"
+    assert model.score(X, Y) > 0.8
+    linear = np.where(X[:, 0] + 0.2 * (X[:, 1] - 100) / 20 > 0, "yes", "no")
+    assert fs.Auto(methods="afl").fit(federation(3, labels=linear)).score(X, linear) > 0.9
+
+
+def test_a_budget_counts_all_candidates_together():
+    model = fs.Auto(max_exchanges=6).fit(federation(3))
+    assert len(model.history) <= 6
+    left = [tried for tried in model.tried if tried.left_out]
+    assert {tried.method for tried in left} >= {"deepafl"}
+    assert "exchanges in all" in left[0].left_out
+    few = fs.Auto(max_bytes=100_000).fit(federation(3))
+    spent = sum(record.bytes_up + record.bytes_down for record in few.history)
+    assert spent <= 100_000
+    with pytest.raises(fs.DataError, match="budget is too small"):
+        fs.Auto(max_bytes=10).fit(federation(3))
+
+
+def test_few_rows_are_not_divided():
+    rows = slice(0, FEW - 1)
+    model = fs.DeepAFL(**AUTO).fit(federation(2, features=X[rows], labels=Y[rows]))
+    (tried,) = model.tried[:1]
+    assert tried.chosen
+    assert "too few" in tried.left_out
+
+
+def test_a_choice_goes_on_where_it_was_stopped(tmp_path):
+    method = fs.DeepAFL(**AUTO | {"width": 16, "layers": 2})
+    whole = method.fit(federation(3))
+    for stop in (0, 3, 7, len(whole.history) - 2):
+        run = method.start(federation(3).describe())
+        for record in exchanges(run, federation(3)):
+            if record.exchange == stop:
+                break
+        path = tmp_path / f"{stop}.ckpt"
+        path.write_bytes(run.to_bytes())
+        went_on = method.fit(federation(3), checkpoint=path, resume=True)
+        assert relative_difference(went_on.decision_function(X), whole.decision_function(X)) <= 1e-9
+        assert [tried.as_dict() for tried in went_on.tried] == [tried.as_dict() for tried in whole.tried]
+
+
+def test_regression_is_chosen_by_squared_error():
+    targets = np.sin(X[:, 0]) + 0.1 * np.random.default_rng(5).standard_normal(len(X))
+    model = fs.DeepAFL(**AUTO, intercept=True).fit(federation(2, labels=targets, task="regression"))
+    assert all(tried.errors is None for tried in model.tried)
+    assert model.score(X, targets) > 0.5
+
+
+# -- commands and estimators -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def csv(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = ["a,b,c,d,y", *(",".join([*map(repr, row), y]) for row, y in zip(X.tolist(), Y, strict=True))]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_train_without_a_setting_chooses_and_prints_why(csv):
+    told = document("train", csv, "--clients", 3)
+    assert any(one["chosen"] for one in told["tried"])
+    assert told["accuracy"]["held_out"] > 0.7
+    page = fedsolve("train", csv, "--clients", 3, "--max-exchanges", 6).stdout
+    assert "held out" in page
+    assert "takes" in page, "what was left out for the budget is told"
+
+
+def test_given_settings_and_the_papers_are_left_alone(csv):
+    assert document("train", csv, "--clients", 2, "--layers", 1, "--width", 16)["parameters"]["ridge"] == 1.0
+    told = document("train", csv, "--clients", 2, "--method", "afl", "--preset", "paper")
+    assert told["parameters"] == fs.AFL().parameters()
+    assert document("train", csv, "--clients", 2, "--method", "afl")["parameters"]["ridge"] > 0
+    refused(fedsolve("train", csv, "--methods", "affl"), 2, "Auto does not try 'affl'. Did you mean 'afl'?")
+
+
+def test_learning_by_heart_is_told_by_rows_held_out(csv, tmp_path):
+    noise = tmp_path / "noise.csv"
+    rng = np.random.default_rng(0)
+    rows = [
+        ",".join([*map(repr, row.tolist()), str(rng.integers(0, 2))]) for row in rng.normal(size=(90, 30))
+    ]
+    noise.write_text("\n".join([",".join([f"x{k}" for k in range(30)] + ["y"]), *rows]))
+    told = document("train", noise, "--clients", 2)
+    assert any("rows held out" in doubt for doubt in told["warnings"])
+
+
+def test_the_estimator_chooses_and_has_the_papers_by_name():
+    model = fs.DeepAFLClassifier().fit(X, Y)
+    assert model.score(X, Y) > 0.8
+    assert model.model_.tried
+    papers = fs.DeepAFLClassifier(preset="paper")._method()
+    assert {name: getattr(papers, name) for name in CHOSEN} == {
+        name: getattr(fs.DeepAFL(), name) for name in CHOSEN
+    }
