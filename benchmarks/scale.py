@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,19 @@ def clients(size: tuple[str, ...], json_path: Path | None) -> None:
         count, rows, width = (int(number) for number in text.split("x"))
         for what in ("fedsolve", "ridge"):
             lines.append(_apart("clients", what=what, clients=count, rows=rows, width=width))
-            machine.progress(f"{text} {what}: {lines[-1]}")
-    columns = ("what", "clients", "rows", "width", "build", "seconds", "processor", "above_rows", "others")
-    _finish("AFL over very many clients", columns, lines, json_path)
+            _store(lines, json_path)
+    columns = (
+        "what",
+        "clients",
+        "rows",
+        "width",
+        "build",
+        "build_processor",
+        "seconds",
+        "processor",
+        "above_rows",
+    )
+    _finish("AFL over very many clients", columns, lines)
 
 
 @main.command()
@@ -65,10 +76,12 @@ def machines(
 ) -> None:
     """AFL in Ray, started here with so many workers, and in this process."""
     size = {"clients": count, "rows": rows_each, "width": width}
-    lines = [_apart("machines", engine="local", workers=0, **size)]
-    lines += [_apart("machines", engine="ray", workers=number, **size) for number in workers]
+    lines = []
+    for engine, number in [("local", 0), *(("ray", number) for number in workers)]:
+        lines.append(_apart("machines", engine=engine, workers=number, **size))
+        _store(lines, json_path)
     columns = ("engine", "workers", "clients", "rows", "width", "start", "seconds", "model", "others")
-    _finish("AFL by both engines", columns, lines, json_path)
+    _finish("AFL by both engines", columns, lines)
 
 
 @main.command()
@@ -104,11 +117,11 @@ def rows(
                     lines.append(
                         _apart("rows", source=source, method=method, layers=layers, budget=budget, **given)
                     )
-                    machine.progress(f"{number} rows by {source}: {lines[-1]}")
+                    _store(lines, json_path)
                 for file in Path(name).iterdir():
                     file.unlink()
     columns = ("source", "method", "rows", "width", "seconds", "anonymous", "mapped", "others")
-    _finish("Rows beyond memory", columns, lines, json_path)
+    _finish("Rows beyond memory", columns, lines)
     if plot is not None:
         _draw(lines, plot)
 
@@ -176,13 +189,17 @@ def measure_clients(what: str, clients: int, rows: int, width: int) -> dict[str,
         targets = np.eye(CLASSES)[labels]
         with _Timed() as timed, Memory() as memory:
             Ridge(alpha=1.0, fit_intercept=False, copy_X=False).fit(features, targets)
-        return timed.found | {"build": 0.0, "above_rows": memory.grown}
+        return timed.found | {"build": 0.0, "build_processor": 0.0, "above_rows": memory.grown}
     with Memory() as memory:
         with _Timed() as built:
             federation = fs.LocalFederation.from_arrays(features, labels, owners, clients)
         with _Timed() as timed:
             fs.AFL(ridge=1.0).fit(federation)
-    return timed.found | {"build": built.found["seconds"], "above_rows": memory.grown}
+    return timed.found | {
+        "build": built.found["seconds"],
+        "build_processor": built.found["processor"],
+        "above_rows": memory.grown,
+    }
 
 
 def measure_machines(engine: str, workers: int, clients: int, rows: int, width: int) -> dict[str, Any]:
@@ -255,6 +272,19 @@ _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+@cache
+def _machine() -> dict[str, Any]:
+    return machine.describe()
+
+
+def _store(lines: list[dict[str, Any]], path: Path | None) -> None:
+    """Tell what was measured last, and keep all of it: a long benchmark may be stopped."""
+    machine.progress(str(lines[-1]))
+    if path is not None:
+        found = {"machine": _machine(), "load": os.getloadavg(), "lines": lines}
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def _apart(name: str, **sizes: Any) -> dict[str, Any]:
     line = [sys.executable, "-m", "benchmarks.scale", "measure", name, json.dumps(sizes)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -272,7 +302,7 @@ def measure(name: str, sizes: str) -> None:
     click.echo(json.dumps(_MEASURES[name](**json.loads(sizes))))
 
 
-def _finish(title: str, columns: tuple[str, ...], lines: list[dict[str, Any]], path: Path | None) -> None:
+def _finish(title: str, columns: tuple[str, ...], lines: list[dict[str, Any]]) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, justify="right")
@@ -280,9 +310,6 @@ def _finish(title: str, columns: tuple[str, ...], lines: list[dict[str, Any]], p
         table.add_row(*(f"{v:.2f}" if isinstance(v := line[name], float) else str(v) for name in columns))
     Console(width=140, highlight=False).print(table)
     print("seconds of the clock and of the processor; MB; others: share of the machine that others had.")
-    if path is not None:
-        found = {"machine": machine.describe(), "load": os.getloadavg(), "lines": lines}
-        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _draw(lines: list[dict[str, Any]], path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsolve import registry
+from fedsolve.backends.devices import resolve
 from fedsolve.cluster.row_file import RowFile
 from fedsolve.cluster.sum_tree import Node, SumTree
 from fedsolve.container import Array
@@ -74,7 +75,7 @@ class Shard:
     ) -> None:
         if deal is not None and mapped is not None:
             deal = replace(deal, features=np.load(mapped, mmap_mode="r"))
-        self._members = Members(deal, device)
+        self._members = Members(deal, resolve(device))
         self._files = files
         self._memory = memory // max(1, len(files))
         self._scratch = None if scratch is None else Path(scratch)
