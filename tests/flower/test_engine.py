@@ -266,8 +266,8 @@ class Describing(PretendedLink):
     change: Mapping[str, object] = MappingProxyType({})
     damaged = None
 
-    def receive(self, message, still_there):
-        reply = super().receive(message, still_there)
+    def receive(self, message, go_on):
+        reply = super().receive(message, go_on)
         number, _, note, _ = self.open[message]
         if reply is None or self.sites[number].name != "north":
             return reply

@@ -175,7 +175,7 @@ def test_a_superlink_that_dies_is_an_error_of_the_network(tmp_path):
         with pytest.raises(CohortError, match="same state folder"):
             link.nodes()
         with pytest.raises(CohortError, match="same state folder"):
-            link.receive("message", lambda: True)
+            link.receive("message", lambda done, size: True)
 
 
 @pytest.mark.parametrize(("which", "words"), [(0, "the SuperLink has ended"), (1, "the gate, .* has ended")])
@@ -192,7 +192,7 @@ def test_a_process_of_the_server_that_dies_is_noticed(which, words, tmp_path, mo
         assert link.nodes() == {}
         processes[which].kill()
         processes[which].wait()
-        for call in (link.nodes, lambda: link.receive("message", lambda: True)):
+        for call in (link.nodes, lambda: link.receive("message", lambda done, size: True)):
             with pytest.raises(CohortError, match=words):
                 call()
 
