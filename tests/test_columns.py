@@ -95,12 +95,15 @@ def test_parquet_and_csv_share_columns(trained, iris, tmp_path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table(shuffled(iris)), tmp_path / "iris.parquet")
+    # Which rows are held out depends on the order of the columns that a model is trained with: none are here.
     words = ("--method", "afl", "--label", "kind", "--client-column", "hospital", "--drop", "row")
-    out = tmp_path / "m.safetensors"
-    document("train", tmp_path / "iris.parquet", *words, "--out", out)
-    assert document("evaluate", out, trained / "iris.csv") | {"model": ""} == document(
-        "evaluate", trained / "afl.safetensors", trained / "iris.csv"
-    ) | {"model": ""}
+    words += ("--ridge", 1, "--no-calibrate")
+    told = []
+    for file in (tmp_path / "iris.parquet", trained / "iris.csv"):
+        document("train", file, *words, "--out", tmp_path / "m.safetensors")
+        told.append(document("evaluate", tmp_path / "m.safetensors", trained / "iris.csv"))
+    assert told[0]["accuracy"] == told[1]["accuracy"]
+    assert told[0]["log_loss"] == pytest.approx(told[1]["log_loss"], rel=1e-9)
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "personalise"])
