@@ -216,3 +216,30 @@ def test_estimators_calibrate(digits, kind):
     few = getattr(fs, kind)().fit(digits.features[:20], digits.labels[:20])
     with pytest.warns(fs.CalibrationWarning, match="too few"):
         few.predict_proba(digits.features[:2])
+
+
+def test_a_method_that_chooses_does_so_once_and_goes_on_from_every_exchange():
+    rng = np.random.default_rng(3)
+    labels = np.arange(160) % 2
+    features = rng.normal(size=(160, 4)) + labels[:, None]
+    schema = Schema(tuple(Column(f"x{i}") for i in range(4)), "y", (0, 1))
+    federation = divided(features, labels, 2, schema=schema)
+    method = fs.Calibrated(fs.Described(fs.Auto(methods="afl,softmax"), schema))
+    whole = method.fit(federation)
+    kinds = [record.kind for record in whole.history]
+    assert kinds.count("choosing-comparison") == kinds.count("held-out evaluation") == 1
+    assert kinds.index("choosing-comparison") < kinds.index("calibrate") < len(kinds) - 1
+    assert kinds[-1] == "refit"
+    chosen = next(tried for tried in whole.tried if tried.chosen)
+    assert whole.parameters["ridge"] == chosen.settings["ridge"]
+    # The model is that of the chosen method on all rows.
+    again = fs.Described(fs.Softmax(**whole.parameters), schema).fit(federation)
+    assert np.array_equal(whole.decision_function(features), again.decision_function(features))
+    for done in range(1, len(kinds)):
+        run = method.start(federation.describe())
+        for _ in zip(range(done), exchanges(run, federation), strict=False):
+            pass
+        resumed = method.start(federation.describe())
+        resumed.restore(run.to_bytes(), "here")
+        assert len(list(exchanges(resumed, federation))) == len(kinds) - done
+        assert resumed.model().to_bytes() == whole.to_bytes()

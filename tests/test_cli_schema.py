@@ -131,3 +131,23 @@ def test_rows_that_do_not_fit_the_schema_are_refused_by_name(site, tmp_path):
     )
     refused(result, 2, "column 'visit' is missing", "did you mean 'visited'?")
     assert not (tmp_path / "m").exists()
+
+
+def test_the_card_of_a_model_with_identifiers_and_a_choice(site, tmp_path):
+    folder, _, _ = site
+    words = ("--schema", folder / "schema.toml", "--methods", "afl,softmax", "--out", tmp_path / "m")
+    document("train", folder / "raw.csv", *words)
+    told = document("info", tmp_path / "m")
+    assert told["settings"]["scale"] == "standard"
+    page = fedsolve("info", tmp_path / "m").stdout
+    assert "identifiers  patient_id" in page
+    assert "chosen" in page
+
+
+def test_a_checkpoint_of_the_default_is_written_and_resumed(site, tmp_path):
+    folder, _, _ = site
+    words = ("train", folder / "raw.csv", "--schema", folder / "schema.toml", "--methods", "afl,softmax")
+    document(*words, "--out", tmp_path / "whole")
+    document(*words, "--checkpoint", tmp_path / "run.ckpt", "--out", tmp_path / "a")
+    document(*words, "--checkpoint", tmp_path / "run.ckpt", "--resume", "--out", tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == (tmp_path / "whole").read_bytes()

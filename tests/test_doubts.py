@@ -90,3 +90,21 @@ def test_an_identifier_is_told_and_dropped_as_told(folder):
     assert "'patient'" in doubt
     assert "--drop patient" in doubt
     assert document(*words, "--drop", "patient")["warnings"] == []
+
+
+def test_weighed_classes_are_judged_by_classes_that_count_alike(folder):
+    rng = np.random.default_rng(0)
+    labels = (rng.random(1500) < 0.08).astype(int)
+    write(folder / "d.csv", rng.normal(size=(1500, 3)) + 0.7 * labels[:, None], labels)
+    words = ("train", "d.csv", "--methods", "afl,softmax", "--class-weight", "balanced", "--out", "m")
+    assert document(*words)["warnings"] == []
+    (doubt,) = document("evaluate", "m", "d.csv")["warnings"]
+    assert "worse than always answering 0" in doubt
+    assert "balanced accuracy 7" in doubt
+
+
+def test_a_label_that_is_a_quantity_is_remarked_upon(folder):
+    features, _ = noise()
+    write(folder / "d.csv", features, np.round(100 * features @ np.ones(3)).astype(int))
+    doubts = document("train", "d.csv", "--method", "afl", "--ridge", 1, "--no-calibrate")["warnings"]
+    assert any("looks like a quantity" in doubt and "DeepAFLRegressor" in doubt for doubt in doubts)

@@ -46,6 +46,11 @@ def test_estimators_balance_classes_and_take_weights_by_label():
     ):
         expected = fs.AFLClassifier(ridge=1.0).fit(X, Y, sample_weight=weights)
         assert relative_difference(made.fit(X, Y).coef_, expected.coef_) <= 1e-9
+    for kind in (fs.SoftmaxClassifier, fs.KernelAFLClassifier):
+        expected = kind().fit(X, Y, sample_weight=by_class(Y)).decision_function(X)
+        np.testing.assert_allclose(
+            kind(class_weight="balanced").fit(X, Y).decision_function(X), expected, rtol=1e-9, atol=1e-9
+        )
     with pytest.raises(fs.DataError, match="partial_fit"):
         fs.AFLClassifier(class_weight="balanced").partial_fit(X, Y, classes=["ill", "well"])
 

@@ -1,11 +1,13 @@
 """An object's attributes as named arrays and a JSON note, and back: what runs and models store by default.
 
 Arrays, lists and tuples of arrays and dictionaries of arrays become named arrays; numbers, text, None and
-lists and dictionaries of them become the note. Anything else is refused by the attribute's name.
+lists and dictionaries of them become the note; infinity and NaN, which JSON has not, are written as text.
+Anything else is refused by the attribute's name.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +16,14 @@ import numpy as np
 from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError
 
-_ARRAY, _SEQUENCE, _MAPPING, _TUPLE, _PLAIN = "array", "arrays", "named arrays", "tuple", "plain"
+_ARRAY, _SEQUENCE, _MAPPING, _TUPLE, _PLAIN, _NOT_FINITE = (
+    "array",
+    "arrays",
+    "named arrays",
+    "tuple",
+    "plain",
+    "not finite",
+)
 
 
 def to_parts(values: Mapping[str, Any], owner: str) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -32,6 +41,8 @@ def to_parts(values: Mapping[str, Any], owner: str) -> tuple[dict[str, Array], d
             note[name] = [_MAPPING, list(value)]
         elif isinstance(value, tuple):
             note[name] = [_TUPLE, [_plain(part, name, owner) for part in value]]
+        elif isinstance(value, float) and not math.isfinite(value):
+            note[name] = [_NOT_FINITE, repr(float(value))]
         else:
             note[name] = [_PLAIN, _plain(value, name, owner)]
     return arrays, note
@@ -49,6 +60,8 @@ def from_parts(arrays: Mapping[str, Array], note: Mapping[str, Any]) -> dict[str
         elif kind == _MAPPING:
             named = with_prefix(dict(arrays), f"{name}.")
             values[name] = {key: named[key] for key in detail}
+        elif kind == _NOT_FINITE:
+            values[name] = float(detail)
         else:
             values[name] = tuple(detail) if kind == _TUPLE else detail
     return values

@@ -596,6 +596,7 @@ class SoftmaxClassifier(_Classifier):
     fit_intercept: whether there is an intercept.
     scale:         "standard" standardises columns by their sums; None leaves them as they are.
     tolerance:     relative length of the last step. steps: most gradients.
+    class_weight:  "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.coefficients()` has standard errors, for two classes at
     ridge 0), `classes_`, `coef_`, `intercept_`, `n_features_in_`, `feature_names_in_`.
@@ -612,12 +613,14 @@ class SoftmaxClassifier(_Classifier):
         scale: Literal["standard"] | None = "standard",
         tolerance: float = 1e-6,
         steps: int = 500,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
     ) -> None:
         self.ridge = ridge
         self.fit_intercept = fit_intercept
         self.scale = scale
         self.tolerance = tolerance
         self.steps = steps
+        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
@@ -625,6 +628,7 @@ class SoftmaxClassifier(_Classifier):
 
     def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
+        del given["class_weight"]
         method = Softmax(
             intercept=bool(given.pop("fit_intercept")),
             curvature="exact" if _coefficients(features, labels) <= _NEWTON_AT_HOME else "auto",
@@ -664,6 +668,7 @@ class KernelAFLClassifier(_Classifier):
     scale:        "standard" standardises columns by their sums; None leaves them as they are.
     random_state: seed of the landmarks, as in `DeepAFLClassifier`.
     calibrate:    hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
+    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
     Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
     """
@@ -680,6 +685,7 @@ class KernelAFLClassifier(_Classifier):
         scale: Literal["standard"] | None = "standard",
         random_state: Any = 0,
         calibrate: bool = True,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
     ) -> None:
         self.landmarks = landmarks
         self.steps = steps
@@ -688,6 +694,7 @@ class KernelAFLClassifier(_Classifier):
         self.scale = scale
         self.random_state = random_state
         self.calibrate = calibrate
+        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows."""
@@ -695,7 +702,7 @@ class KernelAFLClassifier(_Classifier):
 
     def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
         given = {name: _scalar(value) for name, value in self.get_params(deep=False).items()}
-        del given["calibrate"]
+        del given["calibrate"], given["class_weight"]
         # One silo draws its own landmarks, so that a class of few rows may have some.
         method = KernelAFL(seed=_seed(given.pop("random_state")), least_rows=1, **given)
         self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))

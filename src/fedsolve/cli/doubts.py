@@ -19,16 +19,52 @@ def check_finite(model: Model, what: str) -> None:
     model.check_finite(what)
 
 
-def majority_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
-    """Where always giving the most frequent label would be right more often."""
+MANY_VALUES = 20
+"""Different numbers as labels up to which they may well be classes."""
+
+
+def majority_doubt(accuracy: float, labels: Array, where: str, balanced: float | None = None) -> list[str]:
+    """Where always giving the most frequent label would be right more often.
+
+    balanced: the balanced accuracy, where it is known: a model that weighs classes is to be judged by that.
+    """
     classes, counts = np.unique(labels, return_counts=True)
     share = float(counts.max() / len(labels))
     if accuracy >= share:
         return []
     most = classes[int(np.argmax(counts))].item()
+    if balanced is not None and balanced > 1 / len(classes):
+        return [
+            f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
+            f"That is so where classes were weighed to count alike (balanced accuracy {percent(balanced)}); "
+            "otherwise check columns, scales and parameters."
+        ]
     return [
         f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
         "The model has not learnt what it should; check columns, scales and parameters."
+    ]
+
+
+def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
+    """Where classes that count alike are answered no better than by drawing lots."""
+    count = len(np.unique(labels))
+    if accuracy > 1 / count:
+        return []
+    return [
+        f"{percent(accuracy)} on {where}, all classes counting alike, is no better than drawing lots among "
+        f"{count} classes. The model has not learnt what it should; check columns, scales and parameters."
+    ]
+
+
+def quantity_doubt(labels: Array, name: str) -> list[str]:
+    """Where labels are numbers that measure something: every value would be a class of its own."""
+    count = len(np.unique(labels))
+    if not np.issubdtype(labels.dtype, np.number) or count <= MANY_VALUES or len(labels) >= 10 * count:
+        return []
+    return [
+        f"{name} has {count:,} different numbers in {len(labels):,} rows, and each is taken for a class: it "
+        "looks like a quantity. This command trains classifiers; name another --label, put the numbers into "
+        "classes, or fit a regression in Python (fedsolve.estimators.DeepAFLRegressor)."
     ]
 
 

@@ -14,6 +14,7 @@ from fedsolve.cli.output import Output, check_target, facts, harmless, megabytes
 from fedsolve.federation.card import MOST_NAMES, card
 from fedsolve.model import load_model
 from fedsolve.permissions import allowing
+from fedsolve.schema import LEFT_OUT
 
 MOST_COLUMNS = 40
 """Columns of a schema that a page lists; JSON has them all."""
@@ -111,8 +112,14 @@ def _model(told: dict[str, Any]) -> list[tuple[str, str]]:
     if told["method"] is not None:
         lines.append(("method", told["method"]))
     if told["parameters"]:
-        lines.append(("parameters", ", ".join(f"{n} {v}" for n, v in told["parameters"].items())))
+        lines.append(("parameters", _named(told["parameters"])))
+    if told["settings"]:
+        lines.append(("chosen", _named(told["settings"])))
     return lines
+
+
+def _named(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _rows(schema: dict[str, Any] | None, prepared: bool) -> list[tuple[str, str]]:
@@ -123,16 +130,17 @@ def _rows(schema: dict[str, Any] | None, prepared: bool) -> list[tuple[str, str]
         lines = [("backbone", extractor["address"]), ("weights", extractor["weights"])]
         return [*lines, *((name, str(value)) for name, value in extractor["preprocessing"].items())]
     lines = [("label", str(schema["label"]))] if schema["label"] else []
-    used = [column for column in schema["columns"] if column["kind"] != "unused"]
+    used = [column for column in schema["columns"] if column["kind"] not in LEFT_OUT]
     for column in used[:MOST_COLUMNS]:
         unit = f" in {column['unit']}" if column.get("unit") else ""
         kinds = _listed(column["categories"], column["kind"]) if column.get("categories") else column["kind"]
         lines.append((column["name"], f"{kinds}{unit}, missing: {column['missing']}"))
     if len(used) > MOST_COLUMNS:
         lines.append(("...", f"and {len(used) - MOST_COLUMNS} more columns (all of them with --json)"))
-    unused = [column["name"] for column in schema["columns"] if column["kind"] == "unused"]
-    if unused:
-        lines.append(("unused", ", ".join(unused)))
+    for kind, words in (("identifier", "identifiers"), ("unused", "unused")):
+        names = [column["name"] for column in schema["columns"] if column["kind"] == kind]
+        if names:
+            lines.append((words, ", ".join(names)))
     lines.append(("preparation", "filled and standardised by sums" if prepared else "none"))
     return lines
 

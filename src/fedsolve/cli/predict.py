@@ -218,7 +218,7 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     if given["sensitivity"] is not None:
         limit = found.threshold(model.threshold(given["sensitivity"]), given["sensitivity"])
     important = _importance(model, data, given) if given["importance"] else None
-    doubts = majority_doubt(found.accuracy, data.labels, "these rows")
+    doubts = majority_doubt(found.accuracy, data.labels, "these rows", found.balanced_accuracy)
     document = named | {"layers": depth.get("layers")} | found.as_dict() | report.as_dict()
     document["threshold"] = None if limit is None else asdict(limit)
     document["importance"] = None if important is None else [asdict(one) for one in important]

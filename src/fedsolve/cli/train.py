@@ -17,7 +17,14 @@ from fedsolve.backends.devices import resolve
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
 from fedsolve.cli.command import Choice, option
-from fedsolve.cli.doubts import check_finite, gap_doubt, identifier_doubt, majority_doubt
+from fedsolve.cli.doubts import (
+    chance_doubt,
+    check_finite,
+    gap_doubt,
+    identifier_doubt,
+    majority_doubt,
+    quantity_doubt,
+)
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.method_options import (
     MethodCommand,
@@ -294,7 +301,9 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         "checkpoint": checkpoint,
     }
     document["tried"] = [tried.as_dict() for tried in model.tried]
-    document["warnings"] = _doubts(model, data, test, accuracy, plain=described is None)
+    document["warnings"] = _doubts(
+        model, data, test, accuracy, plain=described is None, weighed=given["class_weight"] is not None
+    )
     output.result(document, lambda page: _show(page, document))
     for doubt in document["warnings"]:
         output.warn(doubt)
@@ -307,22 +316,24 @@ def _settings(method: Method[Any], model: Model) -> dict[str, Any]:
 
 
 def _doubts(
-    model: Model, data: Table, test: Table | None, accuracy: dict[str, Any], plain: bool
+    model: Model, data: Table, test: Table | None, accuracy: dict[str, Any], plain: bool, weighed: bool
 ) -> list[str]:
-    """What nobody should miss about this model."""
+    """What nobody should miss about this model; where classes are weighed, their shares are no measure."""
     doubts = identifier_doubt(data) if plain else []
     if not model.predicts:
         return doubts
     assert data.labels is not None
+    doubts += quantity_doubt(data.labels, "the label")
     if test is not None and test.labels is not None:
-        doubts += majority_doubt(accuracy["test"], test.labels, "test rows")
+        doubts += [] if weighed else majority_doubt(accuracy["test"], test.labels, "test rows")
         doubts += gap_doubt(accuracy["train"], accuracy["test"])
     if accuracy["held_out"] is not None:
-        doubts += majority_doubt(accuracy["held_out"], data.labels, "rows held out")
+        told = chance_doubt if weighed else majority_doubt
+        doubts += told(accuracy["held_out"], data.labels, "rows held out")
         doubts += (
             [] if test is not None else gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
         )
-    else:
+    elif not weighed:
         doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
     return doubts
 

@@ -183,6 +183,14 @@ class ChoosingRun(Run[M]):
         model.tried = tuple(self._trials)
         return model
 
+    def choice(self) -> dict[str, Any] | None:
+        return self._about_the_choice() if self._phase == "refit" else None
+
+    def take_choice(self, choice: Mapping[str, Any]) -> None:
+        self._rows, self._clients = choice["rows"], choice["clients"]
+        self._trials = [Tried(**trial) for trial in choice["trials"]]
+        self._refit(_method_of(choice["refit"]))
+
     # -- trials ------------------------------------------------------------------------------------
 
     def _open_trials(self, cohort: tuple[str, ...]) -> None:
@@ -299,19 +307,18 @@ class ChoosingRun(Run[M]):
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         members = {} if self._steps is None else self._steps.members
         arrays = {name: np.frombuffer(run.to_bytes(), dtype=np.uint8) for name, run in members.items()}
-        refit = members["refit"].method if self._phase == "refit" else None
-        note = {
-            "phase": self._phase,
+        return arrays, {"phase": self._phase, **self._about_the_choice()}
+
+    def _about_the_choice(self) -> dict[str, Any]:
+        refit = self._steps.members["refit"].method if self._steps and self._phase == "refit" else None
+        return {
             "rows": self._rows,
             "clients": self._clients,
             "trials": [trial.as_dict() for trial in self._trials],
             "refit": None if refit is None else [refit.key, refit.parameters()],
         }
-        return arrays, note
 
     def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        from fedsolve import registry
-
         self._phase, self._rows, self._clients = note["phase"], note["rows"], note["clients"]
         self._trials = [Tried(**trial) for trial in note["trials"]]
         if self._phase == "rows":
@@ -320,13 +327,21 @@ class ChoosingRun(Run[M]):
         candidates = list(self._chooses.candidates(self.spec, self._rows))
         self._tried, self._left_out = self._affordable(candidates)
         if note["refit"] is not None:
-            key, parameters = note["refit"]
-            members = {"refit": registry.method_class(key)(**parameters).start(self.spec)}
+            members = {"refit": _method_of(note["refit"]).start(self.spec)}
         else:
             members = self._members()
         for name, run in members.items():
             run.restore(arrays[name].tobytes(), "of a candidate")
         self._steps = Lockstep(self, members)
+
+
+def _method_of(note: Sequence[Any]) -> Method[Any]:
+    """The method of a key and parameters."""
+    from fedsolve import registry
+
+    key, parameters = note
+    made: Method[Any] = registry.method_class(key)(**parameters)
+    return made
 
 
 def scaled(method: Method[Any], share: float) -> Method[Any]:

@@ -277,14 +277,18 @@ def _numbers(
     return values
 
 
+_FILL = "Fill it in, leave the row out, or say in a schema what becomes of it ('fedsolve schema')."
+
+
 def _check_cell(cell: str, line: int, name: str, dialect: Dialect) -> None:
     where = f"line {line}, column '{name}'"
     if not cell.strip():
-        raise DataError(f"{where}: the cell is empty. Fill it in or leave the row out.")
+        raise DataError(f"{where}: the cell is empty. {_FILL}")
     value = number(dialect.plain(cell) if dialect.differs else cell)
     if value is None:
         hint = spelling_hint(cell, dialect) or (
-            "Encode text as numbers, or leave the column out (--drop, or ?drop= in an address)."
+            "Describe categories, dates and text with a schema ('fedsolve schema'), or leave the column out "
+            "(--drop, or ?drop= in an address)."
         )
         raise DataError(f"{where}: {cell!r} is not a number. {hint}")
     if not np.isfinite(value):
@@ -295,9 +299,7 @@ def _filled(rows: list[list[str]], lines: list[int], name: str, column: int) -> 
     cells = [row[column].strip() for row in rows]
     for cell, line in zip(cells, lines, strict=True):
         if cell.lower() in _EMPTY:
-            raise DataError(
-                f"line {line}, column '{name}': the cell is empty. Fill it in or leave the row out."
-            )
+            raise DataError(f"line {line}, column '{name}': the cell is empty. {_FILL}")
     return cells
 
 
@@ -338,7 +340,7 @@ def read_parquet(path: Path, wish: Wish) -> Columns:
 def _whole_column(column: Any, name: str) -> Array:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"row {row}, column '{name}': the cell is empty. Fill it in or leave the row out.")
+        raise DataError(f"row {row}, column '{name}': the cell is empty. {_FILL}")
     return np.asarray(column.to_pylist()) if column.type.num_fields else _primitive(column)
 
 

@@ -6,6 +6,7 @@
    of the shared one, they do so of their other rows, and the same exchanges calibrate those.
 3. One exchange evaluates the calibrated model on the rows held out.
 4. The method is trained again, on all rows, and keeps the calibration. Those exchanges count as well.
+   A method that chooses its settings does so in 1, and is trained again with that choice.
 
 Where too few rows are held out, or the others lack a class, the model is left as it is, with a warning.
 """
@@ -114,6 +115,8 @@ class CalibratedRun(Run[M]):
 
     @property
     def exchanges(self) -> int:
+        if self.phase == REFITTING:
+            return len(self.history) - len(self.inner.history) + self.inner.exchanges
         wanted = Search(self.method.with_biases(self.spec), self.spec.outputs).exchanges
         return 2 * self.inner.exchanges + wanted + 1
 
@@ -220,8 +223,13 @@ class CalibratedRun(Run[M]):
         self._refit()
 
     def _refit(self) -> None:
+        # Without a calibration the model is the one that the method gives by itself.
+        choice = self.inner.choice() if self.found else None
         self.phase, self._first = REFITTING, None
-        self._begin(self.method.method.start(self.spec))
+        again = self.method.method.start(self.spec)
+        if choice is not None:
+            again.take_choice(choice)
+        self._begin(again)
 
     def model(self) -> M:
         model = self.inner.model()

@@ -63,6 +63,7 @@ def training_card(model: Model, method: Method[Any], **more: Any) -> dict[str, A
 def card(model: Model) -> dict[str, Any]:
     """Everything that is known of a model, as JSON values; None for what is not."""
     told: Mapping[str, Any] = model.card or {}
+    trained_with = getattr(model, "parameters", None) or {}
     arrays, _ = model.contents()
     calibration = model.calibration
     return {
@@ -75,7 +76,8 @@ def card(model: Model) -> dict[str, Any]:
         "targets": model.outputs if model.classes is None else None,
         "numbers": int(sum(array.size for array in arrays.values())),
         "method": told.get("method"),
-        "parameters": told.get("parameters") or getattr(model, "parameters", None) or None,
+        "parameters": told.get("parameters") or trained_with or None,
+        "settings": _chosen(trained_with, told.get("parameters")),
         "schema": None if model.schema is None else _schema(model),
         "prepared": model.preparing is not None,
         "calibration": None
@@ -90,6 +92,13 @@ def card(model: Model) -> dict[str, Any]:
         "training": {k: v for k, v in told.items() if k not in ("method", "parameters")} or None,
         "licence": _licence(model),
     }
+
+
+def _chosen(trained_with: Mapping[str, Any], asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The settings that a choice came to; None where all were given."""
+    if not asked:
+        return None
+    return {name: value for name, value in trained_with.items() if asked.get(name, "auto") != value} or None
 
 
 def _schema(model: Model) -> dict[str, Any]:

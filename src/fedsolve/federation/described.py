@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -126,6 +127,12 @@ class DescribedRun(Run[M]):
             arrays["class_weight"] = balanced_weights(total["class_rows"])
         self.chain.append(Block({TABLE_BLOCK: True}, arrays))
         self.inner.record(total)
+
+    def choice(self) -> dict[str, Any] | None:
+        return self.inner.choice()
+
+    def take_choice(self, choice: Mapping[str, Any]) -> None:
+        self.inner.take_choice(choice)
 
     def model(self) -> M:
         return self._described(self.inner.model())

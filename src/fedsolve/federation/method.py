@@ -100,6 +100,14 @@ class Run(ABC, Generic[M]):
         """How many exchanges the whole run takes when no cohort changes."""
         return 1
 
+    def choice(self) -> dict[str, Any] | None:
+        """What this run chose, to train again with; None where nothing was to be chosen, or is not yet."""
+        return None
+
+    def take_choice(self, choice: Mapping[str, Any]) -> None:
+        """Begin with what another run of this method chose, before anything is asked."""
+        raise NotImplementedError(f"{type(self).__name__} chooses nothing")
+
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The run's own state as named arrays and a note; by default its attributes."""
         own = {name: value for name, value in vars(self).items() if name not in _BASE | self.transient}
