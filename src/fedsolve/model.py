@@ -26,6 +26,7 @@ from fedsolve.preparation import TablePreparation
 from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
+    from fedsolve.export import OnnxFile
     from fedsolve.federation.method import Record
     from fedsolve.federation.participant import ClientData
     from fedsolve.federation.states import StateStore
@@ -278,6 +279,16 @@ class Model(ABC):
         arrays, note = self.contents()
         note = note if self.card is None else {**note, "card": self.card}
         return container.to_bytes(arrays, note, sealed=True)
+
+    def to_onnx(self, path: str | os.PathLike[str], precision: str = "float64") -> OnnxFile:
+        """Write the whole way from raw rows to labels and probabilities as one ONNX file; what was written.
+
+        A model of columns has an input for each of them, others have `features`. precision: "float64" or
+        "float32". One client's own model is for its owner to read.
+        """
+        from fedsolve.export import write_onnx
+
+        return write_onnx(self, path, precision)
 
     def __repr__(self) -> str:
         what = f"{self.outputs} targets" if self.classes is None else f"{len(self.classes)} classes"

@@ -82,20 +82,24 @@ class GradientModel(Model):
             return np.zeros((0, 0)), np.zeros((0, self.outputs))
         return np.concatenate([seen for seen, _ in passes]), np.concatenate([scores for _, scores in passes])
 
-    def _passes(self, rows: Array) -> Iterator[tuple[Array, Array]]:
-        """Features of the last layer and scores, some thousand rows at a time."""
-        import torch
-
-        network, parameters = self.network(), self.parameters
-        images = ImageInputs(
+    def images(self, device: str) -> ImageInputs:
+        """How rows become inputs of the network, on this device."""
+        parameters = self.parameters
+        return ImageInputs(
             parameters["network"],
             self.features,
             self._shape(),
             parameters["precision"],
-            self.device,
+            device,
             mean=parameters.get("pixel_mean"),
             deviation=parameters.get("pixel_deviation"),
         )
+
+    def _passes(self, rows: Array) -> Iterator[tuple[Array, Array]]:
+        """Features of the last layer and scores, some thousand rows at a time."""
+        import torch
+
+        network, images = self.network(), self.images(self.device)
         for start in range(0, len(rows), _ROWS):
             # A copy: stored features are mapped read-only, and torch wants to write.
             part = torch.from_numpy(np.array(rows[start : start + _ROWS])).to(self.device)

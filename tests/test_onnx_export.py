@@ -1,0 +1,223 @@
+"""Exported models run by onnxruntime on raw rows: the same labels and probabilities as `predict_proba`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import erf
+
+import fedsolve as fs
+from fedsolve.backends.activations import ACTIVATIONS, activate
+from fedsolve.encoder import MISSING, category_text
+from fedsolve.model import Model
+from fedsolve.schema import Column, Extractor, Schema
+from tests.command import document, fedsolve, refused
+from tests.toy import toy_data
+
+pytestmark = pytest.mark.onnx
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+
+from fedsolve.export import CARD, OPSET, OnnxGraph, writes  # noqa: E402
+from fedsolve.export.onnx_functions import activation  # noqa: E402
+
+NEAR = {"float64": 1e-9, "float32": 1e-5}
+X, Y = toy_data(400, 3, noise=0.3)
+X[:, 4] = 1000 + 0.1 * X[:, 4]
+NEW = toy_data(200, 4)[0]
+NEW[:, 4] = 1000 + 0.1 * NEW[:, 4]
+NAMES = np.array(["eins", "zwei", "drei é"])
+
+
+def divided(features: Any = X, labels: Any = Y, **more: Any) -> Any:
+    return fs.LocalFederation.from_arrays(
+        features, labels, np.arange(len(labels)) % 4, clients=4, workers=1, **more
+    )
+
+
+def session(path: Any) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def ran(path: Any, **inputs: Any) -> dict[str, Any]:
+    run = session(path)
+    return dict(zip([edge.name for edge in run.get_outputs()], run.run(None, inputs), strict=True))
+
+
+def agrees(model: Model, folder: Path, near: dict[str, float] = NEAR, rows: Any = NEW) -> None:
+    """Labels, probabilities and scores of both precisions are the model's."""
+    for precision in NEAR:
+        model.to_onnx(folder / "model.onnx", precision)
+        # Both sides see the same numbers: what float32 cannot hold is no matter of the export.
+        rows = rows.astype(precision)
+        found = ran(folder / "model.onnx", features=rows)
+        whole = rows.astype("float64")
+        expected = model.predict_proba(whole)
+        assert found["probabilities"].dtype == precision
+        np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=near[precision])
+        scores = model.decision_function(whole)
+        size = max(1.0, np.abs(scores[scores > -1e8]).max())
+        np.testing.assert_allclose(found["scores"], scores, rtol=near[precision], atol=size * near[precision])
+        first, second = np.sort(scores, axis=1)[:, :-3:-1].T
+        clear = first - second > 10 * near[precision]
+        assert clear.mean() > 0.95
+        assert np.array_equal(found["label"][clear], model.predict(whole)[clear])
+
+
+FAMILIES = {
+    "afl": lambda: fs.AFL(ridge=0.1).fit(divided()),
+    "afl text labels": lambda: fs.AFL(ridge=0.1, scale="standard", intercept=True).fit(divided(X, NAMES[Y])),
+    "afl lda": lambda: fs.AFL(ridge=0.1, head="lda").fit(divided()),
+    "afl absent class": lambda: fs.AFL(ridge=0.1, head="mean").fit(divided(X, Y, classes=[0, 1, 2, 7])),
+    "afl two classes": lambda: fs.AFL(ridge=0.1).fit(divided(X, Y > 0)),
+    "calibrated": lambda: fs.Calibrated(fs.AFL(ridge=0.1, intercept=True)).fit(divided(X, Y / 2)),
+    "softmax": lambda: fs.Softmax(ridge=0.1).fit(divided()),
+    "deep": lambda: fs.DeepAFL(layers=3, width=32, ridge=0.1, seed=4, scale="standard").fit(divided()),
+    "deep erf": lambda: fs.DeepAFL(
+        layers=2, width=24, hidden_width=40, activation="gelu_erf", ridge=0.1, scale="standard", skip=False
+    ).fit(divided()),
+    "deep initial": lambda: fs.DeepAFL(
+        layers=2, width=24, block_input="initial", ridge=0.1, scale="standard", intercept=True
+    ).fit(divided()),
+    "deep identity": lambda: fs.DeepAFL(
+        layers=2, width=24, transformation="identity", projection="identity", ridge=0.1, scale="standard"
+    ).fit(divided()),
+    "calibrated deep": lambda: fs.Calibrated(
+        fs.DeepAFL(layers=2, width=32, ridge=0.1, scale="standard")
+    ).fit(divided()),
+    "softmax over deep": lambda: (
+        fs.Softmax(ridge=0.1)
+        .over(fs.DeepAFL(layers=2, width=24, ridge=0.1, scale="standard").fit(divided()))
+        .fit(divided())
+    ),
+    "kernel": lambda: fs.KernelAFL(landmarks=60, scale="standard").fit(divided()),
+    "apfl": lambda: fs.APFL(layers=1, width=24, ridge=0.1, scale="standard").fit(divided()),
+    "personal": lambda: (
+        fs.APFL(layers=1, width=24, refinement_width=20, ridge=0.1, scale="standard", balance=0.7)
+        .fit(divided())
+        .personal("client 2")
+    ),
+    "personal over softmax": lambda: (
+        fs.APFL(refinement_width=20, balance=0.5)
+        .over(fs.Softmax(ridge=0.1).fit(divided()))
+        .personalised(fs.ClientData(X[:80], Y[:80]))
+    ),
+} | {
+    f"cascade {strategy}": lambda strategy=strategy: fs.Cascade(
+        strategy=strategy, layers=2, width=24, ridge=0.1
+    ).fit(divided(X[:, :4]))
+    for strategy in (1, 2, 3, 4)
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_the_same_in_onnxruntime(family: str, tmp_path: Path) -> None:
+    model = FAMILIES[family]()
+    agrees(model, tmp_path, rows=NEW[:, : model.features])
+    assert (stat.S_IMODE((tmp_path / "model.onnx").stat().st_mode) == 0o600) == model.private
+
+
+@pytest.mark.parametrize("kind", ["i", "f", "b", "U"])
+def test_labels_keep_their_type(kind: str, tmp_path: Path) -> None:
+    labels = {"i": Y, "f": Y / 2, "b": Y > 0, "U": NAMES[Y]}[kind]
+    model = fs.AFL(ridge=0.1).fit(divided(X, labels))
+    model.to_onnx(tmp_path / "m.onnx")
+    label = ran(tmp_path / "m.onnx", features=NEW)["label"]
+    assert label.dtype.kind == ("O" if kind == "U" else kind)
+    assert label.tolist() == model.predict(NEW).tolist()
+
+
+def test_regression_gives_its_targets(tmp_path: Path) -> None:
+    targets = np.c_[X[:, 0] + X[:, 1], X[:, 2] ** 2]
+    fed = divided(X, targets, task="regression")
+    model = fs.AFL(ridge=0.1, intercept=True).fit(fed)
+    written = model.to_onnx(tmp_path / "m.onnx")
+    assert (written.inputs, written.outputs) == (("features",), ("prediction",))
+    found = ran(tmp_path / "m.onnx", features=NEW)["prediction"]
+    np.testing.assert_allclose(found, model.predict(NEW), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("precision", NEAR)
+def test_activations(name: str, precision: str, tmp_path: Path) -> None:
+    values = np.r_[np.linspace(-9, 9, 2001), -60.0, 0.0, 60.0][:, None].astype(precision)
+    graph = OnnxGraph(precision)
+    result = activation(graph, name, graph.input("x", precision, 1))
+    graph.output("y", result, precision, ("rows", 1))
+    onnx.save(graph.model({}, "", "0"), tmp_path / "m.onnx")
+    expected = activate(name, values.astype("float64").copy())
+    near = {"float64": 5e-14, "float32": 2e-6}[precision]
+    np.testing.assert_allclose(ran(tmp_path / "m.onnx", x=values)["y"], expected, rtol=near, atol=near)
+
+
+def test_the_file_is_checked_pinned_equal_and_has_the_card(tmp_path: Path) -> None:
+    model = fs.DeepAFL(layers=1, width=8, ridge=0.1).fit(divided())
+    for name in "ab":
+        model.to_onnx(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    proto = onnx.load(tmp_path / "a")
+    onnx.checker.check_model(proto, full_check=True)
+    assert [(each.domain, each.version) for each in proto.opset_import] == [("", OPSET)]
+    told = json.loads({each.key: each.value for each in proto.metadata_props}[CARD])
+    assert told["family"] == "deep"
+    assert told["parameters"]["width"] == 8
+
+
+def test_what_predict_refuses_fails_in_onnxruntime_too(tmp_path: Path) -> None:
+    fs.AFL(ridge=0.1).fit(divided()).to_onnx(tmp_path / "m.onnx")
+    for wrong in (np.nan, np.inf, -np.inf):
+        rows = NEW.copy()
+        rows[7, 2] = wrong
+        with pytest.raises(Exception, match="refused: a feature is NaN or infinite"):
+            ran(tmp_path / "m.onnx", features=rows)
+    assert len(ran(tmp_path / "m.onnx", features=NEW[:0])["label"]) == 0
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+CELLS = ["a", " a ", "b\u2003", "3", "3.0", "3.", " 3.00\t", "+3", "03", "7", "x.y*", "xzy*", "", "NA", " nan "]
+CELLS += ["None", "é", "True", "two words", "two  words", "A", "3.01", "(other)"]
+CATEGORIES = ("a", "b", "3", "x.y*", "None", "é", "True", "two words", "4.0")
+
+
+@pytest.mark.parametrize("missing", ["other", "flag"])
+def test_every_spelling_of_a_category_is_the_same(missing: str, tmp_path: Path) -> None:
+    schema = Schema(
+        (
+            Column("kind", "category", categories=CATEGORIES, missing=missing),
+            Column("scores", missing="flag"),
+            Column("day", "date", missing="flag", reference=18000.0),
+        ),
+        label="y",
+    )
+    rng = np.random.default_rng(0)
+    table = {
+        "kind": np.array(CELLS * 20, dtype=object),
+        "scores": np.where(rng.random(20 * len(CELLS)) < 0.2, np.nan, rng.normal(size=20 * len(CELLS))),
+        "day": np.datetime64("2020-01-01", "us") + rng.integers(0, 10**14, 20 * len(CELLS)),
+    }
+    table["day"][::9] = np.datetime64("NaT")
+    labels = np.array([len(category_text(cell)) % 2 for cell in table["kind"]])
+    features = fs.encode(schema, table)
+    model = fs.Described(fs.AFL(ridge=0.1), schema).fit(divided(features, labels, schema=schema))
+    written = model.to_onnx(tmp_path / "m.onnx")
+    assert written.inputs == ("kind", "scores", "day")
+    assert written.outputs == ("label", "probabilities", "predicted_scores")
+    days = table["day"].astype(np.int64) / 86_400_000_000
+    days[np.isnat(table["day"])] = np.nan
+    inputs = {
+        "kind": table["kind"][:, None],
+        "scores": table["scores"][:, None],
+        "day": days[:, None],
+    }
+    found = ran(tmp_path / "m.onnx", **inputs)
+    np.testing.assert_allclose(found["probabilities"], model.predict_proba(table), rtol=0, atol=1e-9)
+    assert "None" in MISSING
