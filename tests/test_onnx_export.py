@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import erf
 
 import fedsolve as fs
 from fedsolve.backends.activations import ACTIVATIONS, activate
-from fedsolve.encoder import MISSING, category_text
+from fedsolve.encoder import category_text, encode
 from fedsolve.model import Model
 from fedsolve.schema import Column, Extractor, Schema
 from tests.command import document, fedsolve, refused
@@ -90,9 +89,9 @@ FAMILIES = {
     "deep identity": lambda: fs.DeepAFL(
         layers=2, width=24, transformation="identity", projection="identity", ridge=0.1, scale="standard"
     ).fit(divided()),
-    "calibrated deep": lambda: fs.Calibrated(
-        fs.DeepAFL(layers=2, width=32, ridge=0.1, scale="standard")
-    ).fit(divided()),
+    "calibrated deep": lambda: fs.Calibrated(fs.DeepAFL(layers=2, width=32, ridge=0.1, scale="standard")).fit(
+        divided()
+    ),
     "softmax over deep": lambda: (
         fs.Softmax(ridge=0.1)
         .over(fs.DeepAFL(layers=2, width=24, ridge=0.1, scale="standard").fit(divided()))
@@ -103,7 +102,7 @@ FAMILIES = {
     "personal": lambda: (
         fs.APFL(layers=1, width=24, refinement_width=20, ridge=0.1, scale="standard", balance=0.7)
         .fit(divided())
-        .personal("client 2")
+        .personal("client-2")
     ),
     "personal over softmax": lambda: (
         fs.APFL(refinement_width=20, balance=0.5)
@@ -183,7 +182,23 @@ def test_what_predict_refuses_fails_in_onnxruntime_too(tmp_path: Path) -> None:
 
 # -- tables ----------------------------------------------------------------------------------------
 
-CELLS = ["a", " a ", "b\u2003", "3", "3.0", "3.", " 3.00\t", "+3", "03", "7", "x.y*", "xzy*", "", "NA", " nan "]
+CELLS = [
+    "a",
+    " a ",
+    "b\u2003",
+    "3",
+    "3.0",
+    "3.",
+    " 3.00\t",
+    "+3",
+    "03",
+    "7",
+    "x.y*",
+    "xzy*",
+    "",
+    "NA",
+    " nan ",
+]
 CELLS += ["None", "é", "True", "two words", "two  words", "A", "3.01", "(other)"]
 CATEGORIES = ("a", "b", "3", "x.y*", "None", "é", "True", "two words", "4.0")
 
@@ -206,7 +221,7 @@ def test_every_spelling_of_a_category_is_the_same(missing: str, tmp_path: Path) 
     }
     table["day"][::9] = np.datetime64("NaT")
     labels = np.array([len(category_text(cell)) % 2 for cell in table["kind"]])
-    features = fs.encode(schema, table)
+    features = encode(schema, table)
     model = fs.Described(fs.AFL(ridge=0.1), schema).fit(divided(features, labels, schema=schema))
     written = model.to_onnx(tmp_path / "m.onnx")
     assert written.inputs == ("kind", "scores", "day")
@@ -220,4 +235,174 @@ def test_every_spelling_of_a_category_is_the_same(missing: str, tmp_path: Path) 
     }
     found = ran(tmp_path / "m.onnx", **inputs)
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(table), rtol=0, atol=1e-9)
-    assert "None" in MISSING
+
+
+def test_a_missing_value_that_the_schema_refuses_fails_by_name(tmp_path: Path) -> None:
+    schema = Schema(
+        (
+            Column("age", missing="refuse"),
+            Column("sex", "category", categories=("F", "M"), missing="refuse"),
+            Column("visit", "date", missing="refuse"),
+        ),
+        label="y",
+    )
+    rng = np.random.default_rng(1)
+    features = np.c_[rng.normal(size=60), np.eye(3)[rng.integers(0, 3, 60)], rng.normal(size=60)]
+    fed = divided(features, (features[:, 0] > 0).astype(int), schema=schema)
+    fs.Described(fs.AFL(ridge=0.1), schema).fit(fed).to_onnx(tmp_path / "m.onnx")
+    good = {"age": [[50.0]], "sex": [["X"]], "visit": [[18000.0]]}
+    arrays = {name: np.array(cell) for name, cell in good.items()}
+    assert ran(tmp_path / "m.onnx", **arrays)["label"].shape == (1,)
+    for name, cell in (("age", np.nan), ("sex", " NA"), ("visit", np.nan)):
+        with pytest.raises(Exception, match=f"refused: '{name}' is missing"):
+            ran(tmp_path / "m.onnx", **(arrays | {name: np.array([[cell]])}))
+
+
+@pytest.mark.parametrize("method", ["afl", "deepafl"])
+@pytest.mark.parametrize("precision", NEAR)
+def test_a_raw_table_from_the_command_line(method: str, precision: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    ill = rng.random(300) < 0.4
+    age = np.round(50 + 10 * rng.normal(size=300) + 12 * ill, 1).astype(str)
+    age[rng.random(300) < 0.1] = ""
+    sex = np.where(rng.random(300) < 0.3 + 0.3 * ill, "F", "M").astype(object)
+    sex[rng.random(300) < 0.1] = "NA"
+    days = (np.datetime64("2020-01-01") + (400 * rng.random(300) + 200 * ill).astype(int)).astype(str)
+    days[rng.random(300) < 0.1] = ""
+    table = {"age": age, "sex": sex, "visit": days, "count": 1e7 + rng.normal(size=300).round(3) + ill}
+    path, model, out = tmp_path / "raw.csv", tmp_path / "m.safetensors", tmp_path / "m.onnx"
+    with open(path, "w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([*table, "hospital", "diagnosis"])
+        writer.writerows(
+            zip(*table.values(), rng.choice(["n", "s"], 300), np.where(ill, "ill", "well"), strict=True)
+        )
+    named = ("--label", "diagnosis", "--client-column", "hospital")
+    document("schema", path, *named, "--out", tmp_path / "schema.toml")
+    sizes = ("--layers", 2, "--width", 24, "--ridge", 0.1) if method == "deepafl" else ("--ridge", 0.1)
+    document(
+        *("train", path, "--schema", tmp_path / "schema.toml", "--method", method, *sizes),
+        *("--calibrate", "--out", model),
+    )
+    told = document("export", model, "--onnx", out, "--precision", precision)
+    assert told["inputs"] == ["age", "sex", "visit", "count"]
+    assert told["outputs"] == ["label", "probabilities", "scores"]
+    assert told["bytes"] == out.stat().st_size
+    trained = fs.load_model(model)
+    assert trained.calibration is not None
+    since = [np.nan if not day else float(np.datetime64(day).astype(int)) for day in days]
+    inputs = {
+        "age": np.array([float(cell or "nan") for cell in age])[:, None],
+        "sex": sex[:, None],
+        "visit": np.array(since)[:, None],
+        "count": table["count"][:, None],
+    }
+    found = ran(out, **inputs)
+    np.testing.assert_allclose(
+        found["probabilities"], trained.predict_proba(table), rtol=0, atol=NEAR[precision]
+    )
+    assert found["label"].tolist() == trained.predict(table).tolist()
+
+
+# -- networks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("precision", NEAR)
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [("fedavg", "mlp:16"), ("fedavg", "cnn"), ("feddbe", "mlp:16"), ("fedpcl", "mlp:16")],
+)
+def test_networks_are_the_same(name: str, network: str, precision: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from fedsolve.registry import method_class
+
+    x, y = X[:80] - X[:80].mean(axis=0), Y[:80]
+    images = {"shape": "1,12,12", "pixel_mean": "0.3", "pixel_deviation": "0.2"} if network == "cnn" else {}
+    if images:
+        x = np.random.default_rng(2).standard_normal((80, 144))
+    kind: Any = method_class(name)
+    model = kind(network=network, rounds=2, batch=10, precision=precision, **images).fit(divided(x, y))
+    if not model.predicts:
+        with pytest.raises(fs.DataError, match="does not predict by itself"):
+            model.to_onnx(tmp_path / "m.onnx")
+    if model.personalises:
+        model = model.personal("client-1")
+    if images and precision == "float64":
+        with pytest.raises(fs.DataError, match=r"no .*Conv.* Export it with precision float32"):
+            model.to_onnx(tmp_path / "m.onnx")
+        precision = "float32"
+    model.to_onnx(tmp_path / "m.onnx", precision)
+    for rows in (x[:1].astype(precision), x[:37].astype(precision)):
+        found = ran(tmp_path / "m.onnx", features=rows)
+        expected = model.predict_proba(rows)
+        np.testing.assert_allclose(found["probabilities"], expected, rtol=0, atol=NEAR[precision])
+        assert np.array_equal(found["label"], model.predict(rows))
+
+
+@pytest.mark.torch
+def test_a_network_under_a_refinement(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from fedsolve.gradient import FedAvg
+
+    x = X[:80] - X[:80].mean(axis=0)
+    shared = FedAvg(network="mlp:16", rounds=1, batch=10, precision="float64").fit(divided(x, Y[:80]))
+    own = fs.APFL(refinement_width=20, balance=0.5).over(shared).personalised(fs.ClientData(x, Y[:80]))
+    agrees(own, tmp_path, rows=x)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+class Own(Model):
+    """The sum of the features against its negative."""
+
+    def scores(self, features: Any) -> Any:
+        total = features.sum(axis=1, keepdims=True)
+        return np.hstack([total, -total])
+
+
+class Tripled(Own):
+    def scores(self, features: Any) -> Any:
+        return 3 * super().scores(features)
+
+
+def test_a_model_of_ones_own_is_refused_until_somebody_writes_it(tmp_path: Path) -> None:
+    own, tripled = Own(2, np.array(["up", "down"]), 2), Tripled(2, np.array(["up", "down"]), 2)
+    with pytest.raises(fs.DataError, match=r"family '.*:Own' \(Own\) cannot be exported; .*export.writes"):
+        own.to_onnx(tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+
+    @writes(Own)
+    def written(graph: OnnxGraph, model: Own, rows: str) -> str:
+        return graph.head(rows, np.array([[1.0, -1.0]] * 2))
+
+    agrees(own, tmp_path, rows=NEW[:, :2])
+    with pytest.raises(fs.DataError, match=r"\(Tripled\) cannot be exported"):
+        tripled.to_onnx(tmp_path / "m.onnx")
+
+
+def test_what_cannot_be_exported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (Column("age"), Column("note", "text", buckets=4), Column("history", "text", buckets=4))
+    model = fs.AFL(ridge=0.1).fit(divided(X[:, [0, 1, 2, 3, 5, 5, 0, 1, 2]]))
+    model.schema = Schema(columns, label="y")
+    model.save(tmp_path / "m.safetensors")
+    words = ("export", tmp_path / "m.safetensors", "--onnx", tmp_path / "m.onnx")
+    refused(fedsolve(*words), 2, "columns 'note', 'history'", 'kind = "unused"')
+    model.schema = None
+    with pytest.raises(fs.DataError, match="precision must be one of float64, float32; got 'half'"):
+        model.to_onnx(tmp_path / "m.onnx", "half")
+    refused(
+        fedsolve("export", tmp_path / "m.safetensors", "--onnx", tmp_path / "m.safetensors"), 4, "is an input"
+    )
+    model.save(tmp_path / "m.safetensors")
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    refused(fedsolve(*words), 2, "pip install 'fedsolve[export]'")
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_features_of_images_are_a_matrix(tmp_path: Path) -> None:
+    model = fs.AFL(ridge=0.1).fit(divided())
+    model.schema = Schema(extractor=Extractor("onnx:net.onnx", {}, "", 6, {"name": "net"}))
+    assert model.to_onnx(tmp_path / "m.onnx").inputs == ("features",)
+    assert "onnx:net.onnx" in onnx.load(tmp_path / "m.onnx").graph.input[0].doc_string

@@ -25,7 +25,7 @@ from fedsolve.export.raw_rows import prepared
 from fedsolve.model import Model
 
 Writer = Callable[[OnnxGraph, Any, str], str]
-"""Of a graph, a model and prepared rows (float64), the value of the scores (in the graph's precision)."""
+"""Of a graph, a model and prepared rows, the value of the scores; both float64."""
 
 W = TypeVar("W", bound=Writer)
 
@@ -87,14 +87,14 @@ def _entering(writers: dict[type[Model], Writer], kinds: tuple[type[Model], ...]
 
 @writes(LinearModel)
 def linear(graph: OnnxGraph, model: LinearModel, rows: str) -> str:
-    return graph.affine(_centred(graph, rows, model.preparation), model.weight, model.intercept)
+    rows = graph.cast(rows, "float64")
+    return graph.head(_centred(graph, rows, model.preparation), model.weight, model.intercept)
 
 
 @writes(SoftmaxModel)
 def softmax_scores(graph: OnnxGraph, model: SoftmaxModel, rows: str) -> str:
     if model.base is not None:
         rows = representation(graph, model.base, prepared(graph, rows, model.base.preparing))
-        rows = graph.cast(rows, "float64")
     return linear(graph, model, rows)
 
 
@@ -117,7 +117,8 @@ def representation(graph: OnnxGraph, model: Model, rows: str) -> str:
 def deep_features(graph: OnnxGraph, model: DeepModel, rows: str) -> str:
     network = model.network
     first = projection(network.seed, "zero", 0, network.features, network.width, 1.0, network.precision)
-    phi = _projected(graph, first, network.zero_activation, _centred(graph, rows, model.preparation))
+    rows = graph.cast(_centred(graph, rows, model.preparation))
+    phi = _projected(graph, first, network.zero_activation, rows)
     initial = phi
     for layer, block in enumerate(model.blocks):
         source = initial if network.block_input == "initial" else phi
@@ -150,15 +151,14 @@ def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: str) -> str:
 @writes(DeepModel, CascadeModel)
 def staged(graph: OnnxGraph, model: DeepModel | CascadeModel, rows: str) -> str:
     shift = None if model.preparation is None else model.preparation.target_mean
-    return graph.affine(representation(graph, model, rows), model.classifiers[-1], shift)
+    return graph.head(representation(graph, model, rows), model.classifiers[-1], shift)
 
 
 @writes(KernelModel)
 def kernel(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
     rows = graph.standardised(rows, model.preparation.mean, model.preparation.scale)
     near = kernel_rows(graph, rows, model.landmarks.points(), model.bandwidth)
-    found = graph.op("MatMul", near, graph.constant(model.weights, "float64"))
-    return graph.cast(graph.op("Add", found, graph.constant(model.preparation.target_mean, "float64")))
+    return graph.head(near, model.weights, model.preparation.target_mean)
 
 
 # -- a shared stream, and a client's own -----------------------------------------------------------
@@ -183,15 +183,13 @@ def own_stream(graph: OnnxGraph, model: PersonalModel, rows: str) -> str:
         return found
     random = projection(refinement.seed, ROLE, 0, model.features, refinement.width)
     inputs = _centred(graph, rows, getattr(shared, "preparation", None))
-    psi = _projected(graph, random, refinement.activation, inputs)
-    return graph.op("Add", found, graph.affine(psi, model.balance * model.weight))
+    psi = _projected(graph, random, refinement.activation, graph.cast(inputs))
+    return graph.op("Add", found, graph.head(psi, model.balance * model.weight))
 
 
 def _centred(graph: OnnxGraph, rows: str, preparation: Preparation | None) -> str:
-    """Float64 rows centred and scaled, then in the graph's precision."""
-    if preparation is not None:
-        rows = graph.standardised(rows, preparation.mean, preparation.scale)
-    return graph.cast(rows)
+    """Float64 rows centred and scaled."""
+    return rows if preparation is None else graph.standardised(rows, preparation.mean, preparation.scale)
 
 
 def _projected(graph: OnnxGraph, random: Projection, name: str, rows: str) -> str:

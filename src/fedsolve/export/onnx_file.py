@@ -39,7 +39,7 @@ class OnnxFile:
 def write_onnx(model: Model, path: str | os.PathLike[str], precision: str = "float64") -> OnnxFile:
     """Write `model` as an ONNX file that was checked; one client's own is for its owner to read.
 
-    precision: "float64", or "float32" for a file of half the size whose probabilities are near to 1e-5.
+    precision: "float64", or "float32" for wide layers of half the size, and probabilities near to 1e-5.
     """
     graph, proto = onnx_model(model, precision)
     content = proto.SerializeToString(deterministic=True)
@@ -63,7 +63,9 @@ def onnx_model(model: Model, precision: str = "float64") -> tuple[OnnxGraph, Any
     graph = OnnxGraph(precision)
     found = scores(graph, model, rows_of(graph, model))
     if model.classes is None:
-        graph.output("prediction", found, precision, ("rows", model.outputs), "the predicted targets")
+        graph.output(
+            "prediction", graph.cast(found), precision, ("rows", model.outputs), "the predicted targets"
+        )
     else:
         _answers(graph, model, found)
     proto = graph.model({CARD: canonical_json(card(model))}, repr(model), __version__)
@@ -92,5 +94,5 @@ def _answers(graph: OnnxGraph, model: Model, found: str) -> None:
     shape = ("rows", model.outputs)
     told = ", ".join(map(str, classes[:20].tolist())) + ", ..." * (len(classes) > 20)
     graph.output("label", label, kind, ("rows",), "the class with the largest score")
-    graph.output("probabilities", shares, graph.precision, shape, f"of the classes {told}")
-    graph.output("scores", found, graph.precision, shape, "as decision_function gives them")
+    graph.output("probabilities", graph.cast(shares), graph.precision, shape, f"of the classes {told}")
+    graph.output("scores", graph.cast(found), graph.precision, shape, "as decision_function gives them")

@@ -28,10 +28,10 @@ def activation(graph: OnnxGraph, name: str, value: str) -> str:
 
 
 def probabilities(graph: OnnxGraph, scores: str, calibration: Calibration) -> str:
-    """softmax(slope * scores + biases)"""
-    logits = graph.op("Mul", scores, graph.constant(calibration.slope))
+    """softmax(slope * scores + biases), of float64 as all that is made of scores."""
+    logits = graph.op("Mul", scores, graph.constant(calibration.slope, "float64"))
     if calibration.biases is not None:
-        logits = graph.op("Add", logits, graph.constant(calibration.biases))
+        logits = graph.op("Add", logits, graph.constant(calibration.biases, "float64"))
     return softmax(graph, logits)
 
 
@@ -43,18 +43,18 @@ def simplex(graph: OnnxGraph, scores: str, outputs: int) -> str:
     """`calibration.project_to_simplex`: max(s - tau, 0), with tau from the scores in descending order."""
     axis = graph.constant([1], "int64")
     shifted = graph.op("Sub", scores, graph.op("ReduceMax", scores, axis, keepdims=1))
-    shifted = graph.op("Max", shifted, graph.constant(-1.0))
+    shifted = graph.op("Max", shifted, graph.constant(-1.0, "float64"))
     count = graph.constant([outputs], "int64")
     descending = graph.op("TopK", shifted, count, results=2, axis=1, largest=1, sorted=1)
     excess = graph.op("CumSum", descending, graph.constant(1, "int64"))
-    excess = graph.op("Sub", excess, graph.constant(1.0))
-    places = graph.constant(np.arange(1, outputs + 1))
-    support = graph.cast(graph.op("Greater", graph.op("Mul", descending, places), excess))
+    excess = graph.op("Sub", excess, graph.constant(1.0, "float64"))
+    places = graph.constant(np.arange(1, outputs + 1), "float64")
+    support = graph.cast(graph.op("Greater", graph.op("Mul", descending, places), excess), "float64")
     # The support is the first of them, so that their sum is the excess at its end.
     total = graph.op("ReduceSum", graph.op("Mul", descending, support), axis, keepdims=1)
-    total = graph.op("Sub", total, graph.constant(1.0))
+    total = graph.op("Sub", total, graph.constant(1.0, "float64"))
     tau = graph.op("Div", total, graph.op("ReduceSum", support, axis, keepdims=1))
-    return graph.op("Max", graph.op("Sub", shifted, tau), graph.constant(0.0))
+    return graph.op("Max", graph.op("Sub", shifted, tau), graph.constant(0.0, "float64"))
 
 
 def erf(graph: OnnxGraph, value: str, precision: str) -> str:

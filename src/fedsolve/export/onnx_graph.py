@@ -22,8 +22,9 @@ PRECISIONS = ("float64", "float32")
 class OnnxGraph:
     """Nodes, constants, inputs and outputs.
 
-    precision: of what the model computes. Raw values and their preparation are always float64, so that
-               centring large numbers loses nothing.
+    precision: of the matrix `features`, of wide layers and of what comes out. Raw columns, preparation,
+               scores and what becomes of them are float64 in any case: centring large numbers, or adding
+               large scores of opposite signs, would lose every digit in float32.
     """
 
     def __init__(self, precision: str = "float64") -> None:
@@ -98,6 +99,11 @@ class OnnxGraph:
         """rows @ weight + bias in the graph's precision."""
         product = self.op("MatMul", rows, self.constant(weight))
         return product if bias is None else self.op("Add", product, self.constant(bias))
+
+    def head(self, rows: str, weight: Array, bias: Array | None = None) -> str:
+        """The same in float64, where numbers of any size may cancel: scores."""
+        product = self.op("MatMul", self.cast(rows, "float64"), self.constant(weight, "float64"))
+        return product if bias is None else self.op("Add", product, self.constant(bias, "float64"))
 
     def standardised(self, rows: str, centre: Array, scale: Array) -> str:
         """(rows - centre) / scale in float64."""

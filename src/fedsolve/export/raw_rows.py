@@ -58,8 +58,8 @@ def _columns(graph: OnnxGraph, schema: Schema) -> str:
     if hashed:
         raise DataError(
             f"column{'s' * (len(hashed) > 1)} {', '.join(map(repr, hashed))}: ONNX has no operator that "
-            'hashes words, so that text cannot be exported. Train without it (kind = "unused" in the schema), or '
-            "predict with fedsolve."
+            'hashes words, so that text cannot be exported. Train without it (kind = "unused" in the '
+            "schema), or predict with fedsolve."
         )
     parts = [
         part

@@ -21,11 +21,18 @@ from fedsolve.gradient.networks import features_of
 _EXAMPLE_ROWS = 3
 """Rows that are traced: more than one, so that no operation looks like one of a single row."""
 
+SINGLE_ONLY = frozenset(
+    "AveragePool Celu Conv ConvTranspose Elu GlobalAveragePool GlobalLpPool GlobalMaxPool HardSigmoid HardSwish "
+    "InstanceNormalization LeakyRelu MeanVarianceNormalization Mish PRelu Selu Softplus Softsign "
+    "ThresholdedRelu".split()
+)
+"""Operators of networks that onnxruntime's CPU kernels compute in float32 alone."""
+
 
 @writes(GradientModel, PersonalGradientModel, ShiftedModel)
 def network_scores(graph: OnnxGraph, model: GradientModel, rows: str) -> str:
-    """The logits, computed in the precision that the network was trained in, whatever the graph's."""
-    return graph.cast(_through(graph, model, rows, features=False))
+    """The logits; in float32 where the network was trained in it, or the graph is of it."""
+    return graph.cast(_through(graph, model, rows, features=False), "float64")
 
 
 writes_estimates(GradientModel, PersonalGradientModel, ShiftedModel, PrototypeModel)(softmax_estimates)
@@ -44,19 +51,28 @@ def prototype_scores(graph: OnnxGraph, model: PrototypeModel, rows: str) -> str:
     apart = graph.op("Max", graph.op("Sub", squares, cross), graph.constant(0.0, "float64"))
     far = graph.constant(np.full(model.outputs, FAR), "float64")
     near = graph.op("Where", graph.constant(model.owned, "bool"), graph.op("Sqrt", apart), far)
-    return graph.cast(graph.op("Neg", near))
+    return graph.op("Neg", near)
 
 
 def _through(graph: OnnxGraph, model: GradientModel, rows: str, features: bool) -> str:
-    precision = str(model.parameters["precision"])
-    replaced = {"Erf": lambda value: erf(graph, value, precision)} if precision == "float64" else {}
-    return graph.joined(traced(graph, model, features), graph.cast(rows, precision), "network", replaced)
+    named = model.parameters["network"]
+    precision = "float32" if "float32" in (graph.precision, model.parameters["precision"]) else "float64"
+    proto = traced(graph, model, features, precision)
+    kinds = {node.op_type for node in proto.graph.node}
+    if precision == "float64" and kinds & SINGLE_ONLY:
+        raise DataError(
+            f"the network '{named}' computes in float64, for which onnxruntime has no "
+            f"{', '.join(sorted(kinds & SINGLE_ONLY))}. Export it with precision float32."
+        )
+    replaced = {"Erf": lambda value: erf(graph, value, precision)}
+    return graph.joined(proto, graph.cast(rows, precision), "network", replaced)
 
 
-def traced(graph: OnnxGraph, model: GradientModel, features: bool) -> Any:
+def traced(graph: OnnxGraph, model: GradientModel, features: bool, precision: str) -> Any:
     """The network as an ONNX model of rows: its logits, or the features that enter its last layer."""
     torch = require("torch", "torch", "exporting a network")
-    network, images = model.network().cpu(), model.images("cpu")
+    kind = getattr(torch, precision)
+    network, images = model.network().to("cpu", kind), model.images("cpu", precision)
 
     class Whole(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -66,7 +82,7 @@ def traced(graph: OnnxGraph, model: GradientModel, features: bool) -> Any:
         def forward(self, rows: Any) -> Any:
             return features_of(self.network, images.read(rows))[0 if features else 1]
 
-    example = torch.zeros(_EXAMPLE_ROWS, model.features, dtype=getattr(torch, model.parameters["precision"]))
+    example = torch.zeros(_EXAMPLE_ROWS, model.features, dtype=kind)
     file = io.BytesIO()
     try:
         with warnings.catch_warnings(), torch.no_grad():
