@@ -21,11 +21,30 @@ from fedsolve.gradient.networks import features_of
 _EXAMPLE_ROWS = 3
 """Rows that are traced: more than one, so that no operation looks like one of a single row."""
 
-SINGLE_ONLY = frozenset(
-    "AveragePool Celu Conv ConvTranspose Elu GlobalAveragePool GlobalLpPool GlobalMaxPool HardSigmoid HardSwish "
-    "InstanceNormalization LeakyRelu MeanVarianceNormalization Mish PRelu Selu Softplus Softsign "
-    "ThresholdedRelu".split()
+_LAYERS = (
+    "AveragePool",
+    "Conv",
+    "ConvTranspose",
+    "GlobalAveragePool",
+    "GlobalLpPool",
+    "GlobalMaxPool",
+    "InstanceNormalization",
+    "MeanVarianceNormalization",
 )
+_CURVES = (
+    "Celu",
+    "Elu",
+    "HardSigmoid",
+    "HardSwish",
+    "LeakyRelu",
+    "Mish",
+    "PRelu",
+    "Selu",
+    "Softplus",
+    "Softsign",
+    "ThresholdedRelu",
+)
+SINGLE_ONLY = frozenset(_LAYERS + _CURVES)
 """Operators of networks that onnxruntime's CPU kernels compute in float32 alone."""
 
 
