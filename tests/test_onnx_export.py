@@ -17,6 +17,7 @@ from fedsolve.encoder import category_text, encode
 from fedsolve.model import Model
 from fedsolve.schema import Column, Extractor, Schema
 from tests.command import document, fedsolve, refused
+from tests.test_backbones import network
 from tests.toy import toy_data
 
 pytestmark = pytest.mark.onnx
@@ -406,3 +407,64 @@ def test_features_of_images_are_a_matrix(tmp_path: Path) -> None:
     model.schema = Schema(extractor=Extractor("onnx:net.onnx", {}, "", 6, {"name": "net"}))
     assert model.to_onnx(tmp_path / "m.onnx").inputs == ("features",)
     assert "onnx:net.onnx" in onnx.load(tmp_path / "m.onnx").graph.input[0].doc_string
+
+
+@pytest.mark.parametrize("precision", NEAR)
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [("nchw", "&normalise=imagenet"), ("nhwc", "&mean=0.1,0.2,0.3&std=2,3,4"), ("nchw", "&channels=bgr")],
+)
+def test_a_folder_of_images_through_the_joined_graph(
+    layout: str, options: str, precision: str, tmp_path: Path
+) -> None:
+    """Pixels in, label out: the backbone's own preprocessing, network and the model in one file."""
+    from PIL import Image
+
+    rng = np.random.default_rng(3)
+    sides = (3, 8, 6) if layout == "nchw" else (8, 6, 3)
+    weights = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    file = network(tmp_path / "net.onnx", shape=("n", *sides), layout=layout, weights=weights)
+    # Of the size that the network takes: resizing is left to whoever runs the graph.
+    pixels = rng.integers(0, 256, (40, 8, 6, 3), dtype=np.uint8)
+    pixels[::2, :, :, 0] //= 2
+    for number, image in enumerate(pixels):
+        folder = tmp_path / "images" / ("half" if number % 2 == 0 else "whole")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number:02}.png")
+    model, out = tmp_path / "m.safetensors", tmp_path / "m.onnx"
+    document(
+        *("train", f"folder:{tmp_path / 'images'}", "--backbone", f"onnx:{file}?size=8x6{options}"),
+        *("--method", "afl", "--ridge", 0.1, "--clients", 2, "--out", model),
+    )
+    told = document("export", model, "--onnx", out, "--images", "--precision", precision)
+    assert told["inputs"] == ["pixels"]
+    found = ran(out, pixels=pixels)
+    printed = tmp_path / "p.csv"
+    assert fedsolve("predict", model, tmp_path / "images", "--probabilities", "--out", printed).exit_code == 0
+    with open(printed, newline="") as stream:
+        lines = {Path(line["file"]).stem: line for line in csv.DictReader(stream)}
+    for number in range(len(pixels)):
+        line = lines[f"{number:02}"]
+        assert found["label"][number] == line["label"]
+        shares = [float(line["probability_half"]), float(line["probability_whole"])]
+        # The backbone computes in float32, in whichever batches.
+        np.testing.assert_allclose(found["probabilities"][number], shares, rtol=0, atol=1e-5)
+
+
+def test_backbones_that_cannot_be_joined_say_so(tmp_path: Path) -> None:
+    model = fs.AFL(ridge=0.1).fit(divided(X[:, :3]))
+    with pytest.raises(fs.DataError, match="does not take features of images"):
+        model.to_onnx(tmp_path / "m.onnx", images=True)
+    from fedsolve.data.backbones import load_backbone
+
+    for address, message in (
+        ("pixels:1?channels=rgb", "is no ONNX file and cannot be joined"),
+        (f"onnx:{network(tmp_path / 'four.onnx', shape=(4, 3, 8, 8))}", "takes 4 images at a time"),
+    ):
+        backbone = load_backbone(address)
+        width = backbone.width or 3
+        model = fs.AFL(ridge=0.1).fit(divided(np.random.default_rng(0).standard_normal((400, width))))
+        model.schema = Schema(extractor=Extractor.of(address, backbone.identity, width))
+        with pytest.raises(fs.DataError, match=message):
+            model.to_onnx(tmp_path / "m.onnx", images=True)
+    assert not (tmp_path / "m.onnx").exists()

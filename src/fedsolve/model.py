@@ -280,15 +280,18 @@ class Model(ABC):
         note = note if self.card is None else {**note, "card": self.card}
         return container.to_bytes(arrays, note, sealed=True)
 
-    def to_onnx(self, path: str | os.PathLike[str], precision: str = "float64") -> OnnxFile:
+    def to_onnx(
+        self, path: str | os.PathLike[str], precision: str = "float64", images: bool | str = False
+    ) -> OnnxFile:
         """Write the whole way from raw rows to labels and probabilities as one ONNX file; what was written.
 
         A model of columns has an input for each of them, others have `features`. precision: "float64" or
-        "float32". One client's own model is for its owner to read.
+        "float32". images: join the backbone of a model of image features, so that `pixels` go in; its address
+        where its files lie elsewhere now. One client's own model is for its owner to read.
         """
         from fedsolve.export import write_onnx
 
-        return write_onnx(self, path, precision)
+        return write_onnx(self, path, precision, images)
 
     def __repr__(self) -> str:
         what = f"{self.outputs} targets" if self.classes is None else f"{len(self.classes)} classes"

@@ -38,6 +38,18 @@ from fedsolve.permissions import allowing
     group="Export",
     help="Of the matrix of features, of wide layers and of what comes out.",
 )
+@option(
+    "--images",
+    is_flag=True,
+    group="Export",
+    help="Join the model's backbone (onnx:FILE, efficientnet-lite0): pixels go in.",
+)
+@option(
+    "--backbone",
+    metavar="ADDRESS",
+    group="Export",
+    help="With --images, the backbone where its files lie elsewhere now.  [default: the model's]",
+)
 @allow_options("Export")
 @output_options
 @click.pass_context
@@ -48,10 +60,13 @@ def export(ctx: click.Context, /, **given: Any) -> None:
     label, calibrated probabilities where the model has them, and scores.
     """
     output = Output(given["as_json"], given["quiet"])
+    if given["backbone"] is not None and not given["images"]:
+        raise click.UsageError("--backbone is for --images", ctx)
     check_target(given["target"], given["model"])
     ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
     model = load_model(given["model"])
-    written = write_onnx(model, given["target"], given["precision"])
+    images = (given["backbone"] or True) if given["images"] else False
+    written = write_onnx(model, given["target"], given["precision"], images)
     told = {
         "file": given["target"],
         "model": given["model"],

@@ -36,12 +36,16 @@ class OnnxFile:
     size: int
 
 
-def write_onnx(model: Model, path: str | os.PathLike[str], precision: str = "float64") -> OnnxFile:
+def write_onnx(
+    model: Model, path: str | os.PathLike[str], precision: str = "float64", images: bool | str = False
+) -> OnnxFile:
     """Write `model` as an ONNX file that was checked; one client's own is for its owner to read.
 
     precision: "float64", or "float32" for wide layers of half the size, and probabilities near to 1e-5.
+    images: whether the backbone of a model of image features is joined, so that pixels go in; the backbone's
+            address where its files do not lie where they were.
     """
-    graph, proto = onnx_model(model, precision)
+    graph, proto = onnx_model(model, precision, images)
     content = proto.SerializeToString(deterministic=True)
     container.write_atomically(path, content, private=model.private)
     return OnnxFile(
@@ -52,7 +56,7 @@ def write_onnx(model: Model, path: str | os.PathLike[str], precision: str = "flo
     )
 
 
-def onnx_model(model: Model, precision: str = "float64") -> tuple[OnnxGraph, Any]:
+def onnx_model(model: Model, precision: str = "float64", images: bool | str = False) -> tuple[OnnxGraph, Any]:
     """The graph of a model, and the same as a checked ONNX model with the model's card."""
     if not model.predicts:
         raise DataError(
@@ -61,7 +65,7 @@ def onnx_model(model: Model, precision: str = "float64") -> tuple[OnnxGraph, Any
         )
     model.check_finite()
     graph = OnnxGraph(precision)
-    found = scores(graph, model, rows_of(graph, model))
+    found = scores(graph, model, rows_of(graph, model, images))
     if model.classes is None:
         graph.output(
             "prediction", graph.cast(found), precision, ("rows", model.outputs), "the predicted targets"

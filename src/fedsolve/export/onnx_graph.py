@@ -40,9 +40,9 @@ class OnnxGraph:
 
     # -- edges -------------------------------------------------------------------------------------
 
-    def input(self, name: str, dtype: str, width: int, about: str = "") -> str:
-        """A tensor (rows, width) of `dtype` ("string" for text) that is fed to the graph."""
-        return self._edge(self.inputs, name, dtype, ("rows", width), about)
+    def input(self, name: str, dtype: str, *sides: int, about: str = "") -> str:
+        """A tensor (rows, *sides) of `dtype` ("string" for text) that is fed to the graph."""
+        return self._edge(self.inputs, name, dtype, ("rows", *sides), about)
 
     def output(self, name: str, value: str, dtype: str, shape: tuple[Any, ...], about: str = "") -> str:
         """Give a value to whoever runs the graph; under a longer name where an input is called `name`."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsolve.encoder import MISSING, category_text
 from fedsolve.errors import DataError
+from fedsolve.export.image_pixels import image_rows
 from fedsolve.export.onnx_graph import OnnxGraph
 from fedsolve.model import Model
 from fedsolve.preparation import TablePreparation
@@ -23,14 +24,19 @@ FEATURES = "features"
 _LARGEST = sys.float_info.max
 
 
-def rows_of(graph: OnnxGraph, model: Model) -> str:
-    """The rows (rows, features) that a model's scores are of, float64 and finite, from new inputs."""
+def rows_of(graph: OnnxGraph, model: Model, images: bool | str = False) -> str:
+    """The rows (rows, features) that a model's scores are of, float64 and finite, from new inputs.
+
+    images: whether they are images for the model's backbone; its address where its files lie elsewhere.
+    """
     schema = model.schema
-    if schema is not None and schema.extractor is None:
+    if images:
+        rows = image_rows(graph, model, images if isinstance(images, str) else None)
+    elif schema is not None and schema.extractor is None:
         rows = _columns(graph, schema)
     else:
         about = "" if schema is None else f", as the backbone {schema.extractor.name} gives them"  # type: ignore[union-attr]
-        rows = graph.input(FEATURES, graph.precision, model.features, f"features of each row{about}")
+        rows = graph.input(FEATURES, graph.precision, model.features, about=f"features of each row{about}")
         rows = graph.cast(rows, "float64")
     return finite(graph, prepared(graph, rows, model.preparing))
 
@@ -72,7 +78,7 @@ def _columns(graph: OnnxGraph, schema: Schema) -> str:
 def _number(graph: OnnxGraph, column: Column) -> list[str]:
     unit = f" in {column.unit}" if column.unit else ""
     about = "days since 1970-01-01, in UTC" if column.kind == "date" else f"a number{unit}"
-    value = graph.input(column.name, "float64", 1, f"{about}; NaN where it is missing")
+    value = graph.input(column.name, "float64", 1, about=f"{about}; NaN where it is missing")
     missing = graph.op("IsNaN", value)
     if column.kind == "date":
         value = graph.standardised(value, np.array([column.reference]), np.array([column.scale]))
@@ -84,7 +90,7 @@ def _number(graph: OnnxGraph, column: Column) -> list[str]:
 def _category(graph: OnnxGraph, column: Column) -> list[str]:
     """Columns of 0 and 1: the categories, all others, and what is missing where that has a column."""
     about = f"one of {', '.join(map(repr, column.categories[:20]))}{', ...' * (len(column.categories) > 20)}"
-    cell = graph.input(column.name, "string", 1, f"{about}; empty where it is missing")
+    cell = graph.input(column.name, "string", 1, about=f"{about}; empty where it is missing")
     places = [_matches(graph, cell, _spellings(category)) for category in column.categories]
     absent = _matches(graph, cell, _listed(sorted(MISSING - {*column.categories})))
     known = graph.op("Sum", *places, absent) if column.missing != "other" else graph.op("Sum", *places)
