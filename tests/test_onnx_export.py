@@ -238,6 +238,18 @@ def test_every_spelling_of_a_category_is_the_same(missing: str, tmp_path: Path) 
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(table), rtol=0, atol=1e-9)
 
 
+def test_a_shared_stream_of_columns(tmp_path: Path) -> None:
+    """Its probabilities are those of prepared rows, in the file and from `predict_proba`."""
+    schema = Schema((Column("a"), Column("b")), label="y")
+    rows = np.c_[100 + X[:, 0], X[:, 1]]
+    model = fs.Described(fs.APFL(layers=1, width=16, ridge=0.1), schema).fit(divided(rows, Y, schema=schema))
+    model.to_onnx(tmp_path / "m.onnx")
+    found = ran(tmp_path / "m.onnx", a=rows[:, :1], b=rows[:, 1:])
+    for given in (rows, {"a": rows[:, 0], "b": rows[:, 1]}):
+        np.testing.assert_allclose(found["scores"], model.decision_function(given), atol=1e-9)
+        np.testing.assert_allclose(found["probabilities"], model.predict_proba(given), rtol=0, atol=1e-9)
+
+
 def test_a_missing_value_that_the_schema_refuses_fails_by_name(tmp_path: Path) -> None:
     schema = Schema(
         (
