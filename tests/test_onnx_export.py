@@ -421,46 +421,60 @@ def test_features_of_images_are_a_matrix(tmp_path: Path) -> None:
     assert "onnx:net.onnx" in onnx.load(tmp_path / "m.onnx").graph.input[0].doc_string
 
 
+BACKBONES = {
+    "nchw": "onnx:{nchw}?normalise=imagenet",
+    "nhwc": "onnx:{nhwc}?mean=0.1,0.2,0.3&std=2,3,4",
+    "bgr": "onnx:{nchw}?channels=bgr",
+    "pixels": "pixels:8x6?channels=rgb",
+    "channels": "pixels:8x6?channels=rgb&order=channels&normalise=half",
+}
+
+
 @pytest.mark.parametrize("precision", NEAR)
-@pytest.mark.parametrize(
-    ("layout", "options"),
-    [("nchw", "&normalise=imagenet"), ("nhwc", "&mean=0.1,0.2,0.3&std=2,3,4"), ("nchw", "&channels=bgr")],
-)
-def test_a_folder_of_images_through_the_joined_graph(
-    layout: str, options: str, precision: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_folder_of_images_through_the_joined_graph(kind: str, precision: str, tmp_path: Path) -> None:
     """Pixels in, label out: the backbone's own preprocessing, network and the model in one file."""
+    weights = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    files = {
+        layout: network(tmp_path / f"{layout}.onnx", shape=("n", *sides), layout=layout, weights=weights)
+        for layout, sides in (("nchw", (3, 8, 6)), ("nhwc", (8, 6, 3)))
+    }
+    words = ("--backbone", BACKBONES[kind].format(**files), "--method", "afl", "--ridge", 0.1)
+    joined_agrees(tmp_path, (8, 6), words, precision)
+
+
+@pytest.mark.torch
+def test_images_through_a_network(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = ("--method", "fedavg", "--network", "cnn", "--shape", "3,12,12", "--rounds", 2)
+    joined_agrees(tmp_path, (12, 12), words, "float64")
+
+
+def joined_agrees(folder: Path, size: tuple[int, int], words: tuple[Any, ...], precision: str) -> None:
+    """What the graph says of bytes is what `fedsolve predict` says of their files.
+
+    Images are of the size that the network takes: resizing is left to whoever runs the graph.
+    """
     from PIL import Image
 
-    rng = np.random.default_rng(3)
-    sides = (3, 8, 6) if layout == "nchw" else (8, 6, 3)
-    weights = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
-    file = network(tmp_path / "net.onnx", shape=("n", *sides), layout=layout, weights=weights)
-    # Of the size that the network takes: resizing is left to whoever runs the graph.
-    pixels = rng.integers(0, 256, (40, 8, 6, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(3).integers(0, 256, (40, *size, 3), dtype=np.uint8)
     pixels[::2, :, :, 0] //= 2
     for number, image in enumerate(pixels):
-        folder = tmp_path / "images" / ("half" if number % 2 == 0 else "whole")
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{number:02}.png")
-    model, out = tmp_path / "m.safetensors", tmp_path / "m.onnx"
-    document(
-        *("train", f"folder:{tmp_path / 'images'}", "--backbone", f"onnx:{file}?size=8x6{options}"),
-        *("--method", "afl", "--ridge", 0.1, "--clients", 2, "--out", model),
-    )
+        place = folder / "images" / ("half" if number % 2 == 0 else "whole")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{number:02}.png")
+    model, out, printed = (folder / name for name in ("m.safetensors", "m.onnx", "p.csv"))
+    document("train", f"folder:{folder / 'images'}", *words, "--clients", 2, "--out", model)
     told = document("export", model, "--onnx", out, "--images", "--precision", precision)
     assert told["inputs"] == ["pixels"]
     found = ran(out, pixels=pixels)
-    printed = tmp_path / "p.csv"
-    assert fedsolve("predict", model, tmp_path / "images", "--probabilities", "--out", printed).exit_code == 0
+    assert fedsolve("predict", model, folder / "images", "--probabilities", "--out", printed).exit_code == 0
     with open(printed, newline="") as stream:
         lines = {Path(line["file"]).stem: line for line in csv.DictReader(stream)}
-    for number in range(len(pixels)):
-        line = lines[f"{number:02}"]
-        assert found["label"][number] == line["label"]
-        shares = [float(line["probability_half"]), float(line["probability_whole"])]
-        # The backbone computes in float32, in whichever batches.
-        np.testing.assert_allclose(found["probabilities"][number], shares, rtol=0, atol=1e-5)
+    shares = [[float(lines[f"{n:02}"][f"probability_{c}"]) for c in ("half", "whole")] for n in range(40)]
+    # The backbone computes in float32, in whichever batches.
+    np.testing.assert_allclose(found["probabilities"], shares, rtol=0, atol=1e-5)
+    assert found["label"].tolist() == [lines[f"{n:02}"]["label"] for n in range(40)]
 
 
 def test_backbones_that_cannot_be_joined_say_so(tmp_path: Path) -> None:
@@ -470,7 +484,7 @@ def test_backbones_that_cannot_be_joined_say_so(tmp_path: Path) -> None:
     from fedsolve.data.backbones import load_backbone
 
     for address, message in (
-        ("pixels:1?channels=rgb", "is no ONNX file and cannot be joined"),
+        ("pixels:1", "takes images of any size or number of channels"),
         (f"onnx:{network(tmp_path / 'four.onnx', shape=(4, 3, 8, 8))}", "takes 4 images at a time"),
     ):
         backbone = load_backbone(address)

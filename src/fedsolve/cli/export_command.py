@@ -42,7 +42,7 @@ from fedsolve.permissions import allowing
     "--images",
     is_flag=True,
     group="Export",
-    help="Join the model's backbone (onnx:FILE, efficientnet-lite0): pixels go in.",
+    help="Join the model's backbone (onnx:FILE, efficientnet-lite0, pixels:SIZE): pixels go in.",
 )
 @option(
     "--backbone",

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedsolve.data.backbones.onnx import OnnxBackbone
-from fedsolve.data.backbones.preprocessing import CHANNELS
+from fedsolve.data.backbones.pixels import Pixels
+from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing
 from fedsolve.data.image_rows import known_backbone
 from fedsolve.errors import DataError
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph
@@ -33,34 +34,44 @@ def image_rows(graph: OnnxGraph, model: Model, named: str | None) -> str:
             "out --images (images=True)."
         )
     address, backbone = known_backbone(extractor, named)
-    if not isinstance(backbone, OnnxBackbone):
+    if isinstance(backbone, OnnxBackbone):
+        network = _network(graph, backbone)
+        values = _normalised(graph, address, backbone.preprocessing)
+        if backbone.layout == "nchw":
+            values = graph.op("Transpose", values, perm=[0, 3, 1, 2])
+        features = graph.joined(network, graph.cast(values, backbone.input_type), "backbone", {})
+    elif isinstance(backbone, Pixels):
+        features = _normalised(graph, address, backbone.preprocessing)
+        if backbone.order == "channels":
+            features = graph.op("Transpose", features, perm=[0, 3, 1, 2])
+    else:
         raise DataError(
-            f"the backbone {address} is no ONNX file and cannot be joined; onnx:FILE and efficientnet-lite0 "
-            "can. Leave out --images (images=True), and run the backbone before the graph."
+            f"the backbone {address} is no ONNX file and cannot be joined; onnx:FILE, efficientnet-lite0 and "
+            "pixels can. Leave out --images (images=True), and run the backbone before the graph."
         )
-    network = _network(graph, backbone)
-    preprocessing = backbone.preprocessing
+    features = graph.op("Reshape", features, graph.constant([-1, model.features], "int64"))
+    return graph.cast(graph.cast(features, "float32"), "float64")
+
+
+def _normalised(graph: OnnxGraph, address: str, preprocessing: Preprocessing) -> str:
+    """(pixel / scale - mean) / std in float32, of a new input (images, height, width, channels)."""
     channels = CHANNELS[preprocessing.channels]
-    assert preprocessing.size is not None
-    assert channels is not None
-    how = f"resized ({preprocessing.interpolation}"
-    how += f", the shorter side to {preprocessing.shorter_side}, cut out of the middle" * bool(
-        preprocessing.shorter_side
-    )
-    about = f"images as bytes, {'gray' if channels == 1 else 'red, green, blue'}, {how})"
+    if preprocessing.size is None or channels is None:
+        raise DataError(
+            f"the backbone {address} takes images of any size or number of channels, and a graph has one "
+            "shape. Train with both, such as pixels:32?channels=rgb."
+        )
+    how = preprocessing.interpolation
+    if preprocessing.shorter_side is not None:
+        how += f", the shorter side to {preprocessing.shorter_side}, cut out of the middle"
+    about = f"images as bytes, {'gray' if channels == 1 else 'red, green, blue'}, resized ({how})"
     pixels = graph.input(PIXELS, "uint8", *preprocessing.size, channels, about=about)
     values = graph.cast(pixels, "float64")
     if preprocessing.channels == "bgr":
         values = graph.op("Gather", values, graph.constant([2, 1, 0], "int64"), axis=3)
     values = graph.op("Div", values, graph.constant(preprocessing.scale, "float64"))
     values = graph.standardised(values, np.array(preprocessing.mean), np.array(preprocessing.std))
-    values = graph.cast(values, "float32")
-    if backbone.layout == "nchw":
-        values = graph.op("Transpose", values, perm=[0, 3, 1, 2])
-    values = graph.cast(values, backbone.input_type)
-    features = graph.joined(network, values, "backbone", {})
-    features = graph.op("Reshape", features, graph.constant([-1, model.features], "int64"))
-    return graph.cast(graph.cast(features, "float32"), "float64")
+    return graph.cast(values, "float32")
 
 
 def _network(graph: OnnxGraph, backbone: OnnxBackbone) -> Any:
