@@ -26,6 +26,7 @@ from fedsolve.preparation import TablePreparation
 from fedsolve.schema import Schema
 
 if TYPE_CHECKING:
+    from fedsolve.export import OnnxFile
     from fedsolve.federation.method import Record
     from fedsolve.federation.participant import ClientData
     from fedsolve.federation.states import StateStore
@@ -282,6 +283,19 @@ class Model(ABC):
         arrays, note = self.contents()
         note = note if self.card is None else {**note, "card": self.card}
         return container.to_bytes(arrays, note, sealed=True)
+
+    def to_onnx(
+        self, path: str | os.PathLike[str], precision: str = "float64", images: bool | str = False
+    ) -> OnnxFile:
+        """Write the whole way from raw rows to labels and probabilities as one ONNX file; what was written.
+
+        A model of columns has an input for each of them, others have `features`. precision: "float64" or
+        "float32". images: join the backbone of a model of image features, so that `pixels` go in; its address
+        where its files lie elsewhere now. One client's own model is for its owner to read.
+        """
+        from fedsolve.export import write_onnx
+
+        return write_onnx(self, path, precision, images)
 
     def __repr__(self) -> str:
         what = f"{self.outputs} targets" if self.classes is None else f"{len(self.classes)} classes"

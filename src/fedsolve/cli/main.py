@@ -24,6 +24,7 @@ from fedsolve.cli.demo import demo
 from fedsolve.cli.doctor import doctor
 from fedsolve.cli.exchange_command import exchange
 from fedsolve.cli.experiment import experiment
+from fedsolve.cli.export_command import export
 from fedsolve.cli.features import features
 from fedsolve.cli.info import info
 from fedsolve.cli.keys import keys
@@ -154,6 +155,7 @@ LOCAL = (
     evaluate,
     predict,
     info,
+    export,
     datasets,
     features,
     experiment,

@@ -212,7 +212,8 @@ class APFLModel(Model):
         return alone.described_as(self)
 
     def estimates(self, features: Any) -> Array:
-        return self.primary.estimates(features)
+        # The primary stream knows prepared rows alone.
+        return self.primary.estimates(self._checked(features))
 
     def scores(self, features: Array) -> Array:
         return self.primary.decision_function(features)

@@ -82,20 +82,24 @@ class GradientModel(Model):
             return np.zeros((0, 0)), np.zeros((0, self.outputs))
         return np.concatenate([seen for seen, _ in passes]), np.concatenate([scores for _, scores in passes])
 
+    def images(self, device: str, precision: str) -> ImageInputs:
+        """How rows become inputs of the network, on this device and in this precision."""
+        parameters = self.parameters
+        return ImageInputs(
+            parameters["network"],
+            self.features,
+            self._shape(),
+            precision,
+            device,
+            mean=parameters.get("pixel_mean"),
+            deviation=parameters.get("pixel_deviation"),
+        )
+
     def _passes(self, rows: Array) -> Iterator[tuple[Array, Array]]:
         """Features of the last layer and scores, some thousand rows at a time."""
         import torch
 
-        network, parameters = self.network(), self.parameters
-        images = ImageInputs(
-            parameters["network"],
-            self.features,
-            self._shape(),
-            parameters["precision"],
-            self.device,
-            mean=parameters.get("pixel_mean"),
-            deviation=parameters.get("pixel_deviation"),
-        )
+        network, images = self.network(), self.images(self.device, self.parameters["precision"])
         for start in range(0, len(rows), _ROWS):
             # A copy: stored features are mapped read-only, and torch wants to write.
             part = torch.from_numpy(np.array(rows[start : start + _ROWS])).to(self.device)

@@ -43,7 +43,10 @@ def load(target: str, options: Options, cache: Path | None) -> OnnxBackbone:
 
 
 class OnnxBackbone:
-    """A network in an ONNX file as a backbone."""
+    """A network in an ONNX file as a backbone.
+
+    file, output, layout, input_type: what is run, and how. fixed: images at a time, where the file fixes it.
+    """
 
     def __init__(
         self, name: str, session: Session, preprocessing: Preprocessing, identity: dict[str, Any]
@@ -52,6 +55,8 @@ class OnnxBackbone:
         self.preprocessing = preprocessing
         self.identity = {**identity, "layout": session.layout, "preprocessing": preprocessing.as_dict()}
         self.runtime = f"onnxruntime {session.version}"
+        self.file, self.output, self.layout = session.file, session.output, session.layout
+        self.fixed, self.input_type = session.shape[0], np.dtype(session.type).name
         self._session = session
         # One run tells the width, and that size, rank and output fit, before any image is read.
         channels = CHANNELS[preprocessing.channels] or 3
@@ -76,11 +81,11 @@ class Session:
         self.version = version
         self.output = output
         self.layout = layout
-        self._file = file
+        self.file = file
         self._session = session
         image = session.get_inputs()[0]
         self._input = image.name
-        self._type = _TYPES[image.type]
+        self.type = _TYPES[image.type]
         self.shape = tuple(side if isinstance(side, int) else None for side in image.shape)
 
     @property
@@ -108,14 +113,14 @@ class Session:
 
     def _run(self, batch: Array) -> Array:
         try:
-            (output,) = self._session.run([self.output], {self._input: batch.astype(self._type, copy=False)})
+            (output,) = self._session.run([self.output], {self._input: batch.astype(self.type, copy=False)})
         except Exception as problem:  # onnxruntime has no common base class for its errors
             raise DataError(
-                f"{self._file.name} cannot process images of shape {batch.shape[1:]}: {first_line(problem)} "
+                f"{self.file.name} cannot process images of shape {batch.shape[1:]}: {first_line(problem)} "
                 "Check size and layout."
             ) from problem
         remedy = "Choose another output with output=NAME, or add a global average pooling to the network."
-        return checked_features(output, len(batch), f"{self._file.name}, output '{self.output}',", remedy)
+        return checked_features(output, len(batch), f"{self.file.name}, output '{self.output}',", remedy)
 
 
 def open_session(file: Path, output: str | None = None, layout: Layout | None = None) -> Session:

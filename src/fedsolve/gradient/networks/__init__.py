@@ -159,7 +159,7 @@ def as_inputs(rows: Tensor, shape: Sequence[int] | None, dtype: torch.dtype | st
             f"rows of shape {tuple(rows.shape[1:])} cannot be read as images of shape {tuple(shape)} "
             "(channels, height, width)."
         )
-    return rows.reshape(len(rows), *shape)
+    return rows.reshape(rows.shape[0], *shape)  # not len(rows), which a trace would take for a constant
 
 
 def scaled(rows: Any) -> Any:

@@ -1,0 +1,196 @@
+"""How each family of models computes its scores, as nodes.
+
+A writer is found by the very class of a model: a class that derives from another may compute something else.
+Models of one's own become exportable by a writer of their own (`writes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fedsolve.backends import NUMPY
+from fedsolve.closedform.apfl import APFLModel
+from fedsolve.closedform.cascade import CascadeModel
+from fedsolve.closedform.dual_stream import ROLE, PersonalModel
+from fedsolve.closedform.kernel_model import KernelModel
+from fedsolve.closedform.moments import Preparation
+from fedsolve.closedform.predictors import DeepModel, LinearModel
+from fedsolve.closedform.projections import Projection, projection
+from fedsolve.closedform.softmax_model import SoftmaxModel
+from fedsolve.errors import DataError
+from fedsolve.export.onnx_functions import activation, kernel_rows, softmax
+from fedsolve.export.onnx_graph import OnnxGraph
+from fedsolve.export.raw_rows import prepared
+from fedsolve.model import Model
+
+Writer = Callable[[OnnxGraph, Any, str], str]
+"""Of a graph, a model and prepared rows, the value of the scores; both float64."""
+
+W = TypeVar("W", bound=Writer)
+
+_SCORES: dict[type[Model], Writer] = {}
+_ESTIMATES: dict[type[Model], Writer] = {}
+_REPRESENTATIONS: dict[type[Model], Writer] = {}
+
+
+def writes(*kinds: type[Model]) -> Callable[[W], W]:
+    """Decorator: the function writes the scores of models of these very classes."""
+    return _entering(_SCORES, kinds)
+
+
+def writes_estimates(*kinds: type[Model]) -> Callable[[W], W]:
+    """Decorator: the function writes `Model.estimates`, of scores, where they are not the scores."""
+    return _entering(_ESTIMATES, kinds)
+
+
+def writes_representation(*kinds: type[Model]) -> Callable[[W], W]:
+    """Decorator: the function writes `transform` of prepared rows."""
+    return _entering(_REPRESENTATIONS, kinds)
+
+
+def scores(graph: OnnxGraph, model: Model, rows: str) -> str:
+    """The scores (rows, outputs) of rows that `model._checked` would give."""
+    writer = _SCORES.get(type(model))
+    if writer is None:
+        raise DataError(
+            f"a model of family '{model.family}' ({type(model).__name__}) cannot be exported; known are "
+            f"{', '.join(sorted(kind.family for kind in _SCORES))}. Say how its scores are written "
+            "(fedsolve.export.writes), or train by another method."
+        )
+    return writer(graph, model, rows)
+
+
+def estimates(graph: OnnxGraph, model: Model, found: str) -> str:
+    """The estimates of a model whose scores are `found`."""
+    writer = _ESTIMATES.get(type(model))
+    if writer is not None:
+        return writer(graph, model, found)
+    if type(model).estimates is not Model.estimates:
+        raise DataError(
+            f"a model of family '{model.family}' ({type(model).__name__}) has estimates of its own, and "
+            "nothing says how to write them (fedsolve.export.writes_estimates)."
+        )
+    return found
+
+
+def _entering(writers: dict[type[Model], Writer], kinds: tuple[type[Model], ...]) -> Callable[[W], W]:
+    def enter(writer: W) -> W:
+        writers.update(dict.fromkeys(kinds, writer))
+        return writer
+
+    return enter
+
+
+# -- the closed forms ------------------------------------------------------------------------------
+
+
+@writes(LinearModel)
+def linear(graph: OnnxGraph, model: LinearModel, rows: str) -> str:
+    rows = graph.cast(rows, "float64")
+    return graph.head(_centred(graph, rows, model.preparation), model.weight, model.intercept)
+
+
+@writes(SoftmaxModel)
+def softmax_scores(graph: OnnxGraph, model: SoftmaxModel, rows: str) -> str:
+    if model.base is not None:
+        rows = representation(graph, model.base, prepared(graph, rows, model.base.preparing))
+    return linear(graph, model, rows)
+
+
+@writes_estimates(SoftmaxModel)
+def softmax_estimates(graph: OnnxGraph, model: Model, found: str) -> str:
+    return softmax(graph, found)
+
+
+def representation(graph: OnnxGraph, model: Model, rows: str) -> str:
+    """The features of a staged model's last layer."""
+    writer = _REPRESENTATIONS.get(type(model))
+    if writer is None:
+        raise DataError(
+            f"the last layer of a model of family '{model.family}' cannot be exported; that of a DeepAFL can."
+        )
+    return writer(graph, model, rows)
+
+
+@writes_representation(DeepModel)
+def deep_features(graph: OnnxGraph, model: DeepModel, rows: str) -> str:
+    network = model.network
+    first = projection(network.seed, "zero", 0, network.features, network.width, 1.0, network.precision)
+    rows = graph.cast(_centred(graph, rows, model.preparation))
+    phi = _projected(graph, first, network.zero_activation, rows)
+    initial = phi
+    for layer, block in enumerate(model.blocks):
+        source = initial if network.block_input == "initial" else phi
+        if network.projection == "identity":
+            update = activation(graph, network.activation, source)
+        else:
+            update = _projected(graph, network.draw(layer, NUMPY), network.activation, source)
+        if block is not None:
+            update = graph.affine(graph.affine(update, block.left), block.right.T)
+        phi = graph.op("Add", phi, update) if network.skip else update
+    return phi
+
+
+@writes_representation(CascadeModel)
+def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: str) -> str:
+    method, outputs = model.method, model.outputs
+    first = projection(method.seed, "zero", 0, model.features, method.width)
+    phi = _projected(graph, first, method.zero_activation, graph.cast(rows))
+    for layer, weight in enumerate(model.classifiers[:-1]):
+        phi = graph.affine(phi, weight)
+        if method.strategy in (2, 4):
+            phi = graph.affine(phi, projection(method.seed, "encoding", layer, outputs, outputs).weight)
+        back = projection(method.seed, "cascade", layer, outputs, method.width, method.gain)
+        phi = graph.affine(phi, back.weight)
+        if method.strategy in (3, 4):
+            phi = activation(graph, method.activation, phi)
+    return phi
+
+
+@writes(DeepModel, CascadeModel)
+def staged(graph: OnnxGraph, model: DeepModel | CascadeModel, rows: str) -> str:
+    shift = None if model.preparation is None else model.preparation.target_mean
+    return graph.head(representation(graph, model, rows), model.classifiers[-1], shift)
+
+
+@writes(KernelModel)
+def kernel(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
+    rows = graph.standardised(rows, model.preparation.mean, model.preparation.scale)
+    near = kernel_rows(graph, rows, model.landmarks.points(), model.bandwidth)
+    return graph.head(near, model.weights, model.preparation.target_mean)
+
+
+# -- a shared stream, and a client's own -----------------------------------------------------------
+
+
+@writes(APFLModel)
+def shared_stream(graph: OnnxGraph, model: APFLModel, rows: str) -> str:
+    return scores(graph, model.primary, prepared(graph, rows, model.primary.preparing))
+
+
+@writes_estimates(APFLModel)
+def shared_estimates(graph: OnnxGraph, model: APFLModel, found: str) -> str:
+    return estimates(graph, model.primary, found)
+
+
+@writes(PersonalModel)
+def own_stream(graph: OnnxGraph, model: PersonalModel, rows: str) -> str:
+    shared, refinement = model.shared, model.refinement
+    found = scores(graph, shared, prepared(graph, rows, shared.preparing))
+    found = estimates(graph, shared, found)
+    if model.balance == 0:
+        return found
+    random = projection(refinement.seed, ROLE, 0, model.features, refinement.width)
+    inputs = _centred(graph, rows, getattr(shared, "preparation", None))
+    psi = _projected(graph, random, refinement.activation, graph.cast(inputs))
+    return graph.op("Add", found, graph.head(psi, model.balance * model.weight))
+
+
+def _centred(graph: OnnxGraph, rows: str, preparation: Preparation | None) -> str:
+    """Float64 rows centred and scaled."""
+    return rows if preparation is None else graph.standardised(rows, preparation.mean, preparation.scale)
+
+
+def _projected(graph: OnnxGraph, random: Projection, name: str, rows: str) -> str:
+    return activation(graph, name, graph.affine(rows, random.weight, random.bias))
