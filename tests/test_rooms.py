@@ -16,6 +16,7 @@ ROOT = Path(fedsolve.__file__).parent
 SMALL = (
     "errors",
     "version",
+    "formats",
     "threads",
     "container",
     "attributes",
