@@ -7,7 +7,7 @@ from typing import Any
 
 import griffe
 
-ENTRY = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)", flags=re.MULTILINE)
+ENTRY = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): +(?=\S)", flags=re.MULTILINE)
 
 
 class DocstringLists(griffe.Extension):
