@@ -1,4 +1,4 @@
-"""Docstrings that explain their parameters line by line ("name: what it is") show them as a list on the site."""
+"""Docstrings that explain parameters line by line ("name: what it is") show them as a list on the site."""
 
 from __future__ import annotations
 
