@@ -50,7 +50,7 @@ def test_the_network_of_readme_works_as_written(tmp_path: Path) -> None:
             for site in SITES:
                 if "--data" in line:
                     numbers_alone(machines[site].folder, site)
-                machines[site].begin(re.sub(r"\b(client|--name) north\b", rf"\1 {site}", here))
+                machines[site].begin(re.sub(r"(client|--name) north\b", rf"\1 {site}", here))
             for site in SITES:
                 machines[site].finish()
             if line.startswith("fedsolve keys client"):
