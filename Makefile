@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Tests run in two processes, one BLAS and one torch thread each: two threads on busy cores are slower than one.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-fast check browser bench bench-scale bench-gpu clean help
+.PHONY: demo test test-fast check browser bench bench-scale bench-gpu docs clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -42,8 +42,13 @@ bench-scale: $(VENV)/dev  ## workers in Ray, and 2,000,000 rows by mmap and parq
 bench-gpu: $(VENV)/user  ## the closed forms on a GPU, beside the CPU and the authors' formulation (needs torch with CUDA)
 	$(BIN)/python -m benchmarks.gpu --json benchmarks/results/gpu.json
 
+# An environment of its own: the site reads the sources, it does not import them. The variable silences a notice
+# about the successor of Material for MkDocs, which reads the same mkdocs.yml.
+docs: $(VENV)-docs/ready  ## the documentation site, in site/index.html; a warning or a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+
 clean:           ## remove the environment and what runs left behind
-	rm -rf $(VENV) fedsolve-demo .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs site fedsolve-demo .mypy_cache .ruff_cache
 
 $(VENV)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsolve needs Python 3.11 or newer")'
@@ -56,4 +61,9 @@ $(VENV)/user: $(VENV)/python pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/user
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)-docs/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

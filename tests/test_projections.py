@@ -10,7 +10,8 @@ import pytest
 from scipy.stats import kstest
 
 import fedsolve as fs
-from fedsolve.closedform.projections import SCHEME, fingerprint, projection
+from fedsolve import formats
+from fedsolve.closedform.projections import fingerprint, projection
 from fedsolve.federation.participant import Participant
 from tests import oracle
 
@@ -151,8 +152,8 @@ def test_fingerprint_is_a_hash_of_a_small_projection():
 @pytest.mark.parametrize(
     "agreement",
     [
-        {"projection_scheme": SCHEME, "fingerprint": "0" * 32},
-        {"projection_scheme": SCHEME + 1, "fingerprint": fingerprint(0)},
+        {"projection_scheme": formats.PROJECTIONS.version, "fingerprint": "0" * 32},
+        {"projection_scheme": formats.PROJECTIONS.version + 1, "fingerprint": fingerprint(0)},
         {},
     ],
     ids=["other bits", "other scheme", "none given"],

@@ -17,6 +17,7 @@ ROOT = Path(fedsolve.__file__).parent
 SMALL = (
     "errors",
     "version",
+    "formats",
     "threads",
     "container",
     "attributes",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from fedsolve import attributes, container, registry
+from fedsolve import attributes, container, formats, registry
 from fedsolve.calibration import Calibration, project_to_simplex
 from fedsolve.container import Array
 from fedsolve.encoder import encode, is_table
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fedsolve.federation.method import Record
     from fedsolve.federation.participant import ClientData
     from fedsolve.federation.states import StateStore
-
-MODEL_VERSION = 2
 
 _PREPARING = "preparing."
 _CALIBRATIONS = ("calibration", "own_calibration")
@@ -256,7 +254,7 @@ class Model(ABC):
         """Everything that makes this model, as named arrays and a JSON note."""
         note = {
             **self.note(),
-            "model": MODEL_VERSION,
+            "model": formats.MODEL.version,
             "family": self.family,
             "features": self.features,
             "outputs": self.outputs,
@@ -327,9 +325,10 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
     version = note.get("model")
     if not isinstance(version, int):
         raise ModelFileError(f"{path} is not a fedsolve model (it may be a checkpoint).")
-    if version > MODEL_VERSION:
+    if version not in formats.MODEL.read:
         raise ModelFileError(
-            f"{path} has model version {version}; this fedsolve reads up to {MODEL_VERSION}. Upgrade it."
+            f"{path} has model version {version}; this fedsolve reads up to {formats.MODEL.version}. "
+            "Upgrade it."
         )
     family = note.get("family")
     if isinstance(family, str) and ":" in family and family not in _FAMILIES:

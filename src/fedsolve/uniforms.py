@@ -11,9 +11,8 @@ import hashlib
 
 import numpy as np
 
+from fedsolve import formats
 from fedsolve.container import Array
-
-SCHEME = 1
 
 
 def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) -> Array:
@@ -23,7 +22,7 @@ def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) ->
 
 def uniform_key(seed: int, role: str, layer: int, inputs: int, outputs: int) -> int:
     """The 128 bits by which the numbers of this name are drawn."""
-    text = f"fedsolve projection {SCHEME}|{seed}|{role}|{layer}|{inputs}|{outputs}"
+    text = f"fedsolve projection {formats.PROJECTIONS.version}|{seed}|{role}|{layer}|{inputs}|{outputs}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 

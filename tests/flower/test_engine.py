@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve import registry
+from fedsolve import formats, registry
 from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
@@ -24,7 +24,6 @@ from fedsolve.network.expected import expected_layout
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.link import Reply
 from fedsolve.network.running import State, finished, run_method, say_over_late
-from fedsolve.network.wire import PROTOCOL
 
 from .pretended import PretendedLink
 from .sites import CLASSES, NAMES, Sites, relative_difference, same_bits, small
@@ -434,7 +433,13 @@ def test_another_width_is_refused_on_both_sides(sites):
 def test_a_server_of_another_version_is_refused(sites, change, words):
     shown = []
     site = Answerer("east", sites.client_data("east"), show=shown.append)
-    note = {"fedsolve": PROTOCOL, "version": fs.__version__, "ask": "describe", "classes": None, **change}
+    note = {
+        "fedsolve": formats.PROTOCOL.version,
+        "version": fs.__version__,
+        "ask": "describe",
+        "classes": None,
+        **change,
+    }
     answer, payload = site.reply(note, np.empty(0, np.uint8))
     assert (answer["ok"], payload) == (False, b"")
     assert words in answer["message"]
@@ -767,7 +772,13 @@ def test_the_same_request_gives_the_same_bytes(sites):
 
 def test_an_unreadable_request_is_refused(sites):
     site = Answerer("east", sites.client_data("east"))
-    note = {"fedsolve": PROTOCOL, "version": fs.__version__, "ask": "answer", "exchange": 0, "classes": None}
+    note = {
+        "fedsolve": formats.PROTOCOL.version,
+        "version": fs.__version__,
+        "ask": "answer",
+        "exchange": 0,
+        "classes": None,
+    }
     answer, _ = site.reply(note, np.frombuffer(b"rubbish", dtype=np.uint8))
     assert (answer["ok"], answer["error"]) == (False, TermError.__name__)
 
@@ -775,7 +786,12 @@ def test_an_unreadable_request_is_refused(sites):
 @pytest.mark.parametrize("strange", [float("nan"), [[]], {"a": float("inf")}])
 def test_a_server_cannot_have_a_site_send_what_cannot_be_sent(sites, strange):
     site = Answerer("east", sites.client_data("east"))
-    note = {"fedsolve": PROTOCOL, "version": fs.__version__, "ask": "describe", "classes": None}
+    note = {
+        "fedsolve": formats.PROTOCOL.version,
+        "version": fs.__version__,
+        "ask": "describe",
+        "classes": None,
+    }
     answer, _ = site.reply({**note, "run": strange, "exchange": strange}, np.empty(0, np.uint8))
     assert json.loads(canonical_json(answer))["ok"] is False
 

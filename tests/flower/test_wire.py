@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedsolve import formats
 from fedsolve.errors import TermError
-from fedsolve.federation.encoding import WIRE_VERSION, encode_term, read_term
+from fedsolve.federation.encoding import encode_term, read_term
 from fedsolve.federation.messages import Needs, Term
 from fedsolve.network import require_flower
 from fedsolve.network.link import RuntimeLink
@@ -190,6 +191,8 @@ def test_needs_and_damage():
     for size in range(0, len(whole), 7):
         with pytest.raises(TermError):
             read_term(whole[:size])
-    ours, other = (f'wire\\":{version}'.encode() for version in (WIRE_VERSION, WIRE_VERSION + 1))
+    ours, other = (
+        f'wire\\":{version}'.encode() for version in (formats.MESSAGE.version, formats.MESSAGE.version + 1)
+    )
     with pytest.raises(TermError, match="wire version"):
         read_term(np.frombuffer(whole.tobytes().replace(ours, other), dtype=np.uint8))

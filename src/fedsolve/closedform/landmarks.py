@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cholesky
 
+from fedsolve import formats
 from fedsolve.closedform.rbf import landmark_side
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Block, Chain, pack_triangle, unpack_triangle
 
-LANDMARK_SCHEME = 1
 _JITTER = 1e-8
 _HALVES = 12
 _MEAN = _HALVES * 0xFFFF // 2
@@ -95,7 +95,7 @@ def _integers(stream: np.random.Philox, count: int) -> Array:
 
 
 def _stream(seed: int, width: int) -> np.random.Philox:
-    text = f"fedsolve landmarks {LANDMARK_SCHEME}|{seed}|{width}"
+    text = f"fedsolve landmarks {formats.LANDMARKS.version}|{seed}|{width}"
     key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
     return np.random.Philox(key=key)
 
@@ -104,7 +104,7 @@ def landmark_agreement(seed: int) -> dict[str, Any]:
     """What two sides compare before they trust that they draw the same landmarks."""
     numbers = _integers(_stream(seed, 7), 63).astype("<i8")
     return {
-        "landmark_scheme": LANDMARK_SCHEME,
+        "landmark_scheme": formats.LANDMARKS.version,
         "landmark_fingerprint": hashlib.sha256(numbers.tobytes()).hexdigest()[:32],
     }
 

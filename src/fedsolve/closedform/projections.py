@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve import formats
 from fedsolve.backends import NUMPY, Kernels, kernels_of
 from fedsolve.container import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Chain
-from fedsolve.uniforms import SCHEME, uniform_key
+from fedsolve.uniforms import uniform_key
 
 _CACHED_BYTES = 256 << 20
 _cache: OrderedDict[tuple[object, ...], Projection] = OrderedDict()
@@ -98,7 +99,7 @@ def _make(
 
 def projection_agreement(seed: int) -> dict[str, Any]:
     """What two sides compare before they trust each other's projections."""
-    return {"projection_scheme": SCHEME, "fingerprint": fingerprint(seed)}
+    return {"projection_scheme": formats.PROJECTIONS.version, "fingerprint": fingerprint(seed)}
 
 
 def fingerprint(seed: int) -> str:

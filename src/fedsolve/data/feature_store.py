@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedsolve import container
+from fedsolve import container, formats
 from fedsolve.container import Array
 from fedsolve.data.datasets.dataset import Dataset, labels_of_names
 from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecord, extract
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ExtractionProgress", "FeatureStore", "Features", "StoredFeatures"]
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -84,7 +83,7 @@ class Features:
         x_train, y_train, x_test, y_test = arrays
         assert x_train is not None
         assert y_train is not None
-        identity = {"format": FORMAT, "data": dataset.identity, "backbone": None}
+        identity = {"format": formats.STORE.version, "data": dataset.identity, "backbone": None}
         manifest = _about(dataset, None) | {"identity": identity, "width": int(x_train.shape[1])}
         if dataset.is_images:
             manifest["own_features"] = f"those of {dataset.name.partition('?')[0]}"
@@ -176,7 +175,7 @@ class FeatureStore:
             raise DataError(
                 f"{dataset.name} holds features already; leave out the backbone ({backbone.name})."
             )
-        identity = {"format": FORMAT, "data": dataset.identity, "backbone": backbone.identity}
+        identity = {"format": formats.STORE.version, "data": dataset.identity, "backbone": backbone.identity}
         key = _key(identity)
         if (self.folder / key / MANIFEST).exists():
             return self._labelled(key, dataset, address)
@@ -192,7 +191,7 @@ class FeatureStore:
             for path in folder.glob("*.npy"):
                 path.chmod(0o600)
             manifest = about | {
-                "format": FORMAT,
+                "format": formats.STORE.version,
                 "key": key,
                 "identity": identity,
                 "width": record.width,
@@ -365,10 +364,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = container.from_sealed_json(
             container.read(path), what=str(path), error=ModelFileError, remedy=_rebuild(folder)
         )
-        if manifest["format"] != FORMAT:
+        if manifest["format"] != formats.STORE.version:
             raise ModelFileError(
-                f"{path}: written in format {manifest['format']}, this fedsolve reads {FORMAT}. "
-                f"{_rebuild(folder)}"
+                f"{path}: written in format {manifest['format']}, this fedsolve reads "
+                f"{formats.STORE.version}. {_rebuild(folder)}"
             )
         for name in ("arrays", "class_names", "rows", "dataset", "backbone", "width"):
             manifest[name]

@@ -13,13 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsolve import container
+from fedsolve import container, formats
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import algorithm_class, build, parameter_names
 from fedsolve.federation.method import Method
-
-SCHEME = 2
-"""Raised when the same description would give another result; older cells then count as missing."""
 
 PARTITIONS: dict[str, tuple[str, str] | None] = {
     "iid": None,
@@ -207,7 +204,7 @@ class Cell:
 
     def _digest(self, dataset: Mapping[str, Any]) -> str:
         description = {
-            "scheme": SCHEME,
+            "scheme": formats.CELLS.version,
             "dataset": dataset,
             "partition": self.partition.identity(),
             "algorithm": self.method.algorithm,

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fedsolve import container
+from fedsolve import container, formats
 from fedsolve.calibration import LEAST_ROWS, Calibration, Search, calibration_sums
 from fedsolve.container import Array
 from fedsolve.errors import CalibrationWarning, DataError, ModelFileError
@@ -39,7 +39,6 @@ M = TypeVar("M", bound=Model)
 
 LOSSES = "calibrate"
 EVALUATION = "tally"
-VERSION = 1
 TRAINING, SEARCHING, MEASURING, REFITTING = "training", "searching", "measuring", "refitting"
 
 _ROWS = 16384
@@ -250,7 +249,7 @@ class CalibratedRun(Run[M]):
             kept = {"best": search.best, "trial": search.trial}
             arrays |= {f"search.{name}.{part}": a for part, a in kept.items() if a is not None}
         note = {
-            "calibrated": VERSION,
+            "calibrated": formats.CALIBRATION.version,
             "phase": self.phase,
             "found": found,
             "steps": {name: search.steps for name, search in self.searches.items()},
@@ -260,7 +259,7 @@ class CalibratedRun(Run[M]):
 
     def restore(self, data: bytes, path: str) -> None:
         arrays, note = checkpoint_contents(data, path)
-        if note.get("calibrated") != VERSION:
+        if note.get("calibrated") != formats.CALIBRATION.version:
             raise ModelFileError(
                 f"{path} is not a checkpoint of a run that calibrates. Resume as it was started "
                 "(--no-calibrate, or the method by itself), or choose another checkpoint path."

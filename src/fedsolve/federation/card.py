@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import scipy
 
+from fedsolve import formats
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, unwrapped
-from fedsolve.model import MODEL_VERSION, Model
+from fedsolve.model import Model
 from fedsolve.version import __version__
 
 MOST_NAMES = 50
@@ -69,7 +70,7 @@ def card(model: Model) -> dict[str, Any]:
     return {
         "model": repr(model),
         "family": model.family,
-        "format": MODEL_VERSION,
+        "format": formats.MODEL.version,
         "private": model.private,
         "features": model.features,
         "classes": None if model.classes is None else model.classes.tolist(),

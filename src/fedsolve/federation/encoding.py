@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve import formats
 from fedsolve.container import Array, from_bytes, to_bytes, views, with_prefix
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import (
@@ -22,9 +23,6 @@ from fedsolve.federation.messages import (
     pack_triangle,
 )
 
-WIRE_VERSION = 2
-"""A peer that speaks another version is refused."""
-
 
 def encode_request(request: Request) -> bytes:
     """The exact bytes of a request; `cohort` stays with the server."""
@@ -34,7 +32,7 @@ def encode_request(request: Request) -> bytes:
     return to_bytes(
         arrays,
         {
-            "wire": WIRE_VERSION,
+            "wire": formats.MESSAGE.version,
             "message": "request",
             "kind": request.kind,
             "exchange": request.exchange,
@@ -72,7 +70,7 @@ def decode_request(data: bytes) -> Request:
 def encode_term(term: Term | Needs) -> bytes:
     """The exact bytes of a participant's answer, symmetric arrays packed."""
     if isinstance(term, Needs):
-        return to_bytes({}, {"wire": WIRE_VERSION, "message": "needs", "have": term.have})
+        return to_bytes({}, {"wire": formats.MESSAGE.version, "message": "needs", "have": term.have})
     arrays = {
         name: pack_triangle(array) if name in term.symmetric and array.ndim == 2 else array
         for name, array in term.arrays.items()
@@ -80,7 +78,7 @@ def encode_term(term: Term | Needs) -> bytes:
     return to_bytes(
         arrays,
         {
-            "wire": WIRE_VERSION,
+            "wire": formats.MESSAGE.version,
             "message": "term",
             "counts": term.counts,
             "symmetric": sorted(term.symmetric),
@@ -146,9 +144,9 @@ def _brief(value: Any) -> str:
 
 def _check_note(note: dict[str, Any], *messages: str) -> None:
     what = f"this {messages[0]}"
-    if note.get("wire") != WIRE_VERSION:
+    if note.get("wire") != formats.MESSAGE.version:
         raise TermError(
-            f"{what} uses wire version {note.get('wire')!r}; this fedsolve speaks {WIRE_VERSION}. "
+            f"{what} uses wire version {note.get('wire')!r}; this fedsolve speaks {formats.MESSAGE.version}. "
             "Install the same fedsolve version on both sides."
         )
     if note.get("message") not in messages:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
-from fedsolve import attributes, container, registry
+from fedsolve import attributes, container, formats, registry
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.engine import Federation, KeepsStates, PlansAhead, Spec, Wraps
@@ -22,8 +22,6 @@ from fedsolve.model import Model
 from fedsolve.parameters import check
 
 M = TypeVar("M", bound=Model)
-
-CHECKPOINT_VERSION = 2
 
 _BASE = {"method", "spec", "chain", "history", "_sent", "_asked"}
 
@@ -189,7 +187,7 @@ class Run(ABC, Generic[M]):
         return container.to_bytes(
             arrays,
             {
-                "checkpoint": CHECKPOINT_VERSION,
+                "checkpoint": formats.CHECKPOINT.version,
                 "state": note,
                 "blocks": [dict(block.note) for block in self.chain.blocks],
                 "sent": self._sent,
@@ -201,9 +199,9 @@ class Run(ABC, Generic[M]):
     def restore(self, data: bytes, path: str) -> None:
         """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
         arrays, note = checkpoint_contents(data, path)
-        if note.get("checkpoint") not in (1, CHECKPOINT_VERSION):
+        if note.get("checkpoint") not in formats.CHECKPOINT.read:
             raise ModelFileError(
-                f"{path} is not a checkpoint of version {CHECKPOINT_VERSION} "
+                f"{path} is not a checkpoint of version {formats.CHECKPOINT.version} "
                 f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
             )
         try:

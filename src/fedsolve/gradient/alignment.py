@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedsolve import formats
 from fedsolve.checks import check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 CHOICES = ("lowest", "highest", "skewness")
 """How layers are chosen from their scores."""
 
-SCHEME = 2
 TIE = 6  # decimals of z that count: with one client every layer has z = 1 up to the rounding of float32
 
 Choice = Literal["lowest", "highest"]
@@ -240,7 +240,7 @@ def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device:
 
 def _signs(seed: int, layer: str, size: int) -> Array:
     """+1 and -1 for every entry of a layer."""
-    text = f"fedsolve sketch {SCHEME}|{seed}|{layer}|{size}"
+    text = f"fedsolve sketch {formats.SKETCHES.version}|{seed}|{layer}|{size}"
     start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
     bits = np.random.Philox(key=start).random_raw(size) & np.uint64(1)
     return 1 - 2 * bits.astype(np.int8)

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedsolve import formats
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Spec
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.network.site_columns import columns_apart, strange_columns
-from fedsolve.network.wire import PROTOCOL, Note
+from fedsolve.network.wire import Note
 from fedsolve.schema import Schema
 from fedsolve.version import __version__
 
@@ -55,7 +56,7 @@ class Agreement:
 
     def note(self, ask: str) -> Note:
         """What the note of every message of this run says, whatever it asks."""
-        return {"fedsolve": PROTOCOL, "version": __version__, "ask": ask, "run": self.run}
+        return {"fedsolve": formats.PROTOCOL.version, "version": __version__, "ask": ask, "run": self.run}
 
     def classes_note(self) -> Any:
         """The class list as it is sent to sites; None while it is not known."""
@@ -163,8 +164,8 @@ def _label_kind(labels: Array) -> str:
 
 def unfit(name: str, note: Note) -> str | None:
     """Why a site with this name and description cannot be a member of any run; None if it can."""
-    if note.get("fedsolve") != PROTOCOL:
-        return f"it speaks protocol {plain(note.get('fedsolve'))}, the server {PROTOCOL}"
+    if note.get("fedsolve") != formats.PROTOCOL.version:
+        return f"it speaks protocol {plain(note.get('fedsolve'))}, the server {formats.PROTOCOL.version}"
     if note.get("name") != name:
         return (
             f"it calls itself '{plain(note.get('name'))}', but its key is registered as '{name}'. "

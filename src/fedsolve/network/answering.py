@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 import fedsolve.federation.evaluation  # noqa: F401  registers the step that scores a model
-from fedsolve import container
+from fedsolve import container, formats
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
@@ -34,7 +34,7 @@ from fedsolve.federation.participant import ClientData, Guarding, Participant
 from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.row_marks import RowMarks
 from fedsolve.network.site_columns import columns_note
-from fedsolve.network.wire import PROTOCOL, Note
+from fedsolve.network.wire import Note
 from fedsolve.permissions import NotAllowed, allowing
 from fedsolve.schema import Schema
 from fedsolve.version import __version__
@@ -171,8 +171,8 @@ class Answerer:
             barred = isinstance(problem, Declined) and problem.barred
             self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange"), barred=barred))
             refusal = {"error": kind, "message": self._for_server(problem)}
-            return {"fedsolve": PROTOCOL, "ok": False, **asked, **refusal}, b""
-        return {"fedsolve": PROTOCOL, "ok": True, **asked, **reply}, answer
+            return {"fedsolve": formats.PROTOCOL.version, "ok": False, **asked, **refusal}, b""
+        return {"fedsolve": formats.PROTOCOL.version, "ok": True, **asked, **reply}, answer
 
     def _for_server(self, problem: Exception) -> str:
         """The message that goes to the server with a refusal: no more than this site has agreed to send.
@@ -377,9 +377,9 @@ class Answerer:
 
 
 def _check_peer(note: Note) -> None:
-    if note.get("fedsolve") != PROTOCOL:
+    if note.get("fedsolve") != formats.PROTOCOL.version:
         raise TermError(
-            f"the server speaks protocol {note.get('fedsolve')!r}, this node {PROTOCOL}. "
+            f"the server speaks protocol {note.get('fedsolve')!r}, this node {formats.PROTOCOL.version}. "
             "Install the same fedsolve version on both sides."
         )
     if (version := note.get("version")) != __version__:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedsolve import container
+from fedsolve import container, formats
 from fedsolve.container import Array
 from fedsolve.errors import ModelFileError, TermError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-VERSION = 1
 Kind = Literal["request", "answer"]
 _REMEDY = "Carry it here again."
 
@@ -49,9 +48,11 @@ class Envelope:
     def seal(self, sign: Callable[[bytes], bytes]) -> bytes:
         """The bytes of the file."""
         about = {name: value for name, value in vars(self).items() if name != "payload"}
-        body = container.to_bytes({"payload": self.payload}, {"envelope": VERSION, **about})
+        body = container.to_bytes({"payload": self.payload}, {"envelope": formats.ENVELOPE.version, **about})
         arrays = {"body": np.frombuffer(body, np.uint8), "signature": np.frombuffer(sign(body), np.uint8)}
-        return container.to_bytes(arrays, {"envelope": VERSION, "kind": self.kind}, sealed=True)
+        return container.to_bytes(
+            arrays, {"envelope": formats.ENVELOPE.version, "kind": self.kind}, sealed=True
+        )
 
 
 def open_envelope(
@@ -62,9 +63,10 @@ def open_envelope(
     verify: whether the signature of these bytes is that of the one who sent the envelope.
     """
     arrays, about = container.from_bytes(data, what=what, error=ModelFileError, remedy=_REMEDY)
-    if about.get("envelope") != VERSION:
+    if about.get("envelope") != formats.ENVELOPE.version:
         raise ModelFileError(
-            f"{what} is not a message of version {VERSION}. It is something else, or of another fedsolve."
+            f"{what} is not a message of version {formats.ENVELOPE.version}. "
+            "It is something else, or of another fedsolve."
         )
     if about.get("kind") != kind:
         raise ModelFileError(
@@ -73,7 +75,7 @@ def open_envelope(
     try:
         body, signature = arrays["body"].tobytes(), arrays["signature"].tobytes()
         inner, note = container.from_bytes(body, what=what, error=ModelFileError, remedy=_REMEDY)
-        if note.pop("envelope") != VERSION or note["kind"] != kind:
+        if note.pop("envelope") != formats.ENVELOPE.version or note["kind"] != kind:
             raise ModelFileError(f"{what} says otherwise outside than inside. {_REMEDY}")
         envelope = Envelope(payload=inner["payload"], **{**note, "to": tuple(note["to"])})
     except (KeyError, TypeError) as problem:

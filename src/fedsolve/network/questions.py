@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from fedsolve import formats
 from fedsolve.errors import TermError
 from fedsolve.federation.cohort import CohortReport, Missing
 from fedsolve.network.link import Link, Reply
 from fedsolve.network.roster import Roster
-from fedsolve.network.wire import PROTOCOL, Note
+from fedsolve.network.wire import Note
 
 Policy = Literal["wait", "continue", "error"]
 T = TypeVar("T")
@@ -193,8 +194,10 @@ def check_reply(name: str, reply: Reply, wanted: Note) -> None:
     if reply.failure is not None:
         raise Missing("failed", str(reply.failure))
     note = reply.note
-    if note.get("fedsolve") != PROTOCOL:
-        raise Missing("failed", f"it speaks protocol {note.get('fedsolve')}, the server {PROTOCOL}")
+    if note.get("fedsolve") != formats.PROTOCOL.version:
+        raise Missing(
+            "failed", f"it speaks protocol {note.get('fedsolve')}, the server {formats.PROTOCOL.version}"
+        )
     if not note.get("ok"):
         raise Missing("failed", f"{note.get('error')}: {note.get('message')}")
     for part, value in wanted.items():

@@ -21,9 +21,6 @@ from fedsolve.errors import TermError
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-PROTOCOL = 2
-"""Version of the notes; peers of another version refuse each other by name."""
-
 LARGEST = 8 << 30
 """Bytes that one message may hold unless another limit is given."""
 
