@@ -17,6 +17,7 @@ SMALL = (
     "errors",
     "version",
     "formats",
+    "html_view",
     "threads",
     "container",
     "attributes",
