@@ -619,10 +619,10 @@ def process(*words):
 def test_process_exit_codes_and_an_empty_output_folder(files, tmp_path):
     data, out = _npz(tmp_path / "d.npz", x=_with(1e200), y=Y), tmp_path / "out"
     out.mkdir()
-    model = out / "m.safetensors"
+    model, checkpoint = out / "m.safetensors", ("--checkpoint", out / "run.ckpt")
     cases = (
         (("train", files / "digits.npz", "--ridge", "x", "--out", model), 2),
-        (("train", data, "--method", "afl", "--out", model, "--checkpoint", out / "run.ckpt"), 3),
+        (("train", data, "--method", "afl", "--no-calibrate", "--out", model, *checkpoint), 3),
         (("predict", tmp_path / "none", files / "digits.npz", "--out", out / "p.csv"), 4),
     )
     for words, code in cases:

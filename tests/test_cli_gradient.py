@@ -470,7 +470,7 @@ def test_the_blocks_of_the_how_to_run(tmp_path, store, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if language == "sh" for line in block.splitlines()]
-    assert len(lines) == 12
+    assert len(lines) == 16
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "fedsolve"

@@ -128,7 +128,11 @@ class Model(ABC):
         scores = self.decision_function(features)
         if self.calibration is not None:
             return np.argmax(scores, axis=1), self.calibration.probabilities(scores)
-        return np.argmax(scores, axis=1), project_to_simplex(self.estimates(features))
+        return np.argmax(scores, axis=1), self.uncalibrated(features)
+
+    def uncalibrated(self, features: Any) -> Array:
+        """Probabilities without calibration: the ones nearest to the estimates."""
+        return project_to_simplex(self.estimates(features))
 
     def threshold(self, sensitivity: float) -> float:
         """From which probability of the second class on to call it, so as to find this share of its rows.

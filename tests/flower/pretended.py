@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedsolve.network.answering import Answerer
-from fedsolve.network.link import Node, Reply
+from fedsolve.network.link import GoOn, Node, Reply
 from fedsolve.network.wire import Note
 
 Meddle = Callable[[str, Note, bytes], "tuple[Note, bytes] | None"]
@@ -50,7 +50,7 @@ class PretendedLink:
             self.open[names[-1]] = (number, self.activations[number], note, payload)
         return names
 
-    def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
+    def receive(self, message: str, go_on: GoOn) -> Reply | None:
         number, activation, note, payload = self.open[message]
         if number not in self.present:
             return Reply({}, failure="it is not connected", absent=True)

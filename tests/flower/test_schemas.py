@@ -121,8 +121,8 @@ def test_another_schema_is_refused_before_anything_is_sent(paths, server, south,
 
 def test_a_site_that_only_says_that_it_has_the_schema_is_not_taken_in(paths):
     class Silent(PretendedLink):
-        def receive(self, message, still_there):
-            reply = super().receive(message, still_there)
+        def receive(self, message, go_on):
+            reply = super().receive(message, go_on)
             return dataclasses.replace(reply, note={**reply.note, "schema": None})
 
     link = Silent([site(path) for path in paths])
@@ -241,7 +241,7 @@ def test_processes_train_by_a_schema_and_one_without_it_is_refused(paths, tmp_pa
         "--evaluate",
     )
     line += ["--method", "afl", "--ridge", "0.1", "--state", str(tmp_path / "state"), "--out", str(out)]
-    line += ["--patience", "60"]
+    line += ["--patience", "60", "--gather", "60"]
 
     def client(name: str, *words: object) -> list[str]:
         where = [

@@ -18,7 +18,7 @@ import fedsolve as fs
 from fedsolve.errors import CohortError, ModelFileError
 from fedsolve.network.link import RuntimeLink
 from fedsolve.network.service import SiteLink, _gate, serving
-from fedsolve.network.superlink import SuperLink, free_port
+from fedsolve.network.superlink import SuperLink, begin_log, free_port, last_line
 from tests.flower_security.processes import QUIET, running
 
 from .conftest import Nodes
@@ -175,7 +175,7 @@ def test_a_superlink_that_dies_is_an_error_of_the_network(tmp_path):
         with pytest.raises(CohortError, match="same state folder"):
             link.nodes()
         with pytest.raises(CohortError, match="same state folder"):
-            link.receive("message", lambda: True)
+            link.receive("message", lambda done, size: True)
 
 
 @pytest.mark.parametrize(("which", "words"), [(0, "the SuperLink has ended"), (1, "the gate, .* has ended")])
@@ -192,7 +192,7 @@ def test_a_process_of_the_server_that_dies_is_noticed(which, words, tmp_path, mo
         assert link.nodes() == {}
         processes[which].kill()
         processes[which].wait()
-        for call in (link.nodes, lambda: link.receive("message", lambda: True)):
+        for call in (link.nodes, lambda: link.receive("message", lambda done, size: True)):
             with pytest.raises(CohortError, match=words):
                 call()
 
@@ -260,3 +260,18 @@ def test_unknown_entries_of_a_configuration_are_refused(tmp_path):
     )
     assert done.returncode == 2
     assert "unknown entry 'clinets'. Did you mean 'clients'?" in done.stderr.decode()
+
+
+def test_a_log_of_an_earlier_process_is_not_quoted(tmp_path):
+    log = tmp_path / "gate.log"
+    log.write_text("ERROR the port is taken\n")
+    assert last_line(log) == "ERROR the port is taken"
+    with begin_log(log):
+        assert last_line(log) == "its log is empty."
+    with begin_log(log) as stream:
+        stream.write(b"the disk is full\n\n")
+    assert last_line(log) == "the disk is full"
+    log.write_bytes(b"x" * (17 << 20))
+    begin_log(log).close()
+    assert log.stat().st_size < 100
+    assert (tmp_path / "gate.log.1").stat().st_size == 17 << 20

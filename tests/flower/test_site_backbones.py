@@ -144,12 +144,15 @@ def test_processes_with_images_and_one_with_another_preprocessing(tmp_path, monk
     address, log, out = f"127.0.0.1:{free_port()}", tmp_path / "server.log", tmp_path / "m.safetensors"
     schema = tmp_path / "images.toml"
     document("schema", f"folder:{tmp_path / 'north/images'}", "--backbone", "pixels:8", "--out", schema)
-    line = fedsolve("server", "--insecure", "--listen", address, "--clients", 2, "--schema", schema)
+    line = fedsolve(
+        "server", "--insecure", "--plain", "--listen", address, "--clients", 2, "--schema", schema
+    )
     line += ["--method", "afl", "--state", str(tmp_path / "state"), "--out", str(out)]
 
     def client(name: str, *words: object) -> list[str]:
         where = [
             "--insecure",
+            "--plain",
             "--server",
             address,
             "--name",

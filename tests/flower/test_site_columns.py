@@ -209,7 +209,7 @@ def test_two_processes_with_shuffled_columns_train_no_model(tmp_path):
     line = fedsolve(
         "server", "--insecure", "--plain", "--listen", address, "--clients", 2, "--classes", "0,1"
     )
-    line += ["--method", "afl", "--state", str(tmp_path / "state"), "--patience", "300"]
+    line += ["--method", "afl", "--state", str(tmp_path / "state"), "--gather", "300"]
     write(tmp_path / "north.csv")
     write(tmp_path / "south.csv", NAMES[::-1], 1)
 

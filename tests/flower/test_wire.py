@@ -168,7 +168,7 @@ def test_a_link_gives_a_reply_whatever_is_sent(about, largest):
     grid = SimpleNamespace(_runtime_client=client, run=SimpleNamespace(run_id=1), node=Node(node_id=1))
     link = RuntimeLink(grid)
     link.expect(largest)
-    reply = link.receive("x", lambda: True)
+    reply = link.receive("x", lambda done, size: True)
     usable = largest == 10 and about != b"not json"
     assert reply is not None
     assert (reply.damaged, reply.failure is None) == (not usable, usable)

@@ -247,12 +247,12 @@ def test_who_comes_late_is_not_taken_in_and_the_run_goes_on(sites: Sites, tmp_pa
 class Leaving(PretendedLink):
     """A link on which 'west' is gone when it is asked for its term."""
 
-    def receive(self, message: str, still_there: Callable[[], bool]) -> Any:
+    def receive(self, message: str, go_on: Any) -> Any:
         number, _, note, payload = self.open[message]
         asked = note.get("channel") == CHANNEL and read_letter(payload)[1]["message"] == "ask"
         if asked and self.sites[number].name == "west":
             self.present.discard(number)
-        return super().receive(message, still_there)
+        return super().receive(message, go_on)
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -136,7 +137,17 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
     group=_SITES,
-    help="How long to wait for sites and for answers.  [default: for ever]",
+    help="How long to wait for an answer, until all of it is there.  [default: for ever]",
+)
+@option(
+    "--gather",
+    more=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    default=math.inf,
+    show_default=False,
+    group=_SITES,
+    help="How long to wait for the sites at the beginning.  [default: for ever]",
 )
 @method_option(_RUN)
 @option(
@@ -286,6 +297,7 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
             missing=given["missing"],
             min_clients=given["min_clients"],
             patience=given["patience"],
+            gather=given["gather"],
             schema=given["schema"],
             spec=spec,
             device=given["device"],

@@ -60,6 +60,9 @@ class SoftmaxModel(LinearModel):
         """The classes' probabilities: softmax of the logits."""
         return np.asarray(softmax(self.decision_function(features), axis=1))
 
+    def uncalibrated(self, features: Any) -> Array:
+        return self.estimates(features)
+
     def plain(self) -> tuple[Array, Array]:
         """Weights (features, classes) and intercepts for rows as they come: neither centred nor scaled."""
         if self.preparation is None:

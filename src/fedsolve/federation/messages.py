@@ -356,7 +356,7 @@ def _whole(array: Array) -> Array:
 
 
 def _times(array: Array, factor: float) -> Array:
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray | np.generic):
         return array.double() * factor
     # numpy makes a plain number of a product without axes, which could not be added to in place.
     return np.asarray(np.multiply(array, factor, dtype=np.float64))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedsolve.errors import ModelFileError, TermError
 from fedsolve.network.certificates import load_certificate, load_key, verify_dates
 from fedsolve.network.envelopes import Envelope, is_signed, open_envelope, signing
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.link import Node, Reply
+from fedsolve.network.link import GoOn, Node, Reply
 from fedsolve.network.security import registered
 from fedsolve.network.wire import LARGEST, Note
 
@@ -91,7 +91,7 @@ class FileLink:
             container.write_atomically(path, envelope.seal(self._sign))
         return [f"{message}/{name}" for name in names]
 
-    def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
+    def receive(self, message: str, go_on: GoOn) -> Reply | None:
         if message == _TOLD:
             return Reply({})
         digest, name = message.split("/")

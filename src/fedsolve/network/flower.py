@@ -47,7 +47,9 @@ class FlowerFederation:
     missing:   "wait" for a node that is not there; "continue" without it (exact for those present) as
                long as `min_clients` answered; "error": stop at the first failure. A refusal is a
                failure; with "wait" it stops the run too, for waiting would not mend it.
-    patience:  seconds to wait for an answer: then "continue" goes on without it, the others stop.
+    patience:  seconds to wait for an answer, until all of it is there: then "continue" goes on without it,
+               the others stop.
+    gather:    seconds to wait for the nodes at the beginning; `patience` when None.
     grace:     seconds that a node which left in the middle of an exchange has to come back.
     interval:  seconds between two looks for an answer.
     schema:    what a row is, where sites read their tables by it; train with `Described(method, schema)`.
@@ -68,6 +70,7 @@ class FlowerFederation:
         missing: Policy = "wait",
         min_clients: int = 1,
         patience: float | None = None,
+        gather: float | None = None,
         grace: float = 5.0,
         interval: float = 0.05,
         schema: Schema | None = None,
@@ -91,6 +94,7 @@ class FlowerFederation:
         self.expected = clients
         self.given = None if classes is None else class_list(classes)
         self._patience = patience
+        self._gather = patience if gather is None else gather
         self._device = resolve(device)
         self._grace = grace
         self._interval = interval
@@ -165,7 +169,7 @@ class FlowerFederation:
 
     def describe(self, patience: float | None = None) -> Spec:
         """What a method needs to know; waits until enough clients are there and agree."""
-        patience = self._patience if patience is None else patience
+        patience = self._gather if patience is None else patience
         until = deadline(patience)
         announced = -1
         self._link.expect(_LARGEST_DESCRIPTION)

@@ -14,6 +14,9 @@ from fedsolve.errors import CohortError, TermError
 from fedsolve.network.admission import Quota
 from fedsolve.network.wire import LARGEST, Note, assemble, record, unpack
 
+GoOn = Callable[[int, int], bool]
+"""Asked about once a second while an answer is fetched, with its bytes so far and in all; False gives up."""
+
 DAYS = 24 * 3600.0
 MESSAGE_LIFE = 7 * DAYS
 """Seconds after which the SuperLink throws away a message that nobody took."""
@@ -53,8 +56,8 @@ class Link(Protocol):
     def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
         """Send the same message to nodes; the ids under which they answer."""
 
-    def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
-        """The answer to a message, or None while there is none."""
+    def receive(self, message: str, go_on: GoOn) -> Reply | None:
+        """The answer to a message, or None while there is none; absent where `go_on` gave it up."""
 
     def expect(self, largest: int) -> None:
         """Refuse answers of more bytes from now on."""
@@ -88,7 +91,7 @@ class GridLink:
         ]
         return [str(name) for name in self._grid.push_messages(messages)]
 
-    def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
+    def receive(self, message: str, go_on: GoOn) -> Reply | None:
         messages = list(self._grid.pull_messages([message]))
         if not messages:
             return None
@@ -135,9 +138,9 @@ class RuntimeLink(GridLink):
         with self._explained():
             return super().send(nodes, note, payload)
 
-    def receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
+    def receive(self, message: str, go_on: GoOn) -> Reply | None:
         with self._explained():
-            return self._receive(message, still_there)
+            return self._receive(message, go_on)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -154,7 +157,7 @@ class RuntimeLink(GridLink):
                 "Start again with the same state folder to go on."
             ) from problem
 
-    def _receive(self, message: str, still_there: Callable[[], bool]) -> Reply | None:
+    def _receive(self, message: str, go_on: GoOn) -> Reply | None:
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
@@ -166,8 +169,8 @@ class RuntimeLink(GridLink):
             return _failed(answer.error.code, answer.error.reason)
         run = self._grid.run.run_id
         try:
-            pull = puller(self._client, self._grid.node, run, still_there)
-            note, payload = assemble(tree, pull, self._allowed)
+            pull = Puller(self._client, self._grid.node, run, go_on)
+            note, payload = assemble(tree, pull, self._allowed, pull.announce)
             reply = Reply(note, payload)
         except Gone as problem:
             return Reply({}, failure=str(problem), absent=True)
@@ -190,25 +193,38 @@ class Gone(Exception):
     """The objects of a message will not come any more."""
 
 
-def puller(client: Any, node: Any, run: int, still_there: Callable[[], bool]) -> Callable[[str], bytes]:
-    """Fetches objects, waiting for those that the node is still sending."""
-    from flwr.proto.message_pb2 import PullObjectRequest
+class Puller:
+    """Fetches objects, waiting for those that the node is still sending as long as `go_on` says so."""
 
-    def pull(name: str) -> bytes:
-        asked = time.monotonic()
+    def __init__(self, client: Any, node: Any, run: int, go_on: GoOn) -> None:
+        self._client = client
+        self._node = node
+        self._run = run
+        self._go_on = go_on
+        self._size = self._done = 0
+        self._looked = time.monotonic()
+
+    def announce(self, size: int) -> None:
+        """Know how many bytes the answer has."""
+        self._size = size
+
+    def __call__(self, name: str) -> bytes:
+        from flwr.proto.message_pb2 import PullObjectRequest
+
         while True:
-            response = client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
+            # However steadily a trickle comes: who waits decides how long.
+            if time.monotonic() - self._looked > 1.0:
+                if not self._go_on(self._done, self._size):
+                    raise Gone("it left in the middle of its answer")
+                self._looked = time.monotonic()
+            request = PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
+            response = self._client.PullObject(request)
             if not response.object_found:
                 raise Gone("it stopped in the middle of its answer")
             if response.object_available:
+                self._done += len(response.object_content)
                 return bytes(response.object_content)
-            if time.monotonic() - asked > 1.0:
-                if not still_there():
-                    raise Gone("it left in the middle of its answer")
-                asked = time.monotonic()
             time.sleep(_WAIT_FOR_PART)
-
-    return pull
 
 
 _ABSENT: Mapping[str, str] = {

@@ -234,11 +234,12 @@ class FleetNode:
         from flwr.common.serde import message_from_proto
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
-        from fedsolve.network.link import puller
+        from fedsolve.network.link import Puller
 
         run = asked.metadata.run_id
+        pull = Puller(client, node, run, lambda done, size: not self._stopped.is_set())
         try:
-            note, payload = assemble(tree, puller(client, node, run, lambda: True), self._largest)
+            note, payload = assemble(tree, pull, self._largest)
         except TermError as problem:
             note, payload = {"damaged": str(problem)}, np.empty(0, dtype=np.uint8)
         client.ConfirmMessageReceived(

@@ -26,6 +26,10 @@ _LOST = 50
 """How often an answer may turn out not to be there: a network that breaks, not a site that never sends."""
 
 
+_TELL_EVERY = 10.0
+"""Seconds between two words on how much of an answer is there."""
+
+
 @dataclass(frozen=True)
 class Waiting:
     """How long a node is waited for in one exchange; `FlowerFederation` says what each of these means."""
@@ -45,13 +49,18 @@ def deadline(patience: float | None, started: float | None = None) -> float:
 
 @dataclass
 class _Asked:
-    """An open question to a member: `message` is None while it cannot be reached, `since` that time."""
+    """An open question to a member: `message` is None while it cannot be reached, `since` that time.
+
+    came: how much of an answer that is on its way is there; told: when people were told so last.
+    """
 
     message: str | None
     activation: str
     since: float = 0.0
     tries: int = 1
     lost: int = 0
+    came: str = ""
+    told: float = 0.0
 
 
 class Questions:
@@ -114,7 +123,9 @@ class Questions:
                 raise Missing("absent", REMOVED)
             reply = None
             if mine.message is not None:
-                reply = self._link.receive(mine.message, lambda: self._same(name, mine))
+                reply = self._link.receive(
+                    mine.message, lambda done, size: self._delivers(name, mine, done, size)
+                )
             if reply is not None and reply.absent:
                 mine.message, mine.since, reply = None, time.monotonic(), None
                 member.online = False  # until the next look
@@ -132,6 +143,8 @@ class Questions:
                     continue
             if time.monotonic() > self._deadline:
                 waited = f"within {self._waiting.patience:g} s"
+                if mine.came:
+                    raise Missing("late", f"too late: {mine.came} of its answer came {waited}")
                 if member.online:
                     raise Missing("late", f"too late: no answer {waited}")
                 raise Missing("absent", f"not connected {waited}")
@@ -146,6 +159,15 @@ class Questions:
             if gone and self._waiting.missing != "wait":
                 raise Missing("absent", "not connected")
             time.sleep(self._waiting.interval)
+
+    def _delivers(self, name: str, asked: _Asked, done: int, size: int) -> bool:
+        """Whether to go on fetching an answer of which so many bytes are there: patience counts here too."""
+        asked.came = f"{done / 1e6:.1f} of {size / 1e6:.1f} MB"
+        now = time.monotonic()
+        if now - asked.told > _TELL_EVERY:
+            asked.told = now
+            self._tell_once(f"{self._where}: waiting for '{name}': {asked.came}")
+        return now <= self._deadline and self._same(name, asked)
 
     def _same(self, name: str, asked: _Asked) -> bool:
         self._roster.look(0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fedsolve.federation.cohort import plain
 from fedsolve.network.agreement import Agreement, unfit
@@ -19,6 +20,14 @@ class Member:
     name: str
     node: Node
     online: bool = True
+
+
+_DESCRIPTION = 20.0
+"""Seconds in which the few bytes of a description must come, once they are announced."""
+
+
+def _in_time(started: float, done: int = 0, size: int = 0) -> bool:
+    return time.monotonic() - started < _DESCRIPTION
 
 
 class Roster:
@@ -97,11 +106,17 @@ class Roster:
         while self._describing:
             nodes = self._link.nodes()
             for number, (message, activation) in list(self._describing.items()):
-                reply = self._link.receive(message, lambda: True)
+                started = time.monotonic()
+                reply = self._link.receive(message, partial(_in_time, started))
                 if reply is None:
                     continue
                 del self._describing[number]
-                if number in nodes:
+                if number in nodes and reply.absent and not _in_time(started):
+                    node = nodes[number]
+                    self._refuse(
+                        node, node.name or str(number), "it announced what it has and did not send it."
+                    )
+                elif number in nodes:
                     self._take_in(nodes[number], reply)
                 elif not reply.absent:
                     self._take_in(Node(number, activation), reply)
@@ -125,10 +140,7 @@ class Roster:
                 told = {"message": f"refused: {why}", "barred": not double}
                 self._link.send([node.id], self._agreement.note("tell") | told, b"")
         if why is not None:
-            if name in self.members:
-                self._doubles[node.id] = name
-            self._refused[node.id] = (f"'{name}': {why}", node.activation)
-            self._tell(f"'{name}' is not taken in: {why}")
+            self._refuse(node, name, why)
             return
         self.members[name] = Member(name, node)
         self._agreement.take(name, reply.note)
@@ -138,6 +150,13 @@ class Roster:
                 f"no names of columns from {', '.join(map(repr, unnamed))}: whether they are those of the "
                 "others, in the same order, is for people to check"
             )
+
+    def _refuse(self, node: Node, name: str, why: str) -> None:
+        """Leave a node out until it starts anew."""
+        if name in self.members:
+            self._doubles[node.id] = name
+        self._refused[node.id] = (f"'{name}': {why}", node.activation)
+        self._tell(f"'{name}' is not taken in: {why}")
 
     def _unfit(self, name: str, note: Note) -> str | None:
         """Why this site, with this description, cannot be a member."""
@@ -164,7 +183,7 @@ class Roster:
             for number, name in zip(online, self._link.send(online, note, b""), strict=True):
                 # Nobody need have heard it, but whoever is there now has a moment to take it.
                 until = time.monotonic() + seconds
-                while self._link.receive(name, lambda: False) is None and time.monotonic() < until:
+                while self._link.receive(name, lambda done, size: False) is None and time.monotonic() < until:
                     if number not in self._link.nodes():
                         break
                     time.sleep(self._interval)

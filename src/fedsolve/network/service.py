@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.network.link import Node, RuntimeLink
-from fedsolve.network.superlink import SuperLink, Tls, check_running, last_line
+from fedsolve.network.superlink import SuperLink, Tls, begin_log, check_running, last_line
 
 _REGISTER_EVERY = 2.0
 
@@ -133,7 +133,7 @@ def _gate(
     from fedsolve.network import gate
 
     check_free(*gate.address(listen))
-    with open(log, "ab") as stream:
+    with begin_log(log) as stream:
         process = subprocess.Popen(
             gate.command(listen, upstream, keys, quota=quota),
             stdin=subprocess.DEVNULL,

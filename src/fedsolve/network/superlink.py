@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedsolve.errors import CohortError
 from fedsolve.network import QUIET, require_flower
@@ -93,7 +93,7 @@ class SuperLink:
             words += ["--ssl-ca-certfile", str(self.tls.authority), "--ssl-keyfile", str(self.tls.key)]
             words += ["--ssl-certfile", str(self.tls.certificate), "--enable-supernode-auth"]
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self._folder / "flower")}
-        with open(self.log, "ab") as log:
+        with begin_log(self.log) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _GUARDED, str(os.getpid()), str(secret), *words],
                 stdin=subprocess.DEVNULL,
@@ -282,10 +282,27 @@ def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path)
         )
 
 
+_STARTED = "== started"
+_MOST = 16 << 20
+"""Bytes of a log from which on the next process begins a new one; one earlier log is kept."""
+
+
+def begin_log(path: Path) -> BinaryIO:
+    """The log of a process that is being started, which says so first: what stands before is another's."""
+    with suppress(OSError):
+        if path.stat().st_size > _MOST:
+            path.replace(path.with_name(f"{path.name}.1"))
+    stream = open(path, "ab")  # noqa: SIM115
+    stream.write(f"{_STARTED} {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n".encode())
+    stream.flush()
+    return stream
+
+
 def last_line(path: Path) -> str:
-    """The last line of a log."""
+    """The last line that the newest process wrote to its log."""
     try:
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         lines = []
-    return lines[-1].strip() if lines else "its log is empty."
+    said = not lines or not lines[-1].startswith(_STARTED)
+    return lines[-1].strip() if lines and said else "its log is empty."

@@ -54,11 +54,16 @@ def unpack(content: RecordDict) -> tuple[Note, Array]:
     return note, np.frombuffer(payload, dtype=np.uint8)
 
 
-def assemble(tree: Any, fetch: Callable[[str], bytes], largest: int = LARGEST) -> tuple[Note, Array]:
+def assemble(
+    tree: Any,
+    fetch: Callable[[str], bytes],
+    largest: int = LARGEST,
+    announce: Callable[[int], None] | None = None,
+) -> tuple[Note, Array]:
     """The note and the bytes (uint8) of a message whose objects are fetched one by one.
 
     tree:  Flower's tree of the message's object ids, each the SHA-256 of an object's contents.
-    fetch: the contents of an object.
+    fetch: the contents of an object. announce: told how many bytes the message has, before they are fetched.
 
     Whatever was sent, it gives a message or a `TermError`; only what `fetch` itself raises passes.
     """
@@ -72,7 +77,7 @@ def assemble(tree: Any, fetch: Callable[[str], bytes], largest: int = LARGEST) -
             raise
 
     try:
-        return _assemble(tree, fetched, largest)
+        return _assemble(tree, fetched, largest, announce or (lambda size: None))
     except TermError:
         raise
     except Exception as problem:
@@ -81,7 +86,9 @@ def assemble(tree: Any, fetch: Callable[[str], bytes], largest: int = LARGEST) -
         raise _strange(f"{type(problem).__name__}: {problem}") from problem
 
 
-def _assemble(tree: Any, fetch: Callable[[str], bytes], largest: int) -> tuple[Note, Array]:
+def _assemble(
+    tree: Any, fetch: Callable[[str], bytes], largest: int, announce: Callable[[int], None]
+) -> tuple[Note, Array]:
     note: Note | None = None
     payload: Array = np.empty(0, dtype=np.uint8)
     arrays = 0
@@ -106,6 +113,7 @@ def _assemble(tree: Any, fetch: Callable[[str], bytes], largest: int) -> tuple[N
                     f"a message of {size:,} bytes was announced; at most {largest:,} are taken. "
                     "Raise the limit if this is meant."
                 )
+            announce(size)
             payload = np.empty(size, dtype=np.uint8)
             _fill(payload, named, fetch)
     if note is None:

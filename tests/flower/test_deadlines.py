@@ -1,0 +1,93 @@
+"""A site that announces an answer and sends a trickle of it is waited for as long as any other."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import fedsolve as fs
+from fedsolve.errors import CohortError
+from fedsolve.network import roster
+from fedsolve.network.flower import FlowerFederation
+from fedsolve.network.link import Gone, Puller, Reply
+
+from .pretended import PretendedLink
+from .sites import NAMES
+from .test_engine import answerers
+
+pytestmark = pytest.mark.flower
+
+
+class Trickling(PretendedLink):
+    """A link whose site "north" keeps its heartbeat and never delivers the rest of what it announced."""
+
+    what = "answer"
+
+    def receive(self, message, go_on):
+        number, _, note, _ = self.open[message]
+        if self.sites[number].name != "north" or note["ask"] != self.what:
+            return super().receive(message, go_on)
+        while go_on(1_000_000, 5_000_000):
+            time.sleep(0.001)
+        return Reply({}, failure="it left in the middle of its answer", absent=True)
+
+
+def federate(link, **options):
+    settings = {"clients": 4, "interval": 0.001, "grace": 0.0, "patience": 0.05, "classes": list(range(10))}
+    return FlowerFederation(link, **{**settings, **options})
+
+
+def test_patience_counts_while_an_answer_is_fetched(sites):
+    told = []
+    federation = federate(Trickling(answerers(sites)), tell=told.append)
+    with pytest.raises(
+        CohortError, match=r"north.*too late: 1\.0 of 5\.0 MB of its answer came within 0\.05 s"
+    ):
+        fs.AFL(ridge=0.1).fit(federation)
+    assert any("waiting for 'north': 1.0 of 5.0 MB" in line for line in told)
+
+
+def test_the_others_go_on_without_it(sites):
+    federation = federate(Trickling(answerers(sites)), missing="continue")
+    model = fs.AFL(ridge=0.1).fit(federation)
+    assert model.history[0].cohort == tuple(sorted(set(NAMES) - {"north"}))
+    assert "1.0 of 5.0 MB" in model.history[0].missing["north"]
+
+
+def test_a_description_that_does_not_come_keeps_nobody_waiting(sites, monkeypatch):
+    monkeypatch.setattr(roster, "_DESCRIPTION", 0.01)
+    link = Trickling(answerers(sites))
+    link.what = "describe"
+    with pytest.raises(CohortError, match="'north': it announced what it has and did not send it"):
+        federate(link).describe()
+    assert federate(link, clients=3).describe().features == sites.data.features.shape[1]
+
+
+def test_gathering_has_a_deadline_of_its_own(sites):
+    link = PretendedLink(answerers(sites))
+    link.present.remove(link.number("west"))
+    with pytest.raises(CohortError, match=r"3 of 4 clients came within 0\.01 s"):
+        federate(link, patience=1e6, gather=0.01).describe()
+
+
+def test_a_steady_trickle_is_given_up_when_it_is_told_to(monkeypatch):
+    """Objects that come one by one, each in time, reset no clock."""
+    clock = iter(range(10_000))
+    monkeypatch.setattr(
+        "fedsolve.network.link.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=None)
+    )
+    part = SimpleNamespace(object_found=True, object_available=True, object_content=b"12345")
+    seen = []
+
+    def go_on(done, size):
+        seen.append((done, size))
+        return len(seen) < 3
+
+    pull = Puller(SimpleNamespace(PullObject=lambda request: part), None, 1, go_on)
+    pull.announce(1000)
+    with pytest.raises(Gone):
+        [pull(str(number)) for number in range(100)]
+    assert seen[-1][1] == 1000
+    assert seen[0][0] < seen[1][0] < seen[2][0]
