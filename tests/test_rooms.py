@@ -18,6 +18,7 @@ SMALL = (
     "errors",
     "version",
     "formats",
+    "html_view",
     "threads",
     "container",
     "attributes",

@@ -20,6 +20,7 @@ from fedsolve.container import Array
 from fedsolve.encoder import encode, is_table
 from fedsolve.errors import DataError, DivergenceError, ModelFileError
 from fedsolve.histograms import threshold
+from fedsolve.html_view import html_table
 from fedsolve.labels import labels_from_note, labels_note, regression_targets
 from fedsolve.permissions import allowing, restricted
 from fedsolve.preparation import TablePreparation
@@ -305,6 +306,19 @@ class Model(ABC):
         words += ["one client's own"] if self.private else []
         words += [f"{len(self.history)} exchanges"] if self.history else []
         return f"{type(self).__name__}({'; '.join(words)})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what the model is, and what travelled in every exchange that made it."""
+        rows = [
+            (
+                *(record.exchange, record.kind, len(record.cohort)),
+                *(f"{count / 1e6:.3g}" for count in (record.bytes_up, record.bytes_down)),
+            )
+            for record in self.history
+        ]
+        return html_table(
+            repr(self), rows, ("exchange", "kind", "clients", "MB up", "MB down") if rows else ()
+        )
 
 
 def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] | None = None) -> Model:

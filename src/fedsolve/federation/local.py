@@ -30,6 +30,7 @@ from fedsolve.federation.participant import (
 )
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
+from fedsolve.html_view import html_table
 from fedsolve.labels import class_list, plain_labels
 from fedsolve.owners import check_owners, rows_by_client
 from fedsolve.schema import Schema
@@ -308,6 +309,12 @@ class LocalFederation:
     def __repr__(self) -> str:
         rows = sum(self.client_rows().values())
         return f"LocalFederation({len(self._members)} clients, {rows} rows, workers={self.workers})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the clients with their rows, the first and the last of many."""
+        rows: list[tuple[str, object]] = list(self.client_rows().items())
+        shown = rows if len(rows) <= 20 else [*rows[:10], ("…", "…"), *rows[-5:]]
+        return html_table(repr(self), shown, ("client", "rows"))
 
 
 _Outcome = tuple[Answer, int] | BlockSum | Exception
