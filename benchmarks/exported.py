@@ -31,6 +31,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "AFL, calibrated": lambda: fs.Calibrated(fs.AFL(ridge=1.0)),
     "Softmax": lambda: fs.Softmax(ridge=1.0),
     "DeepAFL, T=5, width 512": lambda: fs.DeepAFL(layers=5, width=512, ridge=1.0),
+    "DeepAFL, T=20, width 512, ridge 0.01": lambda: fs.DeepAFL(layers=20, width=512, ridge=0.01),
     "KernelAFL, 1,024 landmarks": lambda: fs.KernelAFL(landmarks=1024),
     "APFL, a client's own": lambda: fs.APFL(layers=1, width=512, refinement_width=512, ridge=1.0),
 }

@@ -14,7 +14,7 @@ from fedsolve.errors import DataError
 from fedsolve.export.onnx_graph import OnnxGraph
 
 _CENTRE, _DEGREE = 3.0, 20
-"""Of the series for erf: the error is below 1e-14 everywhere."""
+"""Of the series for erf: the error is below 5e-14 everywhere."""
 
 
 def activation(graph: OnnxGraph, name: str, value: str) -> str:
