@@ -251,10 +251,12 @@ def local_tasks() -> dict[str, Task]:
     tasks["apfl over fedavg"] = partial(apfl_over, partial(fs.gradient.FedAvg, **NET))
 
     for name in ("AFLClassifier", "AFLRegressor"):
-        tasks[name] = partial(estimator, name)
-        tasks[f"{name} no intercept"] = partial(estimator, name, fit_intercept=False)
+        tasks[name] = partial(estimator, name, ridge=1.0)
+        tasks[f"{name} no intercept"] = partial(estimator, name, ridge=1.0, fit_intercept=False)
+    # What was the default before settings were chosen.
+    given = {"layers": 2, "width": 64, "ridge": 10.0, "residual_ridge": 1.0, "gain": 1.0, "scale": "standard"}
     for name in ("DeepAFLClassifier", "DeepAFLRegressor"):
-        tasks[name] = partial(estimator, name, layers=2, width=64)
+        tasks[name] = partial(estimator, name, **given)
     tasks["AFLClassifier partial_fit"] = in_batches
 
     g = fs.gradient
