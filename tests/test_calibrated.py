@@ -243,3 +243,14 @@ def test_a_method_that_chooses_does_so_once_and_goes_on_from_every_exchange():
         resumed.restore(run.to_bytes(), "here")
         assert len(list(exchanges(resumed, federation))) == len(kinds) - done
         assert resumed.model().to_bytes() == whole.to_bytes()
+
+
+@pytest.mark.filterwarnings("ignore::fedsolve.CalibrationWarning")
+@pytest.mark.parametrize("limit", [9, 12, 40])
+def test_a_budget_of_exchanges_counts_both_trainings_and_the_calibration(limit):
+    rng = np.random.default_rng(3)
+    labels = np.arange(160) % 2
+    features = rng.normal(size=(160, 4)) + labels[:, None]
+    model = fs.Calibrated(fs.Auto(max_exchanges=limit)).fit(divided(features, labels, 2))
+    assert len(model.history) <= limit
+    assert (model.calibration is None) == (limit < 12)  # 12: AFL, twice

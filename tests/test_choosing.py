@@ -184,7 +184,7 @@ def test_train_without_a_setting_chooses_and_prints_why(csv):
     told = document("train", csv, "--clients", 3)
     assert any(one["chosen"] for one in told["tried"])
     assert told["accuracy"]["held_out"] > 0.7
-    page = fedsolve("train", csv, "--clients", 3, "--max-exchanges", 6).stdout
+    page = fedsolve("train", csv, "--clients", 3, "--max-exchanges", 12).stdout
     assert "held out" in page
     assert "takes" in page, "what was left out for the budget is told"
 

@@ -436,6 +436,7 @@ def test_pipelines_searches_and_calibration() -> None:
     assert np.allclose(calibrated.predict_proba(features).sum(axis=1), 1.0)
 
 
+@pytest.mark.slow
 def test_defaults_serve_unscaled_tables() -> None:
     features, labels = load_breast_cancer(return_X_y=True)
     linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))

@@ -123,7 +123,6 @@ _LATER = {
 }
 """Names that are imported when they are asked for, and where from."""
 
-_ESTIMATORS = {"AFLClassifier", "AFLRegressor", "DeepAFLClassifier", "DeepAFLRegressor"}
 _ESTIMATORS = {
     "AFLClassifier",
     "AFLRegressor",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from benchmarks.__main__ import main
 from click.testing import CliRunner
 
 
+@pytest.mark.slow
 def test_the_masks_benchmark(tmp_path: Path) -> None:
     path = tmp_path / "masks.json"
     small = ["--width", "8", "--classes", "2", "--clients", "4", "--clients", "51", "--slots", "2"]

@@ -127,6 +127,7 @@ class ChoosingRun(Run[M]):
         super().__init__(method, spec)
         self._chooses: Chooses = method  # type: ignore[assignment]
         self._clients = 1
+        self._trainings, self._besides = 1, 0
         self._phase = "rows"
         self._rows = 0
         self._tried: list[Method[Any]] = []
@@ -183,6 +184,9 @@ class ChoosingRun(Run[M]):
         model.tried = tuple(self._trials)
         return model
 
+    def expect(self, trainings: int, besides: int) -> None:
+        self._trainings, self._besides = trainings, besides
+
     def choice(self) -> dict[str, Any] | None:
         return self._about_the_choice() if self._phase == "refit" else None
 
@@ -225,12 +229,12 @@ class ChoosingRun(Run[M]):
         longest, dearest, spent = 0, 0, 0
         for method in candidates:
             exchanges = method.start(self.spec).exchanges
-            needed = 2 + 2 * max(longest, exchanges)
+            needed = 2 + self._besides + (1 + self._trainings) * max(longest, exchanges)
             if limit is not None and needed > limit:
                 left.append(_entry(method, left_out=f"takes {needed} exchanges in all"))
                 continue
             price = 0 if most is None else self._clients * bytes_of(method, self.spec)
-            cost = spent + len(self._folds) * price + max(dearest, price)
+            cost = spent + len(self._folds) * price + self._trainings * max(dearest, price)
             if most is not None and cost > most:
                 left.append(_entry(method, left_out=f"takes {cost:,} bytes with those before it"))
                 continue
@@ -240,8 +244,9 @@ class ChoosingRun(Run[M]):
         if not taken:
             raise DataError(
                 "the budget is too small for any candidate: "
-                + "; ".join(f"{trial.method} {trial.left_out}" for trial in left)
-                + ". Raise max_exchanges or max_bytes, or train one method by name."
+                + "; ".join(dict.fromkeys(f"{trial.method} {trial.left_out}" for trial in left))
+                + ". Raise max_exchanges or max_bytes, or train one method by name"
+                + (", or leave out the calibration (--no-calibrate)." if self._besides else ".")
             )
         return taken, left
 

@@ -106,7 +106,9 @@ class CalibratedRun(Run[M]):
         self.found: dict[str, Calibration] = {}
         self._first: M | None = None
         self._mark = ""
-        self._begin(OnPart(method.method, method.parts[0]).start(spec))
+        first = OnPart(method.method, method.parts[0]).start(spec)
+        first.expect(2, self._besides)
+        self._begin(first)
 
     def _begin(self, inner: Run[M]) -> None:
         self.inner = inner
@@ -116,8 +118,12 @@ class CalibratedRun(Run[M]):
     def exchanges(self) -> int:
         if self.phase == REFITTING:
             return len(self.history) - len(self.inner.history) + self.inner.exchanges
-        wanted = Search(self.method.with_biases(self.spec), self.spec.outputs).exchanges
-        return 2 * self.inner.exchanges + wanted + 1
+        return 2 * self.inner.exchanges + self._besides
+
+    @property
+    def _besides(self) -> int:
+        """The exchanges between the two trainings."""
+        return Search(self.method.with_biases(self.spec), self.spec.outputs).exchanges + 1
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self.phase == TRAINING:
@@ -226,6 +232,7 @@ class CalibratedRun(Run[M]):
         choice = self.inner.choice() if self.found else None
         self.phase, self._first = REFITTING, None
         again = self.method.method.start(self.spec)
+        again.expect(1, len(self.history))
         if choice is not None:
             again.take_choice(choice)
         self._begin(again)

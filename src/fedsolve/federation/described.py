@@ -128,6 +128,9 @@ class DescribedRun(Run[M]):
         self.chain.append(Block({TABLE_BLOCK: True}, arrays))
         self.inner.record(total)
 
+    def expect(self, trainings: int, besides: int) -> None:
+        self.inner.expect(trainings, besides + trainings * self.method.measures)
+
     def choice(self) -> dict[str, Any] | None:
         return self.inner.choice()
 

@@ -98,6 +98,10 @@ class Run(ABC, Generic[M]):
         """How many exchanges the whole run takes when no cohort changes."""
         return 1
 
+    def expect(self, trainings: int, besides: int) -> None:
+        """Hear how often a run around this one trains with its choice, and what else it exchanges: a budget
+        counts that."""
+
     def choice(self) -> dict[str, Any] | None:
         """What this run chose, to train again with; None where nothing was to be chosen, or is not yet."""
         return None
