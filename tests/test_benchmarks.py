@@ -284,6 +284,7 @@ def test_a_round_is_timed_beside_plain_loops() -> None:
     assert "| plain loop | " in speed.table(found)
 
 
+@pytest.mark.slow
 def test_methods_for_frozen_features_stand_beside_each_other(tmp_path: Path) -> None:
     rows = synthetic(200, 6)
     file, out, figure = (tmp_path / name for name in ("rows.npz", "heads.json", "heads.png"))

@@ -199,6 +199,7 @@ def test_too_few_rows_leave_the_model_as_it_is():
         fs.Calibrated(fs.AFL()).fit(divided(features, labels.astype(float), 2, task="regression"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["AFLClassifier", "DeepAFLClassifier"])
 def test_estimators_calibrate(digits, kind):
     train, test = slice(0, 1000), slice(1000, None)
@@ -218,6 +219,7 @@ def test_estimators_calibrate(digits, kind):
         few.predict_proba(digits.features[:2])
 
 
+@pytest.mark.slow
 def test_a_method_that_chooses_does_so_once_and_goes_on_from_every_exchange():
     rng = np.random.default_rng(3)
     labels = np.arange(160) % 2

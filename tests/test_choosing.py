@@ -180,6 +180,7 @@ def csv(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_train_without_a_setting_chooses_and_prints_why(csv):
     told = document("train", csv, "--clients", 3)
     assert any(one["chosen"] for one in told["tried"])
@@ -197,6 +198,7 @@ def test_given_settings_and_the_papers_are_left_alone(csv):
     refused(fedsolve("train", csv, "--methods", "affl"), 2, "Auto does not try 'affl'. Did you mean 'afl'?")
 
 
+@pytest.mark.slow
 def test_learning_by_heart_is_told_by_rows_held_out(csv, tmp_path):
     noise = tmp_path / "noise.csv"
     rng = np.random.default_rng(0)

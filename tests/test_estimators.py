@@ -363,6 +363,7 @@ def test_stages_end_at_the_prediction(estimator: Any) -> None:
 # -- regression ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_regressors_explain_what_they_should() -> None:
     linear = load_diabetes(return_X_y=True, scaled=False)
     assert cross_val_score(AFLRegressor(), *linear).mean() > 0.45
@@ -423,6 +424,7 @@ def test_a_pickled_model_goes_on_learning() -> None:
     assert relative_difference(restored.partial_fit(X[70:], Y[70:]).coef_, expected.coef_) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_pipelines_searches_and_calibration() -> None:
     features, labels = load_wine(return_X_y=True)
     pipeline = make_pipeline(StandardScaler(), AFLClassifier())

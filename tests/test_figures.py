@@ -65,6 +65,7 @@ def test_each_kind_of_experiment_has_its_figures(runs, name, expected):
         assert [plot.name for plot in found] == expected
 
 
+@pytest.mark.slow
 def test_every_figure_is_labelled_and_told_in_words(runs):
     for path in runs.values():
         for found in plots(load_run(path)).values():

@@ -438,6 +438,7 @@ def chromium():
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_page_loads_alone_and_without_complaint(chromium, page, runs):
     opened = chromium.open(page)
@@ -447,6 +448,7 @@ def test_page_loads_alone_and_without_complaint(chromium, page, runs):
     assert opened.evaluate("[...document.querySelectorAll('svg')].every(s => s.getBBox().width > 100)")
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_browser_helper_sees_complaints_and_requests(chromium, tmp_path):
     bad = tmp_path / "bad.html"
@@ -456,6 +458,7 @@ def test_browser_helper_sees_complaints_and_requests(chromium, tmp_path):
     assert len(opened.requests()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_every_column_of_every_table_sorts_both_ways(chromium, page):
     opened = chromium.open(page)
@@ -464,6 +467,7 @@ def test_every_column_of_every_table_sorts_both_ways(chromium, page):
     assert opened.problems() == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_page_follows_the_system_until_the_reader_chooses(chromium, page, dark):
@@ -482,6 +486,7 @@ def test_page_follows_the_system_until_the_reader_chooses(chromium, page, dark):
     assert opened.evaluate(ink) == ("rgb(231, 229, 223)" if dark else "rgb(34, 37, 42)")
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_all_text_has_enough_contrast(chromium, page, dark):
@@ -490,6 +495,7 @@ def test_all_text_has_enough_contrast(chromium, page, dark):
     assert opened.evaluate(CONTRASTS) == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 800, 1440])
 def test_page_is_never_wider_than_its_window(chromium, page, width):
@@ -498,6 +504,7 @@ def test_page_is_never_wider_than_its_window(chromium, page, width):
     assert opened.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_printing_unfolds_everything_on_white_paper(chromium, page):
     opened = chromium.open(page, dark=True)
@@ -518,6 +525,7 @@ def test_printing_unfolds_everything_on_white_paper(chromium, page):
     assert opened.evaluate("getComputedStyle(document.querySelector('.theme')).display") == "none"
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_page_can_be_read_without_scripts(chromium, page):
     opened = chromium.open(page, scripts=False)
@@ -526,6 +534,7 @@ def test_page_can_be_read_without_scripts(chromium, page):
     assert "Dark page" not in opened.text()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_contents_lead_to_sections_and_show_where_the_reader_is(chromium, page):
     opened = chromium.open(page)

@@ -45,6 +45,12 @@ def federate(link: PretendedLink, **options) -> FlowerFederation:
     return FlowerFederation(link, **settings)
 
 
+KEYS = [
+    pytest.param(info.key, marks=[pytest.mark.slow] if info.key == "auto" else [])
+    for info in registry.methods()
+]
+
+
 # -- equality --------------------------------------------------------------------------------------
 
 
@@ -65,7 +71,7 @@ def test_same_bits_as_in_one_process(sites, method):
     assert federation.evaluate(model) == sites.local().evaluate(expected)
 
 
-@pytest.mark.parametrize("key", [info.key for info in registry.methods()])
+@pytest.mark.parametrize("key", KEYS)
 def test_every_method_gives_what_it_gives_in_one_process(sites, key):
     method = small(key)
     federation = federate(PretendedLink(answerers(sites)))
@@ -198,7 +204,7 @@ def test_where_terms_are_unknown_two_that_contradict_each_other_stop_the_run(sit
         fs.AFL(ridge=0.1).fit(federate(link, missing="continue"))
 
 
-@pytest.mark.parametrize("key", [info.key for info in registry.methods()])
+@pytest.mark.parametrize("key", KEYS)
 def test_the_server_knows_what_terms_look_like(sites, key):
     told = []
     federation = federate(PretendedLink(answerers(sites)), tell=told.append)

@@ -106,6 +106,7 @@ SETTING = {
 FEEDBACK = {"feedback": "lowest", "feedback_first": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(
     "method",
@@ -143,6 +144,7 @@ def test_who_inherits_a_steady_method_says_so_anew(recorded) -> None:
     assert not method.is_steady
 
 
+@pytest.mark.slow
 def test_another_run_begins_with_nothing_recorded(recorded) -> None:
     first = FedLC(**SETTING)
     other = FedLC(**SETTING | {"weight_decay": 0.0})
