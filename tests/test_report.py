@@ -23,6 +23,8 @@ from fedsolve.experiments.result_tables import ResultTable, Row, TableCell, tabl
 from fedsolve.experiments.run_folder import load_run
 from tests import browser, sample_runs
 
+pytestmark = pytest.mark.slow  # an experiment is run for it
+
 VOID = {"meta", "br", "col", "hr"}
 HOSTILE = '</title><script>alert("x")</script> & <b>'
 
@@ -438,7 +440,6 @@ def chromium():
         yield running
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_page_loads_alone_and_without_complaint(chromium, page, runs):
     opened = chromium.open(page)
@@ -448,7 +449,6 @@ def test_page_loads_alone_and_without_complaint(chromium, page, runs):
     assert opened.evaluate("[...document.querySelectorAll('svg')].every(s => s.getBBox().width > 100)")
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_browser_helper_sees_complaints_and_requests(chromium, tmp_path):
     bad = tmp_path / "bad.html"
@@ -458,7 +458,6 @@ def test_browser_helper_sees_complaints_and_requests(chromium, tmp_path):
     assert len(opened.requests()) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_every_column_of_every_table_sorts_both_ways(chromium, page):
     opened = chromium.open(page)
@@ -467,7 +466,6 @@ def test_every_column_of_every_table_sorts_both_ways(chromium, page):
     assert opened.problems() == []
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_page_follows_the_system_until_the_reader_chooses(chromium, page, dark):
@@ -486,7 +484,6 @@ def test_page_follows_the_system_until_the_reader_chooses(chromium, page, dark):
     assert opened.evaluate(ink) == ("rgb(231, 229, 223)" if dark else "rgb(34, 37, 42)")
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_all_text_has_enough_contrast(chromium, page, dark):
@@ -495,7 +492,6 @@ def test_all_text_has_enough_contrast(chromium, page, dark):
     assert opened.evaluate(CONTRASTS) == []
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 800, 1440])
 def test_page_is_never_wider_than_its_window(chromium, page, width):
@@ -504,7 +500,6 @@ def test_page_is_never_wider_than_its_window(chromium, page, width):
     assert opened.evaluate("document.documentElement.scrollWidth") == width
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_printing_unfolds_everything_on_white_paper(chromium, page):
     opened = chromium.open(page, dark=True)
@@ -525,7 +520,6 @@ def test_printing_unfolds_everything_on_white_paper(chromium, page):
     assert opened.evaluate("getComputedStyle(document.querySelector('.theme')).display") == "none"
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_page_can_be_read_without_scripts(chromium, page):
     opened = chromium.open(page, scripts=False)
@@ -534,7 +528,6 @@ def test_page_can_be_read_without_scripts(chromium, page):
     assert "Dark page" not in opened.text()
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_contents_lead_to_sections_and_show_where_the_reader_is(chromium, page):
     opened = chromium.open(page)
