@@ -15,7 +15,7 @@ from fedsolve.cluster.row_file import RowFile
 from fedsolve.cluster.sum_tree import Node, SumTree
 from fedsolve.container import Array
 from fedsolve.federation import evaluation as _  # noqa: F401 - its step answers evaluations
-from fedsolve.federation.blocks import BlockSum, block_sum
+from fedsolve.federation.blocks import BlockSum, block_sum, warn_apart
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.members import Deal, Members
 from fedsolve.federation.messages import Chain, Needs, Request, Term, pack_triangle
@@ -153,7 +153,8 @@ class Shard:
             for name, term in zip(names, terms, strict=True):
                 sums.add(sums.check(name, term))
                 found.bytes_up += term.nbytes
-        except Exception:
+        except Exception as problem:
+            warn_apart(len(names), names[0], problem)
             return None  # asked one by one, which shows whose failure it is
         found.term = sums.so_far()
         found.answered = names

@@ -8,6 +8,7 @@ one by one and their terms are added.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -59,12 +60,13 @@ def block_sum(
 
     pool: a participant with the rows of all, where there is one. The sum may live in `workspace`.
     """
+    apart: Exception | None = None
     if pool is not None and adds_up(request.kind):
         try:
             term, catch_up = ask(pool, request, chain, workspace)
             RunningSum().check(pool.name, term)
-        except Exception:
-            pass  # asked one by one below, which shows whose failure it is
+        except Exception as problem:
+            apart = problem  # asked one by one below, which shows whose failure it is
         else:
             empty = [name for name in names if rows(name) == 0]
             return BlockSum(term, list(names), empty, {}, len(names) * term.nbytes, len(names) * catch_up)
@@ -82,7 +84,19 @@ def block_sum(
         if rows(name) == 0:
             found.empty.append(name)
     found.term = sums.so_far()
+    if apart is not None and not found.failed:
+        warn_apart(len(names), names[0], apart)
     return found
+
+
+def warn_apart(clients: int, first: str, why: Exception) -> None:
+    """Say that clients answered one by one what they could not answer together."""
+    warnings.warn(
+        f"{clients} clients from '{first}' on could not answer together ({type(why).__name__}: {why}) and "
+        "answered one by one, which is slower.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def ask(participant: Participant, request: Request, chain: Chain, workspace: Workspace) -> tuple[Term, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients
+from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients, warn_apart
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
 from fedsolve.federation.device_pools import DevicePools
 from fedsolve.federation.engine import Spec
@@ -267,7 +266,7 @@ class LocalFederation:
             name, cause = ledger.failure
             raise report.stopped(name, cause) from cause
         if apart is not None and not report.missing:
-            _warn_apart(len(cohort), cohort[0], apart)
+            warn_apart(len(cohort), cohort[0], apart)
         return report.total(sums, request, self.min_clients)
 
     def place_rows(self) -> None:
@@ -351,17 +350,8 @@ def _ask_group(
         except Exception as problem:  # reported with the participant's name by the ledger
             outcomes.append(problem)
     if failed is not None and not any(isinstance(outcome, Exception) for outcome in outcomes):
-        _warn_apart(len(group), group[0].name, failed)
+        warn_apart(len(group), group[0].name, failed)
     return outcomes
-
-
-def _warn_apart(clients: int, first: str, why: Exception) -> None:
-    warnings.warn(
-        f"{clients} clients from '{first}' on could not answer together ({type(why).__name__}: {why}) and "
-        "answered one by one, which is slower.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
 
 
 class _Ledger:
