@@ -32,6 +32,7 @@ from fedsolve.errors import (
     FedsolveError,
     ModelFileError,
     TermError,
+    TrackingWarning,
 )
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         SoftmaxClassifier,
     )
     from fedsolve.network.flower import FlowerFederation
+    from fedsolve.tracking import tracker
 
 __all__ = [
     "AFL",
@@ -102,6 +104,7 @@ __all__ = [
     "Softmax",
     "SoftmaxClassifier",
     "TermError",
+    "TrackingWarning",
     "__version__",
     "evaluate",
     "evaluation",
@@ -114,6 +117,7 @@ __all__ = [
     "propose_schema",
     "read_described",
     "read_schema",
+    "tracker",
     "write_schema",
 ]
 
@@ -122,6 +126,7 @@ _LATER = {
     "ParquetRows": "fedsolve.data.parquet_rows",
     "RayFederation": "fedsolve.cluster.ray_federation",
     "RowFile": "fedsolve.cluster.row_file",
+    "tracker": "fedsolve.tracking",
 }
 """Names that are imported when they are asked for, and where from."""
 

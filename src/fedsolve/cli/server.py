@@ -26,6 +26,7 @@ from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
@@ -190,6 +191,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     group=_RUN,
     help="Calibrated probabilities: the training's exchanges twice, and two to four more.",
 )
+@track_option(_RUN, more=True)
 @config_option
 @output_options
 @click.pass_context
@@ -211,13 +213,14 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     keys = _keys(ctx, given)
     _check_secure(ctx, given, method)
     check_target(given["out"])
+    tracked = ctx.with_resource(trackers(given["track"]))
     state = Path(given["state"])
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.perf_counter()
     try:
         private_folder(state)
         with locked(state / "lock", f"the state folder {state} is used"):
-            document = _run(given, output, method, state, keys)
+            document = _run(given, output, method, state, keys, tracked)
     except KeyboardInterrupt as stop:
         raise Interrupted(
             f"interrupted; {state} holds the last exchange. Run the same command to go on."
@@ -227,7 +230,12 @@ def server(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _run(
-    given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
+    given: dict[str, Any],
+    output: Output,
+    method: Method[Any],
+    state: Path,
+    keys: Path | None,
+    tracked: Follower,
 ) -> dict[str, Any]:
     from fedsolve.federation.evaluation import evaluate
     from fedsolve.network import require_flower
@@ -254,8 +262,10 @@ def _run(
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
             around = None if given["plain"] else _secured(given, held)
-            model, engine = run_method(method, federate, held, [ExchangeNotes(output)], around)
-            accuracy = evaluate(engine, model) if given["evaluate"] else None
+            model, engine = run_method(method, federate, held, [ExchangeNotes(output), tracked], around)
+            if given["evaluate"]:
+                accuracy = evaluate(engine, model)
+                tracked.scored({"accuracy": accuracy})
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
     if given["out"] is not None:
         model.save(given["out"])
