@@ -32,10 +32,12 @@ from fedsolve.errors import (
     FedsolveError,
     ModelFileError,
     TermError,
+    TrackingWarning,
 )
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
 from fedsolve.federation.evaluation import evaluate, evaluation
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.importance import Importance, importances
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
         SoftmaxClassifier,
     )
     from fedsolve.network.flower import FlowerFederation
+    from fedsolve.tracking import tracker
 
 __all__ = [
     "AFL",
@@ -83,6 +86,7 @@ __all__ = [
     "Evaluation",
     "FedsolveError",
     "FlowerFederation",
+    "Follower",
     "Importance",
     "KernelAFL",
     "KernelAFLClassifier",
@@ -100,6 +104,7 @@ __all__ = [
     "Softmax",
     "SoftmaxClassifier",
     "TermError",
+    "TrackingWarning",
     "__version__",
     "evaluate",
     "evaluation",
@@ -112,6 +117,7 @@ __all__ = [
     "propose_schema",
     "read_described",
     "read_schema",
+    "tracker",
     "write_schema",
 ]
 
@@ -120,6 +126,7 @@ _LATER = {
     "ParquetRows": "fedsolve.data.parquet_rows",
     "RayFederation": "fedsolve.cluster.ray_federation",
     "RowFile": "fedsolve.cluster.row_file",
+    "tracker": "fedsolve.tracking",
 }
 """Names that are imported when they are asked for, and where from."""
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
+from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.errors import DataError
 from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.reading import read_experiment
@@ -78,8 +79,11 @@ _runs = option(
 @option(
     "--workers", type=click.IntRange(1), group="What runs", help="Clients at a time.  [default: all cores]"
 )
+@track_option("What runs")
 @output_options
+@click.pass_context
 def run(
+    ctx: click.Context,
     files: tuple[str, ...],
     root: str | None,
     store: str | None,
@@ -87,6 +91,7 @@ def run(
     dataset: tuple[str, ...],
     backbone: str | None,
     workers: int | None,
+    track: tuple[str, ...],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -98,6 +103,7 @@ def run(
     experiments = _read(files)
     if dataset:
         experiments = [one.only(dataset) for one in experiments]
+    tracked = ctx.with_resource(trackers(track))
     source = StoredRows(root, store)
     summaries: list[Summary] = []
     for one in experiments:
@@ -111,6 +117,7 @@ def run(
                     backbone=backbone,
                     workers=workers,
                     progress=progress,
+                    follow=[tracked],
                     summary=summaries[-1],
                 )
         except KeyboardInterrupt as stop:

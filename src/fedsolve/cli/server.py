@@ -26,11 +26,13 @@ from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.engine import Wraps
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
@@ -189,6 +191,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     group=_RUN,
     help="Calibrated probabilities: the training's exchanges twice, and two to four more.",
 )
+@track_option(_RUN, more=True)
 @config_option
 @output_options
 @click.pass_context
@@ -210,13 +213,14 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     keys = _keys(ctx, given)
     _check_secure(ctx, given, method)
     check_target(given["out"])
+    tracked = ctx.with_resource(trackers(given["track"]))
     state = Path(given["state"])
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.perf_counter()
     try:
         private_folder(state)
         with locked(state / "lock", f"the state folder {state} is used"):
-            document = _run(given, output, method, state, keys)
+            document = _run(given, output, method, state, keys, tracked)
     except KeyboardInterrupt as stop:
         raise Interrupted(
             f"interrupted; {state} holds the last exchange. Run the same command to go on."
@@ -226,7 +230,12 @@ def server(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _run(
-    given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
+    given: dict[str, Any],
+    output: Output,
+    method: Method[Any],
+    state: Path,
+    keys: Path | None,
+    tracked: Follower,
 ) -> dict[str, Any]:
     from fedsolve.federation.evaluation import evaluate
     from fedsolve.network import require_flower
@@ -253,8 +262,10 @@ def _run(
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
             around = None if given["plain"] else _secured(given, held)
-            model, engine = run_method(method, federate, held, progress_notes(output), around)
-            accuracy = evaluate(engine, model) if given["evaluate"] else None
+            model, engine = run_method(method, federate, held, [ExchangeNotes(output), tracked], around)
+            if given["evaluate"]:
+                accuracy = evaluate(engine, model)
+                tracked.scored({"accuracy": accuracy})
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
     if given["out"] is not None:
         model.save(given["out"])
@@ -355,14 +366,17 @@ def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]
         )
 
 
-def progress_notes(output: Output) -> Callable[[Record, int], None]:
-    def progress(record: Record, expected: int) -> None:
-        output.note(
+class ExchangeNotes(Follower):
+    """One line on stderr for every exchange."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def advanced(self, record: Record, expected: int) -> None:
+        self._output.note(
             f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
             f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s"
         )
-
-    return progress
 
 
 def class_names(text: str | None) -> list[Any] | None:

@@ -46,6 +46,7 @@ from fedsolve.cli.own_models import (
     personalise,
     warn_of_few_rows,
 )
+from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.tried import tried_table
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
@@ -204,6 +205,7 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Gradient methods: evaluate on the test rows every N rounds too.",
 )
+@track_option(_GROUP, more=True)
 @option(
     "--schema",
     metavar="FILE",
@@ -238,6 +240,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         what = "--secure" if given["secure"] else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local", ctx)
 
+    tracked = ctx.with_resource(trackers(given["track"]))
     reader = Reader(given, output)
     owned = split.kind is None
     if len(files) > 1:
@@ -266,6 +269,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
                     resume=given["resume"],
                     progress=progress,
                     watch=_watch(ctx, given, test),
+                    follow=tracked,
                 )
         except KeyboardInterrupt as stop:
             raise Interrupted(_stopped(checkpoint)) from stop
@@ -278,6 +282,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         accuracy["held_out"] = next(
             (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
         )
+        tracked.scored({f"{part}_accuracy": share for part, share in accuracy.items() if share is not None})
         model.card = training_card(model, whole, rows=len(data), accuracy=accuracy, secure=given["secure"])
         if given["out"] is not None:
             model.save(given["out"])
