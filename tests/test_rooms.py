@@ -19,6 +19,7 @@ SMALL = (
     "version",
     "formats",
     "html_view",
+    "log_lines",
     "threads",
     "container",
     "attributes",

@@ -22,9 +22,18 @@ from fedsolve.cli.method_options import (
     method_option,
     weighed,
 )
-from fedsolve.cli.options import output_options
+from fedsolve.cli.options import log_option, output_options
 from fedsolve.cli.options_file import config_option
-from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
+from fedsolve.cli.output import (
+    Interrupted,
+    Output,
+    begin_lines,
+    check_target,
+    facts,
+    keep_lines,
+    megabytes,
+    percent,
+)
 from fedsolve.cli.site_table import schema_option
 from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
@@ -190,6 +199,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     help="Calibrated probabilities: the training's exchanges twice, and two to four more.",
 )
 @config_option
+@log_option
 @output_options
 @click.pass_context
 def server(ctx: click.Context, /, **given: Any) -> None:
@@ -199,7 +209,8 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     report into the state folder. Killed at any moment, it goes on where it was when started again with the
     same state folder, and the result is the same.
     """
-    output = Output(given["as_json"], given["quiet"])
+    output = Output(given["as_json"], given["quiet"], given["log"])
+    begin_lines("server", given["log"])
     method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
@@ -216,6 +227,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     try:
         private_folder(state)
         with locked(state / "lock", f"the state folder {state} is used"):
+            keep_lines(state / "server.log", "server", given["log"])
             document = _run(given, output, method, state, keys)
     except KeyboardInterrupt as stop:
         raise Interrupted(
@@ -243,11 +255,11 @@ def _run(
         output.note(f"{state} holds this run complete; choose another --state to train again")
         if not held.over.exists():
             output.note("the sites were not told yet; telling those that are there")
-            with serving(state, given["listen"], keys, output.note) as link:
+            with serving(state, given["listen"], keys, output.note, output.log) as link:
                 say_over_late(_federate(given, output, link), held)
     else:
         output.note(f"starting; logs are in {state}")
-        with serving(state, given["listen"], keys, output.note) as link:
+        with serving(state, given["listen"], keys, output.note, output.log) as link:
             output.note(f"sites may connect to {given['listen']}")
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
@@ -287,7 +299,8 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
         def heard(found: CohortReport) -> None:
             report(found)
             for name, why in found.missing.items():
-                output.note(f"exchange {found.exchange + 1}: without '{name}': {why}")
+                text = f"exchange {found.exchange + 1}: without '{name}': {why}"
+                output.note(text, exchange=found.exchange + 1, site=name, why=why)
 
         return FlowerFederation(
             link,
@@ -359,7 +372,16 @@ def progress_notes(output: Output) -> Callable[[Record, int], None]:
     def progress(record: Record, expected: int) -> None:
         output.note(
             f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
-            f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s"
+            f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s",
+            exchange=record.exchange + 1,
+            of=max(expected, record.exchange + 1),
+            kind=record.kind,
+            sites=list(record.cohort),
+            missing=dict(record.missing),
+            bytes_up=record.bytes_up,
+            bytes_down=record.bytes_down,
+            seconds=record.seconds,
+            risk=record.risk,
         )
 
     return progress
@@ -400,10 +422,14 @@ def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> None:
             "Use keys ('fedsolve keys') for anything but a trial."
         )
         return
+    from fedsolve.network import validity
     from fedsolve.network.keyfolder import Keys
     from fedsolve.network.security import verify_server
 
     verify_server(Keys(keys))
+    for one in validity.of_server(Keys(keys)):
+        if text := one.announced:
+            output.warn(text, certificate=one.name, days=one.days)
 
 
 def _interrupt(*_: object) -> None:
