@@ -130,7 +130,7 @@ def run_arm(
     watch = Watch(data.test, data.truth)
     before = time.time()
     for record in exchanges(run, federation):
-        record.metrics.update(watch(run))
+        record.metrics.update(watch.look(run))
         now = time.time()
         accuracy = record.metrics["test_accuracy"]
         print(f"ROUND {arm} {seed} {run.server.round} {now:.2f} {accuracy:.4f}", flush=True)

@@ -36,6 +36,7 @@ from fedsolve.errors import (
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
 from fedsolve.federation.evaluation import evaluate, evaluation
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.importance import Importance, importances
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.local_scores import LocalScores, local_scores
@@ -83,6 +84,7 @@ __all__ = [
     "Evaluation",
     "FedsolveError",
     "FlowerFederation",
+    "Follower",
     "Importance",
     "KernelAFL",
     "KernelAFLClassifier",

@@ -11,6 +11,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.data.tables import ColumnLayout, read_table
 from fedsolve.errors import CohortError, DataError
+from fedsolve.federation.followers import hears
 from fedsolve.network.answering import Answerer
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.running import State, run_method
@@ -186,7 +187,7 @@ def test_a_resumed_run_knows_its_columns_before_the_first_site_is_back(tmp_path)
 
     state, method = State(tmp_path / "state"), fs.DeepAFL(layers=2, width=8)
     with pytest.raises(Killed):
-        run_method(method, federated(*map(site, paths)), state, kill)
+        run_method(method, federated(*map(site, paths)), state, [hears("advanced", kill)])
     shuffled = site(write(tmp_path / "east.csv", NAMES[::-1], 2))
     with pytest.raises(CohortError, match="'east' are those of the run's other sites in another order"):
         run_method(method, federated(shuffled), state)

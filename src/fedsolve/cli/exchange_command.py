@@ -22,7 +22,7 @@ from fedsolve.cli.method_options import (
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, check_target, facts
-from fedsolve.cli.server import class_names, progress_notes, run_document, show_run, take_schema
+from fedsolve.cli.server import ExchangeNotes, class_names, run_document, show_run, take_schema
 from fedsolve.cli.site_table import schema_option
 from fedsolve.data.lock import locked
 from fedsolve.network.keyfolder import Keys, private_folder
@@ -133,7 +133,7 @@ def _go_on(
     try:
         if model is None:
             model, _ = run_method(
-                method, _federate(given, output, link, sites), state, progress_notes(output)
+                method, _federate(given, output, link, sites), state, [ExchangeNotes(output)]
             )
     except Awaited as waiting:
         return {

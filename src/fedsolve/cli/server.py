@@ -40,6 +40,7 @@ from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.engine import Wraps
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
@@ -265,7 +266,7 @@ def _run(
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link)
             around = None if given["plain"] else _secured(given, held)
-            model, engine = run_method(method, federate, held, progress_notes(output), around)
+            model, engine = run_method(method, federate, held, [ExchangeNotes(output)], around)
             accuracy = evaluate(engine, model) if given["evaluate"] else None
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
     if given["out"] is not None:
@@ -368,9 +369,14 @@ def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]
         )
 
 
-def progress_notes(output: Output) -> Callable[[Record, int], None]:
-    def progress(record: Record, expected: int) -> None:
-        output.note(
+class ExchangeNotes(Follower):
+    """One line on stderr for every exchange."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def advanced(self, record: Record, expected: int) -> None:
+        self._output.note(
             f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
             f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s",
             exchange=record.exchange + 1,
@@ -383,8 +389,6 @@ def progress_notes(output: Output) -> Callable[[Record, int], None]:
             seconds=record.seconds,
             risk=record.risk,
         )
-
-    return progress
 
 
 def class_names(text: str | None) -> list[Any] | None:

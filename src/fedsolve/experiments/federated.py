@@ -16,6 +16,7 @@ from fedsolve.experiments.local_cells import run_locally
 from fedsolve.experiments.outcomes import Clock, Outcome
 from fedsolve.experiments.trials import Trial
 from fedsolve.federation.engine import Federation
+from fedsolve.federation.followers import Followers
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method
 from fedsolve.model import Model
@@ -31,9 +32,7 @@ class Federated:
 
     def run(self, trial: Trial) -> Outcome:
         if trial.cell.measure.local:
-            return run_locally(
-                self.method, trial.parts, trial.classes, trial.workers, trial.tick, trial.cell.device
-            )
+            return run_locally(self.method, trial)
         rows, clients = trial.rows, trial.clients
         if trial.cell.engine == "ray":
             from fedsolve.cluster.ray_federation import RayFederation
@@ -54,12 +53,11 @@ class Federated:
 
     def _train(self, trial: Trial, federation: Federation) -> Outcome:
         rows, measure = trial.rows, trial.cell.measure
-        watch = round_metrics.watch(self.method, rows, measure)
-        clock = Clock(trial.tick)
-        model = self.method.fit(federation, progress=clock, watch=watch)
+        besides = Followers(*round_metrics.watches(self.method, rows, measure), trial.follow)
+        clock = Clock(trial.tick, besides)
+        model = self.method.fit(federation, follow=(clock, besides))
         outcome = Outcome(model)
-        # Looking at test rows is not training.
-        outcome.enter_costs(model, clock.ends, clock.now() - (watch.seconds if watch is not None else 0.0))
+        outcome.enter_costs(model, clock.ends, clock.now())
         trial.tick("scoring")
         parts = {"train": (rows.x_train, trial.labels)} if measure.train or measure.separability else {}
         if rows.x_test is not None and rows.y_test is not None:

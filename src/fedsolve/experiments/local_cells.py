@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedsolve.closedform.predictors import StagedModel
-from fedsolve.container import Array
 from fedsolve.experiments.outcomes import Clock, Outcome
-from fedsolve.experiments.sources import Tick
-from fedsolve.experiments.trials import LocalParts
+from fedsolve.experiments.trials import LocalParts, Trial
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.local_scores import LocalScores
 from fedsolve.federation.method import Method
@@ -19,25 +17,21 @@ from fedsolve.federation.participant import Participant
 from fedsolve.model import Model
 
 
-def run_locally(
-    method: Method[Any],
-    parts: LocalParts,
-    classes: Array,
-    workers: int | None,
-    tick: Tick,
-    device: str = "cpu",
-) -> Outcome:
+def run_locally(method: Method[Any], trial: Trial) -> Outcome:
     """Scores and costs of a method whose accuracy is the mean of its clients' local accuracies."""
+    parts = trial.parts
     total = sum(map(len, parts.train))
     participants = [
         Participant(name, data, memory_budget=LOCAL_MEMORY * len(data) // max(1, total))
         for name, data in zip(parts.names, parts.train, strict=True)
     ]
-    federation = LocalFederation(participants, classes=classes.tolist(), workers=workers, device=device)
-    clock = Clock(tick)
-    model = method.fit(federation, progress=clock)
+    federation = LocalFederation(
+        participants, classes=trial.classes.tolist(), workers=trial.workers, device=trial.cell.device
+    )
+    clock = Clock(trial.tick, trial.follow)
+    model = method.fit(federation, follow=(clock, trial.follow))
     trained = clock.now()
-    tick("personalising and scoring")
+    trial.tick("personalising and scoring")
     outcome = Outcome(model)
     if not model.personalises:
         outcome.enter_costs(model, clock.ends, trained)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.closedform.predictors import DeepModel, StagedModel
+from fedsolve.federation.followers import Follower, Followers
 from fedsolve.federation.history import totals
 from fedsolve.federation.local_scores import LocalScores
 from fedsolve.federation.method import Record
@@ -81,18 +82,22 @@ class Outcome:
         }
 
 
-class Clock:
-    """Notes when each exchange ended, in seconds from the start, and reports how far training has got."""
+class Clock(Follower):
+    """Notes when each exchange ended, in seconds from the start, and reports how far training has got.
 
-    def __init__(self, tick: Callable[[str], None]) -> None:
+    besides: who else follows; looking at test rows and writing to trackers is not training.
+    """
+
+    def __init__(self, tick: Callable[[str], None], besides: Followers) -> None:
         self.ends: list[float] = []
         self._tick = tick
+        self._besides = besides
         self._started = time.perf_counter()
 
     def now(self) -> float:
-        return time.perf_counter() - self._started
+        return time.perf_counter() - self._started - self._besides.seconds
 
-    def __call__(self, record: Record, expected: int) -> None:
+    def advanced(self, record: Record, expected: int) -> None:
         self.ends.append(self.now())
         self._tick(f"exchange {record.exchange + 1} of {expected}")
 

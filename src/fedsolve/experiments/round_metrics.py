@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsolve.experiments.config import Measure
 from fedsolve.experiments.sources import ExperimentRows
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.method import Method, Record
 
 REPRESENTATION = ("intra", "inter", "ratio")
@@ -19,21 +20,21 @@ TAIL = 0.1
 """Share of the rounds, the last ones, over which FLFA averages."""
 
 
-def watch(method: Method[Any], rows: ExperimentRows, measure: Measure) -> Any:
-    """Looks at the test rows after every round of a gradient method; closed forms are scored at the end."""
+def watches(method: Method[Any], rows: ExperimentRows, measure: Measure) -> list[Follower]:
+    """Who looks at test rows after every round of a gradient method; closed forms are scored at the end."""
     from fedsolve.gradient.gradient_method import GradientMethod
 
     if not isinstance(method, GradientMethod):
-        return None
+        return []
     from fedsolve.gradient.networks import build_network
 
     # Torch loads some of its parts at their first use, which is not training.
     build_network("mlp:1", 1, 1)
     if rows.x_test is None or rows.y_test is None:
-        return None
+        return []
     from fedsolve.gradient.watch import Watch
 
-    return Watch(rows.x_test, rows.y_test, representation=measure.representation)
+    return [Watch(rows.x_test, rows.y_test, representation=measure.representation)]
 
 
 def enter(outcome: dict[str, Any], history: Sequence[Record], score: str) -> None:

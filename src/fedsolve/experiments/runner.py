@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -23,6 +23,7 @@ from fedsolve.experiments.config import Cell, Experiment
 from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
 from fedsolve.experiments.sources import ExperimentRows, Source
 from fedsolve.experiments.trials import deal
+from fedsolve.federation.followers import Follower, Within
 from fedsolve.threads import usable_cores
 from fedsolve.version import __version__
 
@@ -64,12 +65,14 @@ def run_experiment(
     backbone: str | None = None,
     workers: int | None = None,
     progress: Callable[[CellProgress], None] | None = None,
+    follow: Sequence[Follower] = (),
     summary: Summary | None = None,
 ) -> Summary:
     """Run the cells that runs/NAME lacks.
 
     source:   gives the rows of a dataset (`sources.StoredRows`).
     backbone: to see every image dataset through, instead of the one the file names.
+    follow:   who hears of the training of every cell, under the cell's name and digest.
     summary:  filled as the run goes on, for a caller that may be interrupted; also returned.
     """
     folder = Path(runs) / experiment.name
@@ -104,11 +107,25 @@ def run_experiment(
             else:
                 tick("")
                 before = time.perf_counter()
-                journal.append(record_of(experiment, cell, key, rows, run_cell(cell, rows, workers, tick)))
+                heard = Within(follow, str(cell), _about(experiment, cell))
+                outcome = run_cell(cell, rows, workers, tick, heard)
+                journal.append(record_of(experiment, cell, key, rows, outcome))
                 tally.ran += 1
                 pace.finish(cell, time.perf_counter() - before)
             tally.seconds = time.perf_counter() - started
     return tally
+
+
+def _about(experiment: Experiment, cell: Cell) -> dict[str, Any]:
+    """What followers are told of a cell."""
+    return {
+        "experiment": experiment.name,
+        "cell": cell.id,
+        "dataset": cell.dataset.name,
+        "partition": cell.partition.name,
+        "noise": cell.noise,
+        "seed": cell.seed,
+    }
 
 
 def record_of(

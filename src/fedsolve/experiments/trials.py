@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from fedsolve.errors import DataError
 from fedsolve.experiments.config import Cell, PartitionSpec
 from fedsolve.experiments.outcomes import Outcome
 from fedsolve.experiments.sources import ExperimentRows, Tick
+from fedsolve.federation.followers import Followers
 from fedsolve.federation.local_scores import LocalScores, client_rows, local_scores
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import positions
@@ -39,6 +40,7 @@ class Trial:
     true:   the labels of the training rows, by which they are dealt.
     labels: the labels trained on, flipped ones included.
     owners: which client owns each training row.
+    follow: who hears of the training.
     """
 
     cell: Cell
@@ -48,16 +50,23 @@ class Trial:
     owners: Array
     workers: int | None
     tick: Tick
+    follow: Followers = field(default_factory=Followers)
 
     @classmethod
     def of(
-        cls, cell: Cell, rows: ExperimentRows, workers: int | None = None, tick: Tick | None = None
+        cls,
+        cell: Cell,
+        rows: ExperimentRows,
+        workers: int | None = None,
+        tick: Tick | None = None,
+        follow: Followers | None = None,
     ) -> Trial:
         true = np.asarray(rows.y_train)
         labels = flip_labels(true, cell.noise, cell.seed) if cell.noise else true
         # A wrong label does not move a row to another client: along the axis of noise nothing else differs.
         owners = deal(cell.partition, true, cell.seed, rows)
-        return cls(cell, rows, true, labels, owners, workers, tick or (lambda remark: None))
+        tell = tick or (lambda remark: None)
+        return cls(cell, rows, true, labels, owners, workers, tell, follow or Followers())
 
     @property
     def clients(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -16,6 +16,7 @@ from fedsolve import attributes, container, formats, registry
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.engine import Federation, KeepsStates, PlansAhead, Spec, Wraps
+from fedsolve.federation.followers import Follower, Followers, Training, hears
 from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
@@ -307,8 +308,9 @@ class Method(ABC, Generic[M]):
         federation: Federation,
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = False,
-        progress: Callable[[Record, int], None] | None = None,
-        watch: Callable[[Run[M]], Mapping[str, Any]] | None = None,
+        progress: Callable[[Record, int], None] | Follower | None = None,
+        watch: Callable[[Run[M]], Mapping[str, Any]] | Follower | None = None,
+        follow: Follower | Sequence[Follower] = (),
     ) -> M:
         """Train over a federation.
 
@@ -317,7 +319,11 @@ class Method(ABC, Generic[M]):
         resume:     continue from that file if it exists; without it an existing file is not touched.
         progress:   called after every exchange with its record and the expected number of exchanges.
         watch:      called after every exchange with the run; what it gives joins the record's metrics.
+        follow:     whoever hears more of it, such as trackers: see `followers`. `progress` and `watch` are
+                    followers of one event each, `advanced` and `look`.
         """
+        more = (follow,) if isinstance(follow, Follower) else tuple(follow)
+        heard = Followers(hears("look", watch), hears("advanced", progress), *more)
         run = self.start(federation.describe())
         if isinstance(federation, KeepsStates):
             # Always told: a run without a checkpoint may not touch the states of one that has one.
@@ -333,24 +339,45 @@ class Method(ABC, Generic[M]):
             raise DataError("resume=True needs a checkpoint path to resume from.")
         if isinstance(federation, PlansAhead):
             federation.plan(max(1, run.exchanges - len(run.history)))
-        for record in exchanges(run, federation):
-            if watch is not None:
-                run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **watch(run)})
-            if checkpoint is not None:
-                container.write_atomically(checkpoint, run.to_bytes(), keep_previous=True)
-            if progress is not None:
-                progress(run.history[-1], run.exchanges)
-        within = federation.federation if isinstance(federation, Wraps) else federation
-        return self.finished(run.model(), within)
+        heard.started(
+            Training(
+                method=unwrapped(self).key,
+                parameters=self.parameters(),
+                spec=run.spec,
+                clients=federation.clients,
+                expected=run.exchanges,
+                history=tuple(run.history),
+                checkpoint=None if checkpoint is None else os.fspath(checkpoint),
+            )
+        )
+        try:
+            for record in exchanges(run, federation, heard):
+                if found := heard.look(run):
+                    run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **found})
+                if checkpoint is not None:
+                    container.write_atomically(checkpoint, run.to_bytes(), keep_previous=True)
+                heard.advanced(run.history[-1], run.exchanges)
+            within = federation.federation if isinstance(federation, Wraps) else federation
+            model = self.finished(run.model(), within)
+        except BaseException as problem:
+            heard.stopped(problem)
+            raise
+        heard.finished(model)
+        return model
 
     def finished(self, model: M, federation: Federation) -> M:
         """The model as `fit` gives it; personalised ones remember a federation of this process."""
         return model
 
 
-def exchanges(run: Run[M], federation: Federation) -> Iterator[Record]:
-    """Train step by step: one record after every exchange, until the model is complete."""
+def exchanges(run: Run[M], federation: Federation, heard: Follower | None = None) -> Iterator[Record]:
+    """Train step by step: one record after every exchange, until the model is complete.
+
+    heard: told of every request before it goes out.
+    """
     while (request := run.request(federation.clients)) is not None:
+        if heard is not None:
+            heard.asked(request, run.exchanges)
         run.absorb(federation.exchange(request, run.chain))
         yield run.history[-1]
 

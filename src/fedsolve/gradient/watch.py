@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import REFITTING, CalibratedRun
 from fedsolve.federation.described import DescribedRun
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.method import Run
 from fedsolve.gradient.alignment import representation
 from fedsolve.gradient.run import GradientRun
@@ -19,8 +19,8 @@ from fedsolve.labels import positions
 TARGETS = ("global", "aggregated")
 
 
-class Watch:
-    """Called after every exchange of a run: what the newest models do on test rows.
+class Watch(Follower):
+    """Looks after every exchange of a run: what the newest models do on test rows.
 
     features (rows, width), labels (rows,): the test rows.
     targets: "global", "aggregated" or both, the first as `test_accuracy` and the second with its name before
@@ -28,7 +28,6 @@ class Watch:
              while they train, in the last epoch of a round, is in every round's metrics as `local_accuracy`.
     every:   rounds between two looks; the last round is always looked at.
     representation: also measure how classes lie in the features of the last layer (FLFA, Eqs. 56-58).
-    `seconds` is the time spent looking.
     """
 
     def __init__(
@@ -48,17 +47,10 @@ class Watch:
         self.targets = targets
         self.every = every
         self.representation = representation
-        self.seconds = 0.0
 
-    def __call__(self, run: Run[Any]) -> dict[str, Any]:
-        started = time.perf_counter()
-        metrics = self._look(run)
-        self.seconds += time.perf_counter() - started
-        return metrics
-
-    def _look(self, run: Run[Any]) -> dict[str, Any]:
+    def look(self, run: Run[Any]) -> dict[str, Any]:
         if isinstance(run, CalibratedRun):  # of the two trainings, the one whose model is given
-            return self._look(run.inner) if run.phase == REFITTING else {}
+            return self.look(run.inner) if run.phase == REFITTING else {}
         described = run if isinstance(run, DescribedRun) else None
         inner = run if described is None else described.inner
         if not isinstance(inner, GradientRun):

@@ -26,6 +26,7 @@ from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.card import training_card
 from fedsolve.federation.cohort import CohortReport
 from fedsolve.federation.engine import DrawsSeeds, Federation, Spec
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.method import Method, Record, record_from, unwrapped
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
@@ -154,11 +155,12 @@ def run_method(
     method: Method[Any],
     federate: Federate,
     state: State,
-    progress: Callable[[Record, int], None] | None = None,
+    follow: Sequence[Follower] = (),
     around: Around | None = None,
 ) -> tuple[Model, Federation]:
     """Train from the state folder's checkpoint on, or from the beginning; writes model and report.
 
+    follow: who hears of it besides the report.
     around: the engine that the method is trained over, such as secure sums, around the one that carries its
             messages. What is given with the model is that one.
     """
@@ -179,8 +181,6 @@ def run_method(
 
     def advanced(record: Record, expected: int) -> None:
         state.history[record.exchange :] = [record.as_dict()]
-        if progress is not None:
-            progress(record, expected)
 
     federation = federate(state.agreed(), heard)
     try:
@@ -195,7 +195,7 @@ def run_method(
         if isinstance(engine, DrawsSeeds):
             method = engine.seeded(method, spec)
             about["seed"] = method.parameters().get("seed")
-        model: Model = method.fit(engine, state.checkpoint, resume=True, progress=advanced)
+        model: Model = method.fit(engine, state.checkpoint, resume=True, progress=advanced, follow=follow)
         model.check_finite("the model, which was not saved,")
     except FedsolveError as problem:
         state.write_report(**about, status="stopped", why=str(problem))
