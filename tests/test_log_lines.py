@@ -1,4 +1,4 @@
-"""Logs: every line is one object, without colours, in files that stay small; for commands and child processes."""
+"""Logs: every line is one object without colours, in files that stay small; of commands and children."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ SMALL = (
     "version",
     "formats",
     "html_view",
+    "markup",
     "log_lines",
     "threads",
     "container",
@@ -45,7 +46,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "data": (),
     "backends": (),
     "federation": ("backends",),
-    "network": ("federation", "backends"),
+    "watching": ("federation",),
+    "network": ("watching", "federation", "backends"),
     "cluster": ("federation", "data", "backends"),
     "privacy": ("federation",),
     "closedform": ("federation", "backends"),
@@ -56,6 +58,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "export": ("closedform", "gradient", "federation", "data", "backends"),
     "experiments": ("closedform", "gradient", "cluster", "federation", "data", "backends"),
     "cli": (
+        "watching",
         "experiments",
         "export",
         "closedform",
@@ -69,6 +72,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "__main__": ("cli",),
     "__init__": (
+        "watching",
         "estimators",
         "closedform",
         "gradient",

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         SoftmaxClassifier,
     )
     from fedsolve.network.flower import FlowerFederation
+    from fedsolve.watching.loopback import StatusPage
 
 __all__ = [
     "AFL",
@@ -101,6 +102,7 @@ __all__ = [
     "Schema",
     "Softmax",
     "SoftmaxClassifier",
+    "StatusPage",
     "TermError",
     "__version__",
     "evaluate",
@@ -122,6 +124,7 @@ _LATER = {
     "ParquetRows": "fedsolve.data.parquet_rows",
     "RayFederation": "fedsolve.cluster.ray_federation",
     "RowFile": "fedsolve.cluster.row_file",
+    "StatusPage": "fedsolve.watching.loopback",
 }
 """Names that are imported when they are asked for, and where from."""
 

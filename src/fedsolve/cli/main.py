@@ -35,6 +35,7 @@ from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report import figures, report
 from fedsolve.cli.schema_command import schema
 from fedsolve.cli.server import server
+from fedsolve.cli.status_command import status
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError
 from fedsolve.version import __version__
@@ -162,7 +163,7 @@ LOCAL = (
     experiment,
     report,
 )
-NETWORK = (server, client, exchange, answer, keys, doctor)
+NETWORK = (server, client, status, exchange, answer, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):
     main.add_command(command)

@@ -54,6 +54,8 @@ class Output:
     as_json: bool = False
     quiet: bool = False
     log: Style = "text"
+    heard: Callable[[str], None] | None = None
+    """Who is told of every remark, too."""
 
     def result(self, document: dict[str, Any], show: Callable[[Console], None]) -> None:
         """The outcome: as JSON, or as `show` draws it."""
@@ -72,6 +74,8 @@ class Output:
         """A remark for people, on stderr; it may quote what the other side wrote. fields: for a JSON log."""
         shown = not self.quiet and (self.log == "json" or not self.as_json)
         say(harmless(text), shown=shown, **fields)
+        if self.heard is not None:
+            self.heard(harmless(text))
 
     def warn(self, text: str, /, **fields: Any) -> None:
         """What nobody should miss, on stderr, whatever was asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import time
@@ -35,6 +36,7 @@ from fedsolve.cli.output import (
     percent,
 )
 from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.watched import status_option, watched_run
 from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
@@ -45,10 +47,12 @@ from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
 from fedsolve.network.keyfolder import private_folder
+from fedsolve.watching.board import Board
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
     from fedsolve.network.running import State
+    from fedsolve.network.validity import Validity
 
 _NET = "The network"
 _SITES = "The sites"
@@ -177,6 +181,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     help="Checkpoint, report, model and logs; the same folder continues the run.",
 )
 @option("--out", metavar="FILE", group=_RUN, help="Where to save the model too.")
+@status_option(_RUN)
 @option(
     "--device",
     more=True,
@@ -229,7 +234,10 @@ def server(ctx: click.Context, /, **given: Any) -> None:
         private_folder(state)
         with locked(state / "lock", f"the state folder {state} is used"):
             keep_lines(state / "server.log", "server", given["log"])
-            document = _run(given, output, method, state, keys)
+            title = f"{unwrapped(method).key} over {given['clients']} sites"
+            with watched_run(state, title, given["clients"], given["status"], output) as board:
+                output = dataclasses.replace(output, heard=board.note)
+                document = _run(given, output, method, state, keys, board)
     except KeyboardInterrupt as stop:
         raise Interrupted(
             f"interrupted; {state} holds the last exchange. Run the same command to go on."
@@ -239,7 +247,12 @@ def server(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _run(
-    given: dict[str, Any], output: Output, method: Method[Any], state: Path, keys: Path | None
+    given: dict[str, Any],
+    output: Output,
+    method: Method[Any],
+    state: Path,
+    keys: Path | None,
+    board: Board,
 ) -> dict[str, Any]:
     from fedsolve.federation.evaluation import evaluate
     from fedsolve.network import require_flower
@@ -247,27 +260,31 @@ def _run(
     from fedsolve.network.service import serving
 
     require_flower()
-    _verify(keys, output, given)
+    certificates = _verify(keys, output, given)
     output.note(_PLAIN if given["plain"] else _SECURE)
     held = State(state)
     model = finished(method, held, given["classes"], given["task"], given["clients"], given["schema"])
     accuracy = None
     if model is not None:
+        board.complete()
         output.note(f"{state} holds this run complete; choose another --state to train again")
         if not held.over.exists():
             output.note("the sites were not told yet; telling those that are there")
             with serving(state, given["listen"], keys, output.note, output.log) as link:
                 say_over_late(_federate(given, output, link), held)
     else:
+        board.gathering(not given["plain"], certificates)
         output.note(f"starting; logs are in {state}")
         with serving(state, given["listen"], keys, output.note, output.log) as link:
             output.note(f"sites may connect to {given['listen']}")
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
-            federate = _federate(given, output, link)
+            federate = _federate(given, output, link, board)
             around = None if given["plain"] else _secured(given, held)
-            model, engine = run_method(method, federate, held, [ExchangeNotes(output)], around)
-            accuracy = evaluate(engine, model) if given["evaluate"] else None
+            model, engine = run_method(method, federate, held, [ExchangeNotes(output), board], around)
+            if given["evaluate"]:
+                accuracy = evaluate(engine, model)
+                board.scored({"accuracy": accuracy})
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
     if given["out"] is not None:
         model.save(given["out"])
@@ -291,8 +308,8 @@ def run_document(
     }
 
 
-def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
-    """The federation over a link, as the options want it."""
+def _federate(given: dict[str, Any], output: Output, link: Any, board: Board | None = None) -> Any:
+    """The federation over a link, as the options want it; the board asks it how its sites stand."""
     from fedsolve.federation.engine import Spec
     from fedsolve.network.flower import CohortReport, FlowerFederation
 
@@ -303,7 +320,7 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
                 text = f"exchange {found.exchange + 1}: without '{name}': {why}"
                 output.note(text, exchange=found.exchange + 1, site=name, why=why)
 
-        return FlowerFederation(
+        federation = FlowerFederation(
             link,
             clients=given["clients"],
             classes=given["classes"],
@@ -319,6 +336,9 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
             report=heard,
             tell=output.note,
         )
+        if board is not None:
+            board.sites_from(federation.standings)
+        return federation
 
     return federate
 
@@ -419,21 +439,24 @@ def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:
     return Path(key_folder(given["keys"]))
 
 
-def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> None:
+def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> list[Validity]:
+    """Refuse keys that a server cannot start with; gives its certificates, and tells of those that expire."""
     if keys is None:
         output.note(
             f"INSECURE: whoever reaches {given['listen']} can take part and read everything. "
             "Use keys ('fedsolve keys') for anything but a trial."
         )
-        return
+        return []
     from fedsolve.network import validity
     from fedsolve.network.keyfolder import Keys
     from fedsolve.network.security import verify_server
 
     verify_server(Keys(keys))
-    for one in validity.of_server(Keys(keys)):
+    certificates = validity.of_server(Keys(keys))
+    for one in certificates:
         if text := one.announced:
             output.warn(text, certificate=one.name, days=one.days)
+    return certificates
 
 
 def _interrupt(*_: object) -> None:
