@@ -33,7 +33,9 @@ BEAT = 5.0
 SILENT = 20.0
 """Seconds without a word after which a run that has not ended is not believed to be under way."""
 
-_TICK = 1.0
+_TICK, _REST = 1.0, 0.25
+"""Seconds between two looks at what has changed by itself, and at the least between two files."""
+
 _RECORDS = 400
 _NOTES = 12
 _CELLS = 50
@@ -111,7 +113,7 @@ class Board(Follower):
         self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
         self._standings: Callable[[], Sequence[SiteStanding]] = tuple
         self._certificates: Sequence[Expiring] = ()
-        self._stop = threading.Event()
+        self._stop, self._news = threading.Event(), threading.Event()
         self._writer: threading.Thread | None = None
         if path is not None:
             self._write()
@@ -161,6 +163,7 @@ class Board(Follower):
         with self._lock:
             self._exchanges = max(expected, request.exchange + 1)
             self._under = _Under(request.exchange + 1, request.kind, request.step, len(request.cohort))
+        self._news.set()
 
     def advanced(self, record: Record, expected: int) -> None:
         with self._lock:
@@ -170,6 +173,7 @@ class Board(Follower):
             self._exchanges = max(expected, record.exchange + 1)
             self._under = None
             self._enter(record)
+        self._news.set()
 
     def _enter(self, record: Record) -> None:
         told = {**record.metrics, "risk": record.risk, "accuracy": record.accuracy}
@@ -216,6 +220,7 @@ class Board(Follower):
     def close(self) -> None:
         """End the file's thread; the file keeps how the run stood."""
         self._stop.set()
+        self._news.set()
         if self._writer is not None:
             self._writer.join(10)
             self._writer = None
@@ -278,7 +283,9 @@ class Board(Follower):
 
     def _keep_writing(self) -> None:
         seen, written = "", time.monotonic()
-        while not self._stop.wait(_TICK):
+        while not self._stop.wait(_REST):
+            self._news.wait(_TICK)
+            self._news.clear()
             document = self.document()
             still = {name: value for name, value in document.items() if name not in _MOVING}
             text = container.canonical_json(still)
