@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from fedsolve import container
+from fedsolve import container, formats
 from fedsolve.errors import FedsolveError
 from fedsolve.federation.followers import Follower, Training
 from fedsolve.federation.messages import Request
@@ -23,9 +23,6 @@ from fedsolve.version import __version__
 
 What = Literal["server", "training", "experiment"]
 Phase = Literal["starting", "gathering", "running", "complete", "stopped"]
-
-FORM = 1
-"""Version of the document."""
 
 BEAT = 5.0
 """Seconds after which the file is written anew though nothing changed, so that a reader sees it is alive."""
@@ -236,7 +233,7 @@ class Board(Follower):
                 {"name": one.name, "days": one.days, "announced": one.announced} for one in self._certificates
             ]
             return {
-                "form": FORM,
+                "form": formats.STATUS.version,
                 "fedsolve": __version__,
                 "what": self._what,
                 "title": self._title,
@@ -318,7 +315,7 @@ def read_document(data: bytes | str) -> dict[str, Any]:
     import json
 
     found = json.loads(data)
-    if not isinstance(found, dict) or found.get("form") != FORM:
+    if not isinstance(found, dict) or found.get("form") not in formats.STATUS.read:
         raise ValueError("it is not the status of a run, or of another version of fedsolve")
     return found
 
