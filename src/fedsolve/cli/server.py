@@ -286,6 +286,7 @@ def _run(
                 accuracy = evaluate(engine, model)
                 board.scored({"accuracy": accuracy})
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
+            board.complete()
     if given["out"] is not None:
         model.save(given["out"])
     return run_document(method, model, held, accuracy, given["out"])

@@ -136,7 +136,9 @@ def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         (document["done"], document["exchanges"]) if cells is None else (cells["done"], cells["total"])
     )
     if total:
-        yield ProgressBar(total=total, completed=done, width=40)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=total, completed=done, width=40))
+        yield bar
     for text in phrases.warnings(document):
         yield Text(harmless(text), style="yellow")
     grid = Table.grid(padding=(0, 2))

@@ -201,11 +201,11 @@ class Board(Follower):
     def finished(self, model: Model | None) -> None:
         with self._lock:
             self._under = None
-            if self._what != "experiment":
+            if self._what == "training":
                 self._phase = "complete"
 
     def complete(self) -> None:
-        """The whole is done, of an experiment or of a run that was complete before."""
+        """The whole is done: all cells of an experiment, or what a server does after its training."""
         with self._lock:
             self._phase, self._under = "complete", None
 
