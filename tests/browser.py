@@ -123,9 +123,15 @@ class Browser:
         return message
 
     def open(
-        self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, scripts: bool = True
+        self,
+        place: Path | str,
+        *,
+        width: int = 1280,
+        height: int = 900,
+        dark: bool = False,
+        scripts: bool = True,
     ) -> Page:
-        """A page from a file, loaded, in a window of its own; `dark` is what the system prefers."""
+        """A page from a file or an address, loaded, in a window of its own; dark: what the system prefers."""
         context = self.send("Target.createBrowserContext")["browserContextId"]
         target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -136,7 +142,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.send("Emulation.setEmulatedMedia", media="", features=[scheme])
         page.send("Emulation.setScriptExecutionDisabled", value=not scripts)
-        page.send("Page.navigate", url=path.resolve().as_uri())
+        page.send("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
         page.wait_for("Page.loadEventFired")
         return page
 

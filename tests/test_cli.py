@@ -84,7 +84,10 @@ def test_help_teaches():
 )
 def test_the_help_page_of_a_method_shows_what_goes_with_it(files, tmp_path, key):
     options = fedsolve("train", "--method", key, "--help").stdout.split("Training:")[1]
-    for name, words in (("--watch", ("--watch", "1")), ("--personal", ("--personal", tmp_path / "own"))):
+    for name, words in (
+        ("--evaluate-every", ("--evaluate-every", "1")),
+        ("--personal", ("--personal", tmp_path / "own")),
+    ):
         result = fedsolve("train", tmp_path / "none.npz", "--method", key, *words)
         # Where it is refused, it is refused before the data are looked for.
         assert (f"  {name} " in options) == ("cannot read" in result.stderr), result.stderr

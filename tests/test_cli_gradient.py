@@ -183,7 +183,7 @@ def test_every_gradient_method_trains_and_is_read_back(digits, tmp_path, key):
 
 @pytest.mark.torch
 def test_the_summary_names_network_rounds_and_loss(digits):
-    words = ("--method", "fedavg", "--network", "mlp:8", "--feedback", "highest", "--watch", "1")
+    words = ("--method", "fedavg", "--network", "mlp:8", "--feedback", "highest", "--evaluate-every", "1")
     page = fedsolve("train", digits, *QUICK, *words)
     assert page.exit_code == 0, page.stderr
     assert page.stderr == ""
@@ -195,7 +195,7 @@ def test_the_summary_names_network_rounds_and_loss(digits):
 @pytest.mark.torch
 def test_watched_rounds_carry_test_accuracy_and_change_nothing(digits):
     words = ("train", digits, *QUICK, "--method", "fedavg")
-    watched, plain = document(*words, "--watch", "2"), document(*words)
+    watched, plain = document(*words, "--evaluate-every", "2"), document(*words)
     seen = [record["metrics"].get("test_accuracy") for record in watched["history"]]
     assert seen[1] is None
     assert seen[2] == watched["accuracy"]["test"] == watched["final_accuracy"]
@@ -303,7 +303,11 @@ def test_gradient_words_do_not_go_with_closed_forms(digits, tmp_path):
         2,
         "track must be None or 'accuracy'; got 'drift'",
     )
-    refused(fedsolve("train", digits, "--watch", "2"), 2, "--watch follows rounds of gradient methods")
+    refused(
+        fedsolve("train", digits, "--evaluate-every", "2"),
+        2,
+        "--evaluate-every counts rounds of gradient methods",
+    )
     model = tmp_path / "m.safetensors"
     assert fedsolve("train", digits, "--method", "afl", "--ridge", "1", "--out", model).exit_code == 0
     refused(fedsolve("predict", model, digits, "--device", "cpu"), 2, "--device is for gradient models")
@@ -313,8 +317,8 @@ def test_gradient_words_do_not_go_with_closed_forms(digits, tmp_path):
 def test_watching_needs_test_rows(digits, tmp_path):
     data = np.load(digits)
     np.savez(tmp_path / "d.npz", x=data["x_train"], y=data["y_train"])
-    words = ("train", tmp_path / "d.npz", *QUICK, "--method", "fedavg", "--watch", "1")
-    refused(fedsolve(*words), 2, "--watch needs test rows")
+    words = ("train", tmp_path / "d.npz", *QUICK, "--method", "fedavg", "--evaluate-every", "1")
+    refused(fedsolve(*words), 2, "--evaluate-every needs test rows")
 
 
 @pytest.mark.torch

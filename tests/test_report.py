@@ -18,9 +18,9 @@ from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments.report import report, write_report
 from fedsolve.experiments.report.findings import findings, overall
 from fedsolve.experiments.report.html_tables import as_csv, results_table
-from fedsolve.experiments.report.markup import escaped, join, tag, trusted
 from fedsolve.experiments.result_tables import ResultTable, Row, TableCell, tables_of
 from fedsolve.experiments.run_folder import load_run
+from fedsolve.markup import escaped, join, tag, trusted
 from tests import browser, sample_runs
 
 pytestmark = pytest.mark.slow  # an experiment is run for it

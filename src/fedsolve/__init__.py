@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     )
     from fedsolve.network.flower import FlowerFederation
     from fedsolve.tracking import tracker
+    from fedsolve.watching.loopback import StatusPage
 
 __all__ = [
     "AFL",
@@ -103,6 +104,7 @@ __all__ = [
     "Schema",
     "Softmax",
     "SoftmaxClassifier",
+    "StatusPage",
     "TermError",
     "TrackingWarning",
     "__version__",
@@ -126,6 +128,7 @@ _LATER = {
     "ParquetRows": "fedsolve.data.parquet_rows",
     "RayFederation": "fedsolve.cluster.ray_federation",
     "RowFile": "fedsolve.cluster.row_file",
+    "StatusPage": "fedsolve.watching.loopback",
     "tracker": "fedsolve.tracking",
 }
 """Names that are imported when they are asked for, and where from."""

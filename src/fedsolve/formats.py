@@ -34,8 +34,9 @@ PROJECTIONS = Format("random projections", 1)
 LANDMARKS = Format("landmarks", 1)
 SKETCHES = Format("sketches of feedback alignment", 2)
 CELLS = Format("cell of an experiment", 2)
+STATUS = Format("status of a run", 1)
 
 ALL = (
     *(MODEL, CHECKPOINT, CALIBRATION, MESSAGE, PROTOCOL, ENVELOPE, STORE),
-    *(PROJECTIONS, LANDMARKS, SKETCHES, CELLS),
+    *(PROJECTIONS, LANDMARKS, SKETCHES, CELLS, STATUS),
 )

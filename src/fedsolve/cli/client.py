@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from fedsolve.backends.devices import resolve
 from fedsolve.cli.command import Command, option
 from fedsolve.cli.features import BACKBONE, data_root_option, store_option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import allow_options, data_options, output_options
+from fedsolve.cli.options import allow_options, data_options, log_option, output_options
 from fedsolve.cli.options_file import config_option
-from fedsolve.cli.output import Output, facts, megabytes
+from fedsolve.cli.output import Output, begin_lines, facts, keep_lines, megabytes
 from fedsolve.cli.server import class_names
 from fedsolve.cli.site_rows import Diary, site_rows
 from fedsolve.cli.site_table import schema_option
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedsolve.federation.participant import Participant
     from fedsolve.privacy.policy import SitePolicy
 
+_DAY = 24 * 3600.0
 _NET = "The server"
 _DATA = "This site's data"
 _SITE = "This site"
@@ -114,6 +116,7 @@ _PLAIN = "PLAIN: the server sees this site's own sums"
 @data_options
 @store_option
 @config_option
+@log_option
 @output_options
 def client(**given: Any) -> None:
     """Take part in a federation with the data of this site.
@@ -124,13 +127,15 @@ def client(**given: Any) -> None:
     any time: a site that was away is brought up to date. A site whose columns, schema or backbone are not
     those of the run ends at once, with exit code 2.
     """
-    output = Output(given["as_json"], given["quiet"])
+    output = Output(given["as_json"], given["quiet"], given["log"])
+    begin_lines("client", given["log"])
     name = given["name"]
     state = Path(given["state"] or f"fedsolve-client-{name}")
     address(given["server"])
     resolve(given["device"])
     private_folder(state)
     with locked(state / "lock", f"the state folder {state} is used"):
+        keep_lines(state / "client.log", "client", given["log"])
         document = _take_part(given, output, name, state)
     output.result(document, lambda page: _show(page, document))
 
@@ -167,7 +172,8 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
         guard=PolicyGuard(policy).check,
         show=diary.enter,
     )
-    node = FleetNode(answerer, connection, state=state, tell=output.note)
+    expiry = _Expiry(connection, given, output)
+    node = FleetNode(answerer, connection, state=state, tell=output.note, connected=expiry.announce)
     diary.on_over = node.stop if given["once"] else None
     diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -195,6 +201,28 @@ def _connection(given: dict[str, Any], name: str) -> Any:
     keys = Keys(key_folder(given["keys"]))
     verify_client(keys, name)
     return Connection(given["server"], keys.authority, keys.client_key(name))
+
+
+class _Expiry:
+    """Tells people at a site, once a day at most, which certificate is about to expire."""
+
+    def __init__(self, connection: Any, given: dict[str, Any], output: Output) -> None:
+        self._authority: Path | None = connection.authority
+        self._given = given
+        self._output = output
+        self._told: float | None = None
+
+    def announce(self) -> None:
+        from fedsolve.network import validity
+        from fedsolve.network.keyfolder import Keys
+
+        if self._authority is None or (self._told is not None and time.monotonic() - self._told < _DAY):
+            return
+        self._told = time.monotonic()
+        shown = validity.as_served(*address(self._given["server"]), self._authority)
+        for one in (validity.of_site(Keys(key_folder(self._given["keys"]))), shown):
+            if one is not None and (text := one.announced):
+                self._output.warn(text, certificate=one.name, days=one.days)
 
 
 def _policy(given: dict[str, Any]) -> SitePolicy:

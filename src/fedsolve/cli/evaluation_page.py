@@ -11,10 +11,10 @@ from rich.console import Console
 from fedsolve.cli import evaluation_figures as figures
 from fedsolve.cli.confusion import SHOWN_CLASSES, Report
 from fedsolve.cli.output import percent, table
-from fedsolve.experiments.report.markup import Markup, tag, trusted, unbroken
 from fedsolve.experiments.report.svg import inline_svg
 from fedsolve.federation.importance import Importance
 from fedsolve.federation.quality import Evaluation, Threshold
+from fedsolve.markup import Markup, page_head, tag, unbroken
 
 NAMES = {
     "accuracy": "accuracy",
@@ -94,15 +94,7 @@ def html_page(
 ) -> str:
     """The page as the text of an HTML file; equal evaluations give equal bytes."""
     css = resources.files("fedsolve.experiments.report").joinpath("page.css").read_text(encoding="utf-8")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content="fedsolve"),
-        tag("title", f"Evaluation of {model}"),
-        tag("style", trusted(css + _STYLE)),
-    )
+    head = page_head(f"Evaluation of {model}", css + _STYLE)
     opening = tag(
         "header",
         tag("p", tag("span", "fedsolve evaluation"), tag("span", about), class_="eyebrow"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -14,6 +14,7 @@ from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
 from fedsolve.cli.track_option import track_option, trackers
+from fedsolve.cli.watched import watch_option, watched_page
 from fedsolve.errors import DataError
 from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.reading import read_experiment
@@ -22,6 +23,9 @@ from fedsolve.experiments.result_tables import tables_of
 from fedsolve.experiments.run_folder import TEXT, load_run
 from fedsolve.experiments.runner import CellProgress, Summary, run_experiment
 from fedsolve.experiments.sources import StoredRows
+
+if TYPE_CHECKING:
+    from fedsolve.watching.loopback import StatusPage
 
 EXAMPLES = (
     (
@@ -80,6 +84,7 @@ _runs = option(
     "--workers", type=click.IntRange(1), group="What runs", help="Clients at a time.  [default: all cores]"
 )
 @track_option("What runs")
+@watch_option("What runs")
 @output_options
 @click.pass_context
 def run(
@@ -92,6 +97,7 @@ def run(
     backbone: str | None,
     workers: int | None,
     track: tuple[str, ...],
+    watch: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -106,23 +112,28 @@ def run(
     tracked = ctx.with_resource(trackers(track))
     source = StoredRows(root, store)
     summaries: list[Summary] = []
-    for one in experiments:
-        summaries.append(Summary(Path(runs) / one.name, len(one.cells())))
-        try:
-            with _bar(output, one.name) as progress:
-                run_experiment(
-                    one,
-                    runs,
-                    source,
-                    backbone=backbone,
-                    workers=workers,
-                    progress=progress,
-                    follow=[tracked],
-                    summary=summaries[-1],
-                )
-        except KeyboardInterrupt as stop:
-            raise Interrupted(_stopped(summaries)) from stop
-        output.note(_told(summaries[-1]))
+    with watched_page(watch, experiments[0].name, output, experiment=True) as page:
+        for one in experiments:
+            summaries.append(Summary(Path(runs) / one.name, len(one.cells())))
+            if page is not None:
+                page.entitle(one.name)
+            try:
+                with _bar(output, one.name, page) as progress:
+                    run_experiment(
+                        one,
+                        runs,
+                        source,
+                        backbone=backbone,
+                        workers=workers,
+                        progress=progress,
+                        follow=[tracked] if page is None else [tracked, page],
+                        summary=summaries[-1],
+                    )
+            except KeyboardInterrupt as stop:
+                raise Interrupted(_stopped(summaries)) from stop
+            output.note(_told(summaries[-1]))
+        if page is not None:
+            page.complete()
     document = {"runs": [vars(summary) for summary in summaries]}
     output.result(document, lambda page: _show_runs(page, summaries))
 
@@ -233,10 +244,15 @@ def _entry(one: Experiment, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _bar(output: Output, title: str) -> Iterator[Callable[[CellProgress], None]]:
+def _bar(
+    output: Output, title: str, page: StatusPage | None = None
+) -> Iterator[Callable[[CellProgress], None]]:
     with output.bar(title, "cell") as advance:
 
         def tell(progress: CellProgress) -> None:
+            if page is not None:
+                where = progress.done, progress.total, progress.cell, progress.remark
+                page.cells(*where, progress.seconds_left)
             left = "" if progress.seconds_left is None else f"{_duration(progress.seconds_left)} left; "
             remark = f", {progress.remark}" if progress.remark else ""
             advance(progress.done, progress.total, f"{left}{progress.cell}{remark}")

@@ -29,12 +29,13 @@ from fedsolve.cli.features import features
 from fedsolve.cli.info import info
 from fedsolve.cli.keys import keys
 from fedsolve.cli.methods import methods
-from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
+from fedsolve.cli.output import Interrupted, harmless, logging_lines, one_line, say, warnings_told
 from fedsolve.cli.personalise import personalise
 from fedsolve.cli.predict import evaluate, predict
 from fedsolve.cli.report import figures, report
 from fedsolve.cli.schema_command import schema
 from fedsolve.cli.server import server
+from fedsolve.cli.status_command import status
 from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError
 from fedsolve.version import __version__
@@ -57,14 +58,15 @@ class CommandGroup(click.Group):
         given = words[: words.index("--")] if "--" in words else words
         settings |= {"standalone_mode": False, "prog_name": "fedsolve"}
         code = 0
-        try:
-            with warnings_told():
-                result = super().main(words, *rest, **settings)
-            code = result if isinstance(result, int) else 0
-        except BaseException as problem:  # the one place where errors become exit codes
-            if isinstance(problem, SystemExit):
-                raise
-            code = _report(problem, as_json="--json" in given, debug="--debug" in given)
+        with logging_lines():
+            try:
+                with warnings_told():
+                    result = super().main(words, *rest, **settings)
+                code = result if isinstance(result, int) else 0
+            except BaseException as problem:  # the one place where errors become exit codes
+                if isinstance(problem, SystemExit):
+                    raise
+                code = _report(problem, as_json="--json" in given, debug="--debug" in given)
         sys.exit(code)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -87,7 +89,7 @@ def _report(problem: BaseException, as_json: bool, debug: bool) -> int:
     if as_json:
         error = {"kind": kind, "message": message, "exit_code": code}
         click.echo(json.dumps({"error": error}, indent=2))
-    click.echo(harmless(f"error: {message}"), err=True)
+    say(harmless(message), "error", kind=kind, exit_code=code)
     return code
 
 
@@ -161,7 +163,7 @@ LOCAL = (
     experiment,
     report,
 )
-NETWORK = (server, client, exchange, answer, keys, doctor)
+NETWORK = (server, client, status, exchange, answer, keys, doctor)
 
 for command in (*LOCAL, *NETWORK):
     main.add_command(command)

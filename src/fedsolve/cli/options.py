@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedsolve.cli.command import LAST, F, option, options
+from fedsolve.cli.command import LAST, Choice, F, option, options
 from fedsolve.data.tables import ColumnLayout
+from fedsolve.log_lines import STYLES
 
 READING = "Reading the data"
 
@@ -118,6 +119,16 @@ def output_options(command: F) -> F:
             help="Print nothing but errors and warnings.",
         ),
     )(command)
+
+
+log_option = option(
+    "--log",
+    more=True,
+    type=Choice(STYLES),
+    default="text",
+    group=LAST,
+    help="How lines on stderr and in log files are written; json: an object each, for programs.",
+)
 
 
 def allow_options(group: str) -> Callable[[F], F]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -20,11 +21,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedsolve import container
+from fedsolve import container, log_lines
 from fedsolve.cli.command import WIDTH
 from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.method import Record
+from fedsolve.log_lines import Style
 
 _PAGES = (".html", ".md", ".tex")
 
@@ -51,6 +53,9 @@ class Output:
 
     as_json: bool = False
     quiet: bool = False
+    log: Style = "text"
+    heard: Callable[[str], None] | None = None
+    """Who is told of every remark, too."""
 
     def result(self, document: dict[str, Any], show: Callable[[Console], None]) -> None:
         """The outcome: as JSON, or as `show` draws it."""
@@ -65,14 +70,16 @@ class Output:
             return console()
         return Console(quiet=True)
 
-    def note(self, text: str) -> None:
-        """A remark for people, on stderr; it may quote what the other side wrote."""
-        if not (self.as_json or self.quiet):
-            click.echo(harmless(text), err=True)
+    def note(self, text: str, /, **fields: Any) -> None:
+        """A remark for people, on stderr; it may quote what the other side wrote. fields: for a JSON log."""
+        shown = not self.quiet and (self.log == "json" or not self.as_json)
+        say(harmless(text), shown=shown, **fields)
+        if self.heard is not None:
+            self.heard(harmless(text))
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: str, /, **fields: Any) -> None:
         """What nobody should miss, on stderr, whatever was asked for."""
-        click.echo(harmless(f"warning: {text}"), err=True)
+        say(harmless(text), "warning", **fields)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Record, int], None]]:
@@ -87,7 +94,7 @@ class Output:
     @contextmanager
     def bar(self, title: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
         """A bar on stderr, gone when done; the function it gives takes (done, expected, remark)."""
-        if self.as_json or self.quiet or not sys.stderr.isatty():
+        if self.as_json or self.quiet or self.log == "json" or not sys.stderr.isatty():
             yield lambda done, expected, remark: None
             return
         columns = (
@@ -105,6 +112,61 @@ class Output:
                 progress.update(task, completed=done, total=max(done, expected), remark=remark)
 
             yield advance
+
+
+_LOG = logging.getLogger("fedsolve")
+
+
+@contextmanager
+def logging_lines() -> Iterator[None]:
+    """A block in which a command may begin a log; it ends with the block."""
+    try:
+        yield
+    finally:
+        for handler in [each for each in _LOG.handlers if isinstance(each, log_lines.Lines)]:
+            _LOG.removeHandler(handler)
+            handler.close()
+        _LOG.propagate = True
+
+
+def begin_lines(process: str, style: Style) -> None:
+    """Have a command say what it says on stderr as JSON, if that is the style."""
+    if style == "json":
+        _LOG.addHandler(_StderrLines(style, process))
+        _LOG.setLevel(logging.INFO)
+        _LOG.propagate = False
+
+
+def keep_lines(path: Path, process: str, style: Style) -> None:
+    """Have a command keep what it says in a file too, whether it is shown or not."""
+    try:
+        _LOG.addHandler(log_lines.LogFile(path, style, process))
+    except OSError as problem:
+        raise ModelFileError(f"cannot write {path}: {problem.strerror or problem}.") from problem
+    _LOG.setLevel(logging.INFO)
+    _LOG.propagate = False
+
+
+class _StderrLines(log_lines.Lines):
+    """Lines on stderr, but for those that people did not want to see."""
+
+    def __init__(self, style: Style, process: str) -> None:
+        super().__init__(2, style, process)
+        self.addFilter(lambda record: getattr(record, "shown", True))
+
+    def put(self, text: str) -> None:
+        click.echo(text, err=True)
+
+
+def say(text: str, level: str = "info", /, *, shown: bool = True, **fields: Any) -> None:
+    """A line on stderr, in the style of the log where one was begun; also in its file."""
+    if _LOG.handlers:
+        _LOG.log(_LEVELS[level], "%s", text, extra={"fields": fields, "shown": shown})
+    if shown and not any(isinstance(each, _StderrLines) for each in _LOG.handlers):
+        click.echo(text if level == "info" else f"{level}: {text}", err=True)
+
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
@@ -215,7 +277,7 @@ def warnings_told() -> Iterator[None]:
     def tell(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         counts[category] = counts.get(category, 0) + 1
         if counts[category] == 1:
-            click.echo(f"warning: {one_line(str(message))}", err=True)
+            say(one_line(str(message)), "warning")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
@@ -225,7 +287,7 @@ def warnings_told() -> Iterator[None]:
         finally:
             for category, count in counts.items():
                 if count > 1:
-                    click.echo(f"warning: {count - 1} more of this kind ({category.__name__}).", err=True)
+                    say(f"{count - 1} more of this kind ({category.__name__}).", "warning")
 
 
 def one_line(text: str) -> str:

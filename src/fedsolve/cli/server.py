@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import time
@@ -22,11 +23,21 @@ from fedsolve.cli.method_options import (
     method_option,
     weighed,
 )
-from fedsolve.cli.options import output_options
+from fedsolve.cli.options import log_option, output_options
 from fedsolve.cli.options_file import config_option
-from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
+from fedsolve.cli.output import (
+    Interrupted,
+    Output,
+    begin_lines,
+    check_target,
+    facts,
+    keep_lines,
+    megabytes,
+    percent,
+)
 from fedsolve.cli.site_table import schema_option
 from fedsolve.cli.track_option import track_option, trackers
+from fedsolve.cli.watched import status_option, watched_run
 from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
@@ -37,10 +48,12 @@ from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
 from fedsolve.network.keyfolder import private_folder
+from fedsolve.watching.board import Board
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
     from fedsolve.network.running import State
+    from fedsolve.network.validity import Validity
 
 _NET = "The network"
 _SITES = "The sites"
@@ -169,6 +182,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     help="Checkpoint, report, model and logs; the same folder continues the run.",
 )
 @option("--out", metavar="FILE", group=_RUN, help="Where to save the model too.")
+@status_option(_RUN)
 @option(
     "--device",
     more=True,
@@ -193,6 +207,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
 )
 @track_option(_RUN, more=True)
 @config_option
+@log_option
 @output_options
 @click.pass_context
 def server(ctx: click.Context, /, **given: Any) -> None:
@@ -202,7 +217,8 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     report into the state folder. Killed at any moment, it goes on where it was when started again with the
     same state folder, and the result is the same.
     """
-    output = Output(given["as_json"], given["quiet"])
+    output = Output(given["as_json"], given["quiet"], given["log"])
+    begin_lines("server", given["log"])
     method = chosen_method(ctx)
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
@@ -220,7 +236,11 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     try:
         private_folder(state)
         with locked(state / "lock", f"the state folder {state} is used"):
-            document = _run(given, output, method, state, keys, tracked)
+            keep_lines(state / "server.log", "server", given["log"])
+            title = f"{unwrapped(method).key} over {given['clients']} sites"
+            with watched_run(state, title, given["clients"], given["status"], output) as board:
+                output = dataclasses.replace(output, heard=board.note)
+                document = _run(given, output, method, state, keys, board, tracked)
     except KeyboardInterrupt as stop:
         raise Interrupted(
             f"interrupted; {state} holds the last exchange. Run the same command to go on."
@@ -235,6 +255,7 @@ def _run(
     method: Method[Any],
     state: Path,
     keys: Path | None,
+    board: Board,
     tracked: Follower,
 ) -> dict[str, Any]:
     from fedsolve.federation.evaluation import evaluate
@@ -243,30 +264,36 @@ def _run(
     from fedsolve.network.service import serving
 
     require_flower()
-    _verify(keys, output, given)
+    certificates = _verify(keys, output, given)
     output.note(_PLAIN if given["plain"] else _SECURE)
     held = State(state)
     model = finished(method, held, given["classes"], given["task"], given["clients"], given["schema"])
     accuracy = None
     if model is not None:
+        board.complete()
         output.note(f"{state} holds this run complete; choose another --state to train again")
         if not held.over.exists():
             output.note("the sites were not told yet; telling those that are there")
-            with serving(state, given["listen"], keys, output.note) as link:
+            with serving(state, given["listen"], keys, output.note, output.log) as link:
                 say_over_late(_federate(given, output, link), held)
     else:
+        board.gathering(not given["plain"], certificates)
         output.note(f"starting; logs are in {state}")
-        with serving(state, given["listen"], keys, output.note) as link:
+        with serving(state, given["listen"], keys, output.note, output.log) as link:
             output.note(f"sites may connect to {given['listen']}")
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
-            federate = _federate(given, output, link)
+            federate = _federate(given, output, link, board)
             around = None if given["plain"] else _secured(given, held)
-            model, engine = run_method(method, federate, held, [ExchangeNotes(output), tracked], around)
+            model, engine = run_method(
+                method, federate, held, [ExchangeNotes(output), board, tracked], around
+            )
             if given["evaluate"]:
                 accuracy = evaluate(engine, model)
-                tracked.scored({"accuracy": accuracy})
+                for follower in (board, tracked):
+                    follower.scored({"accuracy": accuracy})
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
+            board.complete()
     if given["out"] is not None:
         model.save(given["out"])
     return run_document(method, model, held, accuracy, given["out"])
@@ -289,8 +316,8 @@ def run_document(
     }
 
 
-def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
-    """The federation over a link, as the options want it."""
+def _federate(given: dict[str, Any], output: Output, link: Any, board: Board | None = None) -> Any:
+    """The federation over a link, as the options want it; the board asks it how its sites stand."""
     from fedsolve.federation.engine import Spec
     from fedsolve.network.flower import CohortReport, FlowerFederation
 
@@ -298,9 +325,10 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
         def heard(found: CohortReport) -> None:
             report(found)
             for name, why in found.missing.items():
-                output.note(f"exchange {found.exchange + 1}: without '{name}': {why}")
+                text = f"exchange {found.exchange + 1}: without '{name}': {why}"
+                output.note(text, exchange=found.exchange + 1, site=name, why=why)
 
-        return FlowerFederation(
+        federation = FlowerFederation(
             link,
             clients=given["clients"],
             classes=given["classes"],
@@ -316,6 +344,9 @@ def _federate(given: dict[str, Any], output: Output, link: Any) -> Any:
             report=heard,
             tell=output.note,
         )
+        if board is not None:
+            board.sites_from(federation.standings)
+        return federation
 
     return federate
 
@@ -375,7 +406,16 @@ class ExchangeNotes(Follower):
     def advanced(self, record: Record, expected: int) -> None:
         self._output.note(
             f"exchange {record.exchange + 1} of {max(expected, record.exchange + 1)} ({record.kind}): "
-            f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s"
+            f"{len(record.cohort)} sites, {megabytes(record.bytes_up)} MB up, {record.seconds:.1f} s",
+            exchange=record.exchange + 1,
+            of=max(expected, record.exchange + 1),
+            kind=record.kind,
+            sites=list(record.cohort),
+            missing=dict(record.missing),
+            bytes_up=record.bytes_up,
+            bytes_down=record.bytes_down,
+            seconds=record.seconds,
+            risk=record.risk,
         )
 
 
@@ -407,17 +447,24 @@ def _keys(ctx: click.Context, given: dict[str, Any]) -> Path | None:
     return Path(key_folder(given["keys"]))
 
 
-def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> None:
+def _verify(keys: Path | None, output: Output, given: dict[str, Any]) -> list[Validity]:
+    """Refuse keys that a server cannot start with; gives its certificates, and tells of those that expire."""
     if keys is None:
         output.note(
             f"INSECURE: whoever reaches {given['listen']} can take part and read everything. "
             "Use keys ('fedsolve keys') for anything but a trial."
         )
-        return
+        return []
+    from fedsolve.network import validity
     from fedsolve.network.keyfolder import Keys
     from fedsolve.network.security import verify_server
 
     verify_server(Keys(keys))
+    certificates = validity.of_server(Keys(keys))
+    for one in certificates:
+        if text := one.announced:
+            output.warn(text, certificate=one.name, days=one.days)
+    return certificates
 
 
 def _interrupt(*_: object) -> None:

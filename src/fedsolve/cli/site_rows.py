@@ -91,8 +91,9 @@ class Diary:
             traffic = f": {megabytes(event.bytes_down)} MB down, {megabytes(event.bytes_up)} MB up"
             traffic += f" ({', '.join(event.arrays)})" if event.arrays else ""
         where = "" if event.exchange is None else f"exchange {event.exchange + 1}: "
-        clock = time.strftime("%H:%M:%S")
-        self._output.note(f"{clock} {where}{event.text}{traffic}")
+        clock = "" if self._output.log == "json" else f"{time.strftime('%H:%M:%S')} "
+        fields = {name: value for name, value in vars(event).items() if name not in ("text", "about")}
+        self._output.note(f"{clock}{where}{event.text}{traffic}", **fields)
         line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
         with open(self._path, "a", encoding="utf-8", opener=_for_owner) as stream:
             stream.write(json.dumps(line) + "\n")

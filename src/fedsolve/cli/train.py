@@ -48,6 +48,7 @@ from fedsolve.cli.own_models import (
 )
 from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.tried import tried_table
+from fedsolve.cli.watched import watch_option, watched_page
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
 from fedsolve.data.tables import Table
@@ -197,8 +198,9 @@ train a head on the features or a whole network on the images, round by round.
 @class_weight_option(_GROUP, more=False)
 @option("--checkpoint", metavar="FILE", group=_GROUP, help="Save the state after every exchange.")
 @option("--resume", is_flag=True, group=_GROUP, help="Continue from --checkpoint if that file exists.")
+@watch_option(_GROUP)
 @focused_option(
-    "--watch",
+    "--evaluate-every",
     applies=is_gradient,
     type=click.IntRange(1),
     metavar="N",
@@ -232,8 +234,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     if isinstance(method, GradientMethod):
         pixel_rows.check_torch(method.network, f"method '{method.key}'")
         method, given["backbone"] = pixel_rows.for_training(method, given)
-    elif given["watch"] is not None:
-        raise click.UsageError(f"--watch follows rounds of gradient methods; {method.key} has none", ctx)
+    elif given["evaluate_every"] is not None:
+        raise click.UsageError(
+            f"--evaluate-every counts rounds of gradient methods; {method.key} has none", ctx
+        )
     given["device"] = resolve(given["device"])
     personal = personal_folder(ctx, given["personal"], method)
     if given["engine"] == "ray" and (given["secure"] or method.key in personal_keys()):
@@ -259,7 +263,8 @@ def train(ctx: click.Context, /, **given: Any) -> None:
     whole = weighed(method, described, given["class_weight"])
     if given["calibrate"] or (given["calibrate"] is None and not isinstance(method, GradientMethod)):
         whole = Calibrated(whole)
-    with _engine(federation, given) as engine:
+    title = f"{method.key} on {', '.join(files[:3])}"
+    with watched_page(given["watch"], title, output) as page, _engine(federation, given) as engine:
         started = time.perf_counter()
         try:
             with _progress(output, method) as progress:
@@ -269,7 +274,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
                     resume=given["resume"],
                     progress=progress,
                     watch=_watch(ctx, given, test),
-                    follow=tracked,
+                    follow=[tracked] if page is None else [tracked, page],
                 )
         except KeyboardInterrupt as stop:
             raise Interrupted(_stopped(checkpoint)) from stop
@@ -279,6 +284,8 @@ def train(ctx: click.Context, /, **given: Any) -> None:
             model.parameters[pixel_rows.NOTED] = given["backbone"]
         check_finite(model, "the model, which was not saved,")
         accuracy = _accuracy(model, engine, data, test)
+        if page is not None:
+            page.scored({f"{part}_accuracy": value for part, value in accuracy.items() if value is not None})
         accuracy["held_out"] = next(
             (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
         )
@@ -380,11 +387,11 @@ def _engine(federation: LocalFederation, given: dict[str, Any]) -> Iterator[Engi
 
 
 def _watch(ctx: click.Context, given: dict[str, Any], test: Table | None) -> Watch | None:
-    if given["watch"] is None:
+    if given["evaluate_every"] is None:
         return None
     if test is None or test.labels is None:
-        raise click.UsageError("--watch needs test rows: data with a test part, or --test DATA", ctx)
-    return Watch(test.features, test.labels, every=given["watch"])
+        raise click.UsageError("--evaluate-every needs test rows: data with a test part, or --test DATA", ctx)
+    return Watch(test.features, test.labels, every=given["evaluate_every"])
 
 
 def _accuracy(model: Model, federation: Engine, data: Table, test: Table | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 
 from fedsolve.errors import DataError
 
@@ -49,3 +50,5 @@ def require_flower() -> None:
         )
     # Its modules import each other in circles, which two threads at once would not survive.
     importlib.import_module("flwr.app")
+    if not sys.stderr.isatty():
+        importlib.import_module("flwr.supercore.logger").update_console_handler(colored=False)

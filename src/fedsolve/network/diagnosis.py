@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
-from fedsolve.network import certificates, gate, security
+from fedsolve.network import certificates, gate, security, validity
 from fedsolve.network.admission import CLOCK_AHEAD, CLOCK_BEHIND
 from fedsolve.network.keyfolder import Keys, verify_private
 from fedsolve.network.versions import versions
@@ -90,7 +90,7 @@ def installed() -> Iterator[Finding]:
 
 def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
     """The server's side of the key folder: dates, chain, pair, hosts, modes and the list of sites."""
-    yield _dates("authority", keys.authority, "Begin anew: fedsolve keys init; send ca.crt to all sites.")
+    yield _dates("authority", keys.authority, validity.NEW_AUTHORITY)
     dates = _dates("server certificate", keys.server_certificate, "fedsolve keys renew")
     yield dates
     if dates.code == 4 and "missing" in dates.seen:
@@ -155,7 +155,7 @@ def client_keys(keys: Keys, name: str) -> Iterator[Finding]:
 
 def authority(keys: Keys) -> Finding:
     """The authority's certificate, by which a site knows its server."""
-    return _dates("authority", keys.authority, "Ask the server's operator for the new ca.crt.")
+    return _dates("authority", keys.authority, validity.ASK_FOR_AUTHORITY)
 
 
 def _dates(check: str, path: Path, remedy: str) -> Finding:
@@ -233,6 +233,7 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
     except FedsolveError as problem:
         yield _failed("server address", str(problem), "", 2)
         return
+    yield _proxy(host)
     try:
         with socket.create_connection((host, number), timeout=_PATIENCE):
             pass
@@ -244,13 +245,14 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         yield _failed("server port", f"{address}: {problem.strerror or problem}", remedy, 3)
         return
     yield _ok("server port", f"{address} answers")
-    yield _proxy(host)
     server = ServerAddress(host, number, keys)
     before = time.time()
     try:
         status, health = server.get(gate.HEALTH)
     except ssl.SSLCertVerificationError as problem:
-        yield _refused_certificate(host, problem)
+        reason = problem.verify_message or str(problem)
+        authority = None if keys is None else keys.authority
+        yield _failed("server TLS", reason, validity.remedy(reason, host, authority), 3)
         return
     except (OSError, ValueError, http.client.HTTPException) as problem:
         remedy = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
@@ -265,6 +267,11 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         )
     else:
         yield _ok("server TLS", "the server proved its identity by our authority")
+        shown = validity.as_served(host, number, keys.authority)
+        if shown is not None and (text := shown.announced):
+            yield Finding(
+                "server certificate", "warning", text.removesuffix(f" {shown.remedy}"), shown.remedy
+            )
     yield _clock(float(health["time"]) - (before + time.time()) / 2)
     yield _closed(server)
     if keys is not None and name is not None:
@@ -273,25 +280,14 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
 
 def _proxy(host: str) -> Finding:
     """Whether the client's calls would go through a proxy; the checks here go straight to the server."""
-    proxy = urllib.request.getproxies().get("https")
+    known = urllib.request.getproxies()
+    proxy = known.get("https") or known.get("all")
     if proxy is None or urllib.request.proxy_bypass(host):
         return _ok("proxy", "none on the way to the server")
     where = urllib.parse.urlsplit(proxy).hostname or proxy
     remedy = f"export NO_PROXY={host}, unless that proxy passes TLS through unopened."
-    return Finding("proxy", "warning", f"HTTPS_PROXY sends calls to {where} first", remedy)
-
-
-def _refused_certificate(host: str, problem: ssl.SSLCertVerificationError) -> Finding:
-    reason = problem.verify_message or str(problem)
-    if "mismatch" in reason or "not match" in reason or "not valid for" in reason:
-        remedy = f"Use the name in the certificate; or at the server: fedsolve keys renew --host {host}"
-    elif "expired" in reason:
-        remedy = "At the server: fedsolve keys renew, and start it again."
-    elif "not yet valid" in reason:
-        remedy = "Set this machine's clock."
-    else:
-        remedy = "Compare ca.crt's fingerprint with the server's operator; if it differs, get the right one."
-    return _failed("server TLS", reason, remedy, 3)
+    name = "HTTPS_PROXY" if "https" in known else "ALL_PROXY"
+    return Finding("proxy", "warning", f"{name} sends calls to {where} first", remedy)
 
 
 def _clock(offset: float) -> Finding:

@@ -28,6 +28,7 @@ from fedsolve.network.questions import REMOVED, Policy, Waiting, deadline
 from fedsolve.network.roster import Roster
 from fedsolve.network.wire import LARGEST, Note
 from fedsolve.schema import Schema
+from fedsolve.watching.board import SiteStanding
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -102,6 +103,7 @@ class FlowerFederation:
         self._tell = tell or (lambda text: None)
         self._announced: set[str] = set()
         self._announced_unknown = False
+        self._under_way: CohortReport | None = None
         self._link = link
         self._agreement = Agreement(task, self.given, spec, schema, secure)
         self._roster = Roster(link, self._agreement, interval, self._tell)
@@ -203,7 +205,7 @@ class FlowerFederation:
         started = time.monotonic()
         if request.exchange == 0 and not self._roster.members:
             self.describe()
-        report = CohortReport.of(request, self._roster.members)
+        self._under_way = report = CohortReport.of(request, self._roster.members)
         self.reports.append(report)
         known = [name for name in report.asked if name not in report.absent]
         under_way = self._begin(chain, report, started)
@@ -229,7 +231,7 @@ class FlowerFederation:
     ) -> Iterator[tuple[str, bytes | Exception]]:
         """The members' replies to letters, in the order of names."""
         self._link.expect(LARGEST if largest is None else largest)
-        report = CohortReport(0, channel, tuple(sorted(letters)))
+        self._under_way = report = CohortReport(0, channel, tuple(sorted(letters)))
         known = [name for name in report.asked if name in self._roster.members]
         waiting = Waiting(self.missing, self._patience, self._grace, self._interval)
         under_way = Letters(self._link, self._roster, self._agreement, report, waiting, self._tell_once)
@@ -246,6 +248,21 @@ class FlowerFederation:
                 continue
             report.answered.append(name)
             yield name, reply
+
+    def standings(self) -> list[SiteStanding]:
+        """How each member stands at this moment; may be asked from another thread."""
+        report, members = self._under_way, list(self._roster.members.values())
+        found = []
+        for name, connected in sorted((member.name, member.online) for member in members):
+            if report is None or name not in report.asked:
+                found.append(SiteStanding(name, connected))
+            elif name in (missing := report.missing):
+                found.append(SiteStanding(name, connected, "missing", missing[name]))
+            elif name in report.answered:
+                found.append(SiteStanding(name, connected, "answered"))
+            else:
+                found.append(SiteStanding(name, connected, "asked", "", *report.coming.get(name, (0, 0))))
+        return found
 
     def _goes_on(self, cause: Exception) -> bool:
         """Whether an exchange goes on without a member that is missing for this reason."""

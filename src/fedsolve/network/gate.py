@@ -35,6 +35,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsolve import log_lines
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.network.admission import (
     Quota,
@@ -207,7 +208,8 @@ class Gate:
         self._vouch(request)
         if site.name not in self._here:
             self._here.add(site.name)
-            _log.info("site %s is here, from %s", site.name, _sender(request))
+            fields = {"site": site.name, "sender": _sender(request)}
+            _log.info("site %(site)s is here, from %(sender)s", fields, extra={"fields": fields})
         return site.name
 
     def _vouch(self, request: Request) -> None:
@@ -218,14 +220,20 @@ class Gate:
         path = ascii(request.url.path[:80])[1:-1]
         # By sender and reason: a sender chooses its paths, and could fill the disk with them.
         sender = _sender(request)
-        self._once(f"refused {sender} {request.method} {path}: {refusal}", f"{sender} {refusal.reason}")
+        self._once(
+            f"refused {sender} {request.method} {path}: {refusal}",
+            f"{sender} {refusal.reason}",
+            sender=sender,
+            path=path,
+            status=refusal.status,
+        )
         code, status = refusal.status, refusal.status
         if status == 401 and request.url.path == f"{PREFIX}activate-node":
             code, status = _NOT_ACTIVATED
         # The rest of a refused body is not read, so the connection cannot be used again.
         return _json({"code": code, "detail": str(refusal)}, status, {"connection": "close"})
 
-    def _once(self, text: str, topic: str | None = None) -> None:
+    def _once(self, text: str, topic: str | None = None, **fields: Any) -> None:
         """Log a line that would otherwise come with every poll of a node: once a minute for each topic.
 
         There are at most `_MOST_LINES` in a minute, whoever sends from however many addresses.
@@ -239,7 +247,7 @@ class Gate:
             if len(self._logged) >= _MOST_LINES:
                 return
         self._logged[topic] = now
-        _log.warning("%s", text)
+        _log.warning("%s", text, extra={"fields": fields})
 
 
 _ANSWER_HEADERS = ("content-type", "content-length")
@@ -326,11 +334,7 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.insecure == (options.keys is not None):
         parser.error("give either --keys or --insecure")
-    logging.basicConfig(
-        stream=sys.stderr,
-        format="%(asctime)s gate %(levelname)s %(message)s",
-        level=logging.DEBUG if options.verbose else logging.INFO,
-    )
+    log_lines.begin("gate", logging.DEBUG if options.verbose else logging.INFO)
     for noisy in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     keys = None if options.insecure else Keys(options.keys)

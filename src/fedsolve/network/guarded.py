@@ -16,8 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsolve import log_lines
+
 _MODULE = "flwr.superlink.cli.flower_superlink"
 _HOOK = "load_control_authn_plugin"
+_WEB_LOG = "get_uvicorn_log_config"
 
 
 class Bearer:
@@ -56,14 +59,27 @@ def main() -> None:
     """Run the SuperLink until it is told to stop or the process that started it is gone."""
     from flwr.supercore.app_utils import start_parent_process_monitor
 
+    log_lines.begin("superlink")
     parent = int(sys.argv.pop(1))
     secret = Path(sys.argv.pop(1)).read_bytes()
     superlink = importlib.import_module(_MODULE)
     if len(secret) < 32 or not callable(getattr(superlink, _HOOK, None)):
         sys.exit("the control interface cannot be guarded: is this the release of Flower that fedsolve pins?")
     setattr(superlink, _HOOK, lambda: plugin(secret))
+    log_lines.adopt("flwr")
+    if callable(theirs := getattr(superlink, _WEB_LOG, None)):
+        setattr(superlink, _WEB_LOG, lambda level: _our_log(theirs(level)))
     start_parent_process_monitor(parent)
     superlink.flower_superlink()
+
+
+def _our_log(config: dict[str, Any]) -> dict[str, Any]:
+    """Flower's settings for the log of its web server, with our lines; what it leaves out stays left out."""
+    for handler in config["handlers"].values():
+        for name in ("formatter", "stream"):
+            handler.pop(name, None)
+        handler["class"] = "fedsolve.log_lines.ToRoot"
+    return config
 
 
 if __name__ == "__main__":

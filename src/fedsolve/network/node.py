@@ -8,9 +8,9 @@ code that comes with a run is never fetched.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,14 @@ import numpy as np
 
 from fedsolve import container
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.network import require_flower
+from fedsolve.network import require_flower, validity
 from fedsolve.network.answering import Answerer
 from fedsolve.network.wire import LARGEST, assemble, record
 
 HEARTBEAT = 10
 """Seconds between signs of life; after two without one the server counts a node as gone. Flower's least."""
+
+_log = logging.getLogger("fedsolve")
 
 _NOT_YET = "Failed to activate SuperNode"
 _EAGER, _IDLE = 0.1, 1.0
@@ -68,9 +70,12 @@ class FleetNode:
         *,
         state: Path | None = None,
         tell: Callable[[str], None] | None = None,
+        connected: Callable[[], None] | None = None,
         largest: int = LARGEST,
     ) -> None:
+        """connected: called when a connection was made."""
         require_flower()
+        self._connected = connected or (lambda: None)
         self._remembered = None if state is None else state / "node-id"
         self._answerer = answerer
         self._connection = connection
@@ -109,6 +114,7 @@ class FleetNode:
         try:
             node = self._activate(client)
             self._tell(f"connected to {self._connection.address}")
+            self._connected()
             lost = threading.Event()
             beats = threading.Thread(target=self._beat, args=(client, node, lost), daemon=True)
             beats.start()
@@ -221,7 +227,7 @@ class FleetNode:
             # A finished run answers 403 here; whether the server still knows us shows at the next look.
             known = isinstance(problem, httpx.HTTPError | OSError | _Lost | _Refused)
             if not known and _status(problem) is None:
-                traceback.print_exc()
+                _log.exception("a message could not be answered")
                 self._tell(f"a message could not be answered ({type(problem).__name__}: {problem})")
                 self._stopped.wait(_EAGER)
                 return
@@ -306,10 +312,11 @@ class FleetNode:
         if status == 412:
             return _Lost(f"{address} still counts an earlier process of this node as alive.")
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():
-            return _Refused(
-                f"{address} does not prove that it is the server ({problem}). "
-                f"Is {self._connection.authority} the certificate of its authority?"
-            )
+            host = address.rpartition(":")[0].strip("[]")
+            what = validity.remedy(str(problem), host, self._connection.authority)
+            words = f"{address} does not prove that it is the server ({problem}). {what}"
+            # A certificate that has expired is renewed over there, and this site need not be started again.
+            return _Lost(words) if what == validity.RENEW else _Refused(words)
         if status is not None:
             return _Lost(f"{address} answered {status}: {_detail(problem)}")
         if isinstance(problem, httpx.HTTPError | OSError):

@@ -163,6 +163,7 @@ class Questions:
     def _delivers(self, name: str, asked: _Asked, done: int, size: int) -> bool:
         """Whether to go on fetching an answer of which so many bytes are there: patience counts here too."""
         asked.came = f"{done / 1e6:.1f} of {size / 1e6:.1f} MB"
+        self._report.coming[name] = (done, size)
         now = time.monotonic()
         if now - asked.told > _TELL_EVERY:
             asked.told = now

@@ -176,6 +176,7 @@ def run_method(
 
     def heard(report: CohortReport) -> None:
         entry = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
+        del entry["coming"]  # of the moment
         state.reports.append(entry)
         state.write_report(**about, status="running")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import ssl
 import subprocess
@@ -12,7 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fedsolve import log_lines
 from fedsolve.errors import CohortError, DataError, ModelFileError
+from fedsolve.log_lines import Style
 from fedsolve.network.link import Node, RuntimeLink
 from fedsolve.network.superlink import SuperLink, Tls, begin_log, check_running, last_line
 
@@ -94,11 +97,15 @@ def _warn(text: str) -> None:
 
 @contextmanager
 def serving(
-    state: Path, listen: str, keys: Path | None, tell: Callable[[str], None] | None = None
+    state: Path,
+    listen: str,
+    keys: Path | None,
+    tell: Callable[[str], None] | None = None,
+    style: Style = "text",
 ) -> Iterator[RuntimeLink]:
     """A link to the nodes that connect to `listen` (HOST:PORT); without keys in plain HTTP.
 
-    tell: shows people at the server what is amiss but does not end the run.
+    tell: shows people at the server what is amiss but does not end the run. style: of the logs.
     """
     tls = None
     if keys is not None:
@@ -106,7 +113,7 @@ def serving(
 
         folder = Keys(keys)
         tls = Tls(folder.authority, folder.server_certificate, folder.server_key)
-    with SuperLink(state / "superlink", tls=tls) as superlink, superlink.run() as grid:
+    with SuperLink(state / "superlink", tls=tls, style=style) as superlink, superlink.run() as grid:
         link = (
             RuntimeLink(grid, check=superlink.check)
             if keys is None
@@ -116,7 +123,7 @@ def serving(
             link.register()  # before the gate opens, so that a node's first call succeeds
         link.quota = state / "quota"
         link.quota.unlink(missing_ok=True)
-        with _gate(state / "gate.log", listen, superlink.address, keys, link.quota) as gate:
+        with _gate(state / "gate.log", listen, superlink.address, keys, link.quota, style) as gate:
 
             def check() -> None:
                 superlink.check()
@@ -128,17 +135,23 @@ def serving(
 
 @contextmanager
 def _gate(
-    log: Path, listen: str, upstream: str, keys: Path | None, quota: Path | None = None
+    log: Path,
+    listen: str,
+    upstream: str,
+    keys: Path | None,
+    quota: Path | None = None,
+    style: Style = "text",
 ) -> Iterator[subprocess.Popen[bytes]]:
     from fedsolve.network import gate
 
     check_free(*gate.address(listen))
-    with begin_log(log) as stream:
+    with begin_log(log, style) as stream:
         process = subprocess.Popen(
             gate.command(listen, upstream, keys, quota=quota),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
+            env={**os.environ, **log_lines.for_child(style, log)},
         )
     try:
         _wait(process, listen, keys, log)

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedsolve import log_lines
 from fedsolve.errors import CohortError
+from fedsolve.log_lines import Style
 from fedsolve.network import QUIET, require_flower
 
 _PACKAGE = "fedsolve.network"
@@ -63,8 +65,12 @@ def free_port() -> int:
 class SuperLink:
     """A SuperLink as a child process on 127.0.0.1; it ends with this process, however that ends."""
 
-    def __init__(self, folder: Path, port: int | None = None, tls: Tls | None = None) -> None:
+    def __init__(
+        self, folder: Path, port: int | None = None, tls: Tls | None = None, style: Style = "text"
+    ) -> None:
+        """style: of its log."""
         require_flower()
+        self._style = style
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.tls = tls
@@ -92,8 +98,9 @@ class SuperLink:
         else:
             words += ["--ssl-ca-certfile", str(self.tls.authority), "--ssl-keyfile", str(self.tls.key)]
             words += ["--ssl-certfile", str(self.tls.certificate), "--enable-supernode-auth"]
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(self._folder / "flower")}
-        with begin_log(self.log) as log:
+        environment = {**os.environ, **QUIET, **log_lines.for_child(self._style, self.log)}
+        environment["FLWR_HOME"] = str(self._folder / "flower")
+        with begin_log(self.log, self._style) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _GUARDED, str(os.getpid()), str(secret), *words],
                 stdin=subprocess.DEVNULL,
@@ -282,18 +289,16 @@ def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path)
         )
 
 
-_STARTED = "== started"
-_MOST = 16 << 20
-"""Bytes of a log from which on the next process begins a new one; one earlier log is kept."""
+_STARTED = "== the process starts"
 
 
-def begin_log(path: Path) -> BinaryIO:
+def begin_log(path: Path, style: Style = "text") -> BinaryIO:
     """The log of a process that is being started, which says so first: what stands before is another's."""
     with suppress(OSError):
-        if path.stat().st_size > _MOST:
+        if path.stat().st_size > log_lines.MOST:
             path.replace(path.with_name(f"{path.name}.1"))
     stream = open(path, "ab")  # noqa: SIM115
-    stream.write(f"{_STARTED} {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n".encode())
+    stream.write(f"{log_lines.line(style, path.stem, 'INFO', _STARTED)}\n".encode())
     stream.flush()
     return stream
 
@@ -304,5 +309,5 @@ def last_line(path: Path) -> str:
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:
         lines = []
-    said = not lines or not lines[-1].startswith(_STARTED)
-    return lines[-1].strip() if lines and said else "its log is empty."
+    last = log_lines.message_of(lines[-1].strip()) if lines else _STARTED
+    return "its log is empty." if last.endswith(_STARTED) else last

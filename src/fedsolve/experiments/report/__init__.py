@@ -1,6 +1,5 @@
 """The report: runs as one HTML file that needs no other files and no network.
 
-markup     HTML from values, escaped
 svg        figures as part of the page
 findings   what the numbers say, in sentences
 tables     sortable tables with the papers' numbers in the same cells
@@ -18,10 +17,10 @@ from fedsolve import container
 from fedsolve.errors import DataError
 from fedsolve.experiments.observations import distinct
 from fedsolve.experiments.report.findings import overall
-from fedsolve.experiments.report.markup import Markup, join, tag, trusted
 from fedsolve.experiments.report.sections import Section
 from fedsolve.experiments.run_folder import RunFolder, load_run
 from fedsolve.experiments.wording import counted
+from fedsolve.markup import Markup, join, page_head, tag, trusted
 
 
 def write_report(runs: Sequence[Path], path: Path, title: str | None = None) -> None:
@@ -36,15 +35,7 @@ def report(runs: Sequence[RunFolder], title: str | None = None) -> str:
     shown: set[str] = set()
     sections = [Section(run, number, shown) for number, run in enumerate(runs, start=1)]
     title = title or (sections[0].title if len(sections) == 1 else "What the experiments say")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content="fedsolve"),
-        tag("title", title),
-        tag("style", trusted(_asset("page.css"))),
-    )
+    head = page_head(title, _asset("page.css"))
     body = tag(
         "body",
         tag("a", "Skip to the first experiment", href=f"#{sections[0].id}", class_="skip"),

@@ -18,10 +18,10 @@ from fedsolve.experiments.observations import (
     scored,
     varied,
 )
-from fedsolve.experiments.report.markup import unbroken
 from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.significance import LEVEL, compare, mean_error
 from fedsolve.experiments.wording import axis_label, counted, listed
+from fedsolve.markup import unbroken
 
 MOST_LISTED = 4
 """Methods that one sentence lists; nobody would read more."""

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from fedsolve.experiments.config import TableSpec
 from fedsolve.experiments.metrics import METRICS
-from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.result_tables import ResultTable, Row, TableCell, tables_of
 from fedsolve.experiments.run_folder import RunFolder
+from fedsolve.markup import Markup, join, tag, unbroken
 
 EVERYTHING = ("test", "train", "exchanges", "megabytes_up", "megabytes_down", "seconds")
 

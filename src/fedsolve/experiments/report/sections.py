@@ -14,11 +14,11 @@ from fedsolve.experiments.observations import by_dataset, distinct
 from fedsolve.experiments.papers import papers
 from fedsolve.experiments.report.findings import findings
 from fedsolve.experiments.report.html_tables import everything_table, results_table
-from fedsolve.experiments.report.markup import Markup, join, tag, unbroken
 from fedsolve.experiments.report.svg import inline_svg
 from fedsolve.experiments.result_tables import tables_of
 from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.wording import counted, listed
+from fedsolve.markup import Markup, join, tag, unbroken
 
 MOST_NAMED = 6
 """Methods, datasets and partitions that the setting lists by name."""

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from matplotlib.figure import Figure
 
 from fedsolve.experiments.figures.style import INK, RULE, SERIES, SOFT, render
-from fedsolve.experiments.report.markup import Markup, trusted
+from fedsolve.markup import Markup, trusted
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"

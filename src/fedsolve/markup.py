@@ -5,14 +5,16 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable
+from functools import cache
+from importlib import resources
 from typing import Any
 
 _SIGNS = re.compile(" ([±=<]) ")
-_VOID = frozenset({"meta", "col", "br", "hr"})
+_VOID = frozenset({"meta", "col", "br", "hr", "link"})
 
 
 class Markup(str):
-    """Text that is HTML already. Only `tag`, `join` and `trusted` make it."""
+    """Text that is HTML already. Only the functions here make it."""
 
     __slots__ = ()
 
@@ -48,6 +50,26 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
     if name in _VOID:
         return Markup(opened)
     return Markup(f"{opened}{join(children)}</{name}>")
+
+
+@cache
+def palette() -> str:
+    """The colours and letters of all pages, light and dark, as CSS."""
+    return resources.files("fedsolve").joinpath("palette.css").read_text(encoding="utf-8")
+
+
+def page_head(title: str, style: str, *more: Markup) -> Markup:
+    """The head of a page that needs no other file; `style` comes after the palette."""
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="generator", content="fedsolve"),
+        *more,
+        tag("title", title),
+        tag("style", trusted(f"{palette()}\n{style}")),
+    )
 
 
 def unbroken(text: str) -> str:

@@ -1,0 +1,167 @@
+"""Page, JSON and metrics of a run, served to this machine alone.
+
+It listens on 127.0.0.1 and answers only who asked for it by a name of loopback: a website that has its own
+name point here (DNS rebinding) is refused, and no page from elsewhere may read or frame an answer. Every
+account of this machine can read it, and so can who is let in by a tunnel.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from fedsolve.errors import CohortError
+from fedsolve.watching.board import Board, What
+from fedsolve.watching.exposition import CONTENT_TYPE, metrics
+from fedsolve.watching.status_page import content_policy, html_status
+
+PORT = 9093
+"""Where the page is where nobody says otherwise and the port is free."""
+
+_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_FORMS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+    "/": ("text/html; charset=utf-8", html_status),
+    "/status.json": ("application/json", lambda document: json.dumps(document, allow_nan=False) + "\n"),
+    "/metrics": (CONTENT_TYPE, metrics),
+}
+_log = logging.getLogger("fedsolve")
+_TEXT = "text/plain; charset=utf-8"
+_LOOKED, _LINGER = 6.0, 2.6
+"""Seconds: a page that was asked for so recently is open, and will ask again within the second."""
+
+
+class StatusServer:
+    """Serves what `document` gives until it is closed; a context.
+
+    port: 0 for any that is free.
+    """
+
+    def __init__(self, document: Callable[[], Mapping[str, Any]], port: int = 0) -> None:
+        try:
+            self._server = _Listener(document, port)
+        except (OSError, OverflowError) as problem:
+            why = getattr(problem, "strerror", None) or problem
+            raise CohortError(
+                f"the status page cannot be at 127.0.0.1:{port} ({why}). Choose another port, or 0 for any."
+            ) from problem
+        self._thread = threading.Thread(target=self._server.serve_forever, name="status page", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def preferably(cls, document: Callable[[], Mapping[str, Any]], port: int = PORT) -> StatusServer:
+        """At this port, or at any other where it is taken."""
+        try:
+            return cls(document, port)
+        except CohortError:
+            return cls(document, 0)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def close(self) -> None:
+        """End; pages that somebody looks at see how the run ended first."""
+        if time.monotonic() - self._server.looked < _LOOKED:
+            time.sleep(_LINGER)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+    def __enter__(self) -> StatusServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class StatusPage(Board):
+    """A follower that shows a training on a page of this machine while it goes on.
+
+    >>> with fs.StatusPage() as page:
+    ...     print(page.address)
+    ...     model = fs.DeepAFL(layers=50).fit(federation, follow=page)
+
+    port: where the page is; another one where that is taken.
+    """
+
+    def __init__(self, title: str = "", port: int = PORT, *, what: What = "training") -> None:
+        super().__init__(what, title)
+        self._server = StatusServer.preferably(self.document, port)
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def close(self) -> None:
+        """End the page."""
+        self._server.close()
+        super().close()
+
+
+class _Listener(ThreadingHTTPServer):
+    """looked: when the page was asked for last."""
+
+    daemon_threads = True
+
+    def __init__(self, document: Callable[[], Mapping[str, Any]], port: int) -> None:
+        super().__init__(("127.0.0.1", port), _Answers)
+        self.document = document
+        self.looked = -math.inf
+
+    def handle_error(self, *_: Any) -> None:
+        """Nothing: a reader that went away is no matter."""
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """One call."""
+
+    server: _Listener
+    server_version, sys_version = "fedsolve", ""
+    timeout = 10
+
+    def do_GET(self) -> None:
+        host = (self.headers.get("Host") or "").lower()
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        if name not in _HOSTS:
+            self._answer(403, _TEXT, "This page is for the machine itself: use 127.0.0.1.\n")
+            return
+        found = _FORMS.get(path := self.path.partition("?")[0])
+        if found is None:
+            self._answer(404, _TEXT, "There is /, /status.json and /metrics.\n")
+            return
+        kind, shown = found
+        try:
+            text = shown(self.server.document())
+        except Exception:
+            _log.exception("the status page cannot be made")
+            self._answer(500, _TEXT, "The page cannot be made; the log says why.\n")
+            return
+        self._answer(200, kind, text)
+        if path == "/":
+            self.server.looked = time.monotonic()
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", content_policy())
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: whoever looks is on this machine."""

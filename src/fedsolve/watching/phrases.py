@@ -1,0 +1,135 @@
+"""How a run stands, in words that page and terminal share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedsolve.watching.board import silent
+
+PHASES = {
+    "starting": "starting",
+    "gathering": "waiting for sites",
+    "running": "running",
+    "complete": "complete",
+    "stopped": "stopped",
+}
+WHATS = {"server": "server", "training": "training", "experiment": "experiment"}
+SHARES = ("accuracy", "test_accuracy", "train_accuracy")
+CURVES = ("risk", "loss", "accuracy", "test_accuracy")
+
+
+def headline(document: Mapping[str, Any]) -> str:
+    """Where the run is, in one sentence without an end."""
+    phase = document["phase"]
+    if (cells := document["cells"]) is not None and phase == "running":
+        return f"cell {min(cells['done'] + 1, cells['total'])} of {cells['total']}"
+    if phase == "gathering":
+        there = sum(one["connected"] for one in document["sites"])
+        return f"{there} of {document['expected_sites']} sites are there"
+    if phase == "running" and document["exchanges"]:
+        return f"exchange {document['exchange']} of {document['exchanges']}"
+    return PHASES[phase]
+
+
+def doing(document: Mapping[str, Any]) -> str:
+    """What is under way."""
+    under = document["under_way"]
+    if under is None:
+        return ""
+    return f"{under['kind']}, step {under['step']}, for {duration(document['now'] - under['since'])}"
+
+
+def site_words(site: Mapping[str, Any]) -> str:
+    """What a site is at."""
+    if site["state"] == "missing":
+        return f"missing: {site['why']}"
+    if site["state"] == "answered":
+        return "answered"
+    if not site["connected"]:
+        return "not connected" + (", waited for" if site["state"] == "asked" else "")
+    if site["state"] == "asked" and site["size"]:
+        return f"waiting: {site['done'] / 1e6:.1f} of {site['size'] / 1e6:.1f} MB"
+    return "waiting for its answer" if site["state"] == "asked" else "connected"
+
+
+def tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The numbers that matter, by name."""
+    if document["expected_sites"] is not None:
+        there = sum(one["connected"] for one in document["sites"])
+        yield "sites connected", f"{there} of {max(document['expected_sites'], len(document['sites']))}"
+        waited = [one["name"] for one in document["sites"] if one["state"] == "asked"]
+        yield "waited for", str(len(waited)) if waited else "nobody"
+    elif document["clients"]:
+        yield "clients", f"{document['clients']:,}"
+    if (cells := document["cells"]) is not None:
+        yield "cells", f"{cells['done']} of {cells['total']}"
+    if document["exchanges"]:
+        yield "exchanges done", f"{document['done']} of {document['exchanges']}"
+    if document["seconds_left"] is not None:
+        yield "time left", f"about {duration(document['seconds_left'])}"
+    yield "under way for", duration(document["now"] - document["started"])
+    yield "up", size(document["bytes"]["up"])
+    yield "down", size(document["bytes"]["down"] + document["bytes"]["catch_up"])
+    if document["starts"] > 1:
+        yield "restarts", str(document["starts"] - 1)
+    for one in document["certificates"]:
+        yield spoken(one["name"].removeprefix("the ")), f"{one['days']:.0f} days left"
+    for name, value in document["scores"].items():
+        yield spoken(name), measure_words(name, value)
+
+
+def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[str]:
+    """What nobody should miss."""
+    if (age := silent(document, now)) is not None:
+        yield (
+            f"No sign of life for {duration(age)}: the process that wrote this ({document['process']}) has "
+            "ended, or its disk is full. Start it again with the same command to go on."
+        )
+    if document["phase"] == "stopped" and document["why"]:
+        yield f"Stopped: {document['why']}"
+    for one in document["certificates"]:
+        if text := one["announced"]:
+            yield text[0].upper() + text[1:]
+
+
+def measures(document: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """(exchange, value) of every measure that was taken more than never."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for record in document["records"]:
+        for name, value in record["measures"].items():
+            found.setdefault(name, []).append((float(record["exchange"]), value))
+    return found
+
+
+def measure_words(name: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if name in SHARES else f"{value:.4g}"
+
+
+def spoken(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def duration(seconds: float) -> str:
+    """A time span in the two largest units that matter."""
+    seconds = max(0, round(seconds))
+    if seconds < 90:
+        return f"{seconds} s"
+    if seconds < 5400:
+        return f"{seconds // 60} min {seconds % 60:02d} s" if seconds < 600 else f"{seconds // 60} min"
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the unit that keeps them short."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
+
+
+def clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
