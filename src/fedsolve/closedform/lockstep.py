@@ -84,6 +84,7 @@ class _Known:
         self.chains: dict[str, Chain] = {}
         self.caches: dict[str, dict[str, Any]] = {}
         self.parts: dict[Part, ClientData] = {}
+        self.marks: dict[int | str, Array] = {}
         self.rows: ClientData | None = None
 
     def follow(self, chain: Chain) -> None:
@@ -100,12 +101,15 @@ class _Known:
         """The rows of a part; those of a preparation that changed are chosen anew."""
         if self.rows is not data:
             self.parts.clear()
+            self.marks.clear()
             self.rows = data
         if note is None:
             return data
         wanted = Part(**note)
         if wanted not in self.parts:
-            self.parts[wanted] = wanted.of(data)
+            if wanted.key not in self.marks:
+                self.marks[wanted.key] = data.marks(wanted.key)
+            self.parts[wanted] = wanted.of(data, self.marks[wanted.key])
         return self.parts[wanted]
 
 
