@@ -159,6 +159,29 @@ def test_auto_takes_the_best_and_says_what_it_tried():
     assert fs.Auto(methods="afl").fit(federation(3, labels=linear)).score(X, linear) > 0.9
 
 
+def test_many_answers_at_once_are_those_of_clients_one_by_one(monkeypatch):
+    method, asked = fs.Auto(methods="afl,softmax,kernelafl"), []
+    answer = fs.Participant.answer
+    monkeypatch.setattr(
+        fs.Participant, "answer", lambda self, *given: (asked.append(self.name), answer(self, *given))[1]
+    )
+    pooled = method.fit(federation(24))
+    assert "client-00 to client-23" in asked
+    monkeypatch.setattr("fedsolve.federation.local.MANY", 10**9)
+    asked.clear()
+    apart = method.fit(federation(24))
+    assert "client-00 to client-23" not in asked
+    # A kernel machine is chosen, which promises 1e-8.
+    assert relative_difference(pooled.decision_function(X), apart.decision_function(X)) <= 1e-8
+    assert [tried.errors for tried in pooled.tried] == [tried.errors for tried in apart.tried]
+    for one, other in zip(pooled.history, apart.history, strict=True):
+        assert (one.bytes_up, one.bytes_down, one.catch_up_bytes) == (
+            other.bytes_up,
+            other.bytes_down,
+            other.catch_up_bytes,
+        )
+
+
 def test_a_budget_counts_all_candidates_together():
     model = fs.Auto(max_exchanges=6).fit(federation(3))
     assert len(model.history) <= 6

@@ -42,7 +42,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method, Run
-from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.federation.participant import TOGETHER, ClientData, Memory, step
 from fedsolve.model import Model
 
 ROWS = "choosing-rows"
@@ -161,7 +161,7 @@ class ChoosingRun(Run[M]):
             self._trials = [entry(first, chosen=True, left_out=why), *self._left_out]
             self._refit(first)
             return
-        self._steps = Lockstep(self, self._members())
+        self._steps = Lockstep(self, self._members(), self._together)
         self._phase = "trials"
 
     def _take_candidates(self) -> None:
@@ -169,6 +169,11 @@ class ChoosingRun(Run[M]):
         self._folds = folds_for(self._rows, self.spec.features)
         candidates = list(self._chooses.candidates(self.spec, self._rows))
         self._tried, self._left_out = self._affordable(candidates)
+
+    @property
+    def _together(self) -> int:
+        """How many candidates and folds each client answers for in one exchange; 1 where nothing is tried."""
+        return max(1, len(self._tried) * len(self._folds))
 
     def _members(self) -> dict[str, Run[Any]]:
         members = {}
@@ -246,7 +251,8 @@ class ChoosingRun(Run[M]):
         models = {
             name: (members[name].model(), self._folds[_place(name)].held_out) for name in self._compared
         }
-        return self.ask(comparison.KIND, self._rung, clients, *comparison.question(models))
+        note, arrays = comparison.question(models)
+        return self.ask(comparison.KIND, self._rung, clients, {**note, TOGETHER: self._together}, arrays)
 
     def _take_marks(self, total: Total) -> None:
         numbers = sorted({_number(name) for name in self._compared})
@@ -293,7 +299,7 @@ class ChoosingRun(Run[M]):
         return dataclasses.replace(chosen, layers=stage) if self._staged(chosen) else chosen  # type: ignore[type-var]
 
     def _refit(self, method: Method[Any]) -> None:
-        self._steps = Lockstep(self, {"refit": method.start(self.spec)})
+        self._steps = Lockstep(self, {"refit": method.start(self.spec)}, self._together)
         self._phase = "refit"
 
     # -- saving and resuming -----------------------------------------------------------------------
@@ -330,7 +336,7 @@ class ChoosingRun(Run[M]):
             runs = {"refit": method_of(note["refit"]).start(self.spec)}
         for name, stored in members.items():
             runs[name].restore(stored.tobytes(), "of a candidate")
-        self._steps = Lockstep(self, {name: runs[name] for name in members})
+        self._steps = Lockstep(self, {name: runs[name] for name in members}, self._together)
 
 
 def _number(member: str) -> int:
@@ -344,7 +350,7 @@ def _place(member: str) -> int:
 # -- the client's side ----------------------------------------------------------------------------
 
 
-@step(ROWS)
+@step(ROWS, over_rows=True)
 def answer_rows(data: ClientData, request: Request, memory: Memory) -> Term:
     """How many rows there are."""
     return Term({"rows": np.zeros(1)}, {"rows": len(data)})

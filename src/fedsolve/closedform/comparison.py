@@ -34,7 +34,7 @@ def question(models: Mapping[str, tuple[Model, Part]]) -> tuple[dict[str, Any], 
     return {"models": notes}, arrays
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """Of every model, on the rows it was not trained on: weight, mistakes and squared error, by stage."""
     known, classes = known_members(memory), opening_classes(memory.chain)
