@@ -1,16 +1,22 @@
 """Estimators without a setting on twelve tables that scikit-learn ships or generates, over 20 seeded splits.
 
-`python -m benchmarks.tables` prints mean accuracies; `--only`, `--table` and `--splits` restrict it. The
-tables, splits and grids below were fixed before anything was measured with them. A split is three quarters
-for training, by class, seeded by its number; test rows serve for the numbers printed and for nothing else.
+`python -m benchmarks.tables` prints mean accuracies; `--only`, `--table` and `--splits` restrict it, `--jobs`
+takes as many processes, and with `--json` a run that was stopped goes on. The tables, splits and grids below
+were fixed before anything was measured with them. A split is three quarters for training, by class, seeded
+by its number; test rows serve for the numbers printed and for nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
+import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +92,77 @@ METHODS: dict[str, Callable[[], Any]] = {
 }
 """What is compared, each as a user gets it without a setting; scikit-learn's with the grids above."""
 
+METHODS_BY_COST = (
+    "SVC",
+    "LogisticRegressionCV",
+    "Auto",
+    "DeepAFLClassifier",
+    "AFLClassifier",
+    "RidgeClassifierCV",
+)
 
-def accuracies(table: str, method: str, splits: int) -> tuple[list[float], float]:
-    """Test accuracy of every split, and the seconds that all fits took."""
+COMPARED = (
+    ("Auto", "LogisticRegressionCV"),
+    ("Auto", "SVC"),
+    ("DeepAFLClassifier", "RidgeClassifierCV"),
+)
+"""What is said in a sentence: the first less the second."""
+
+
+Task = tuple[str, int, str]
+"""A table, the number of a split, and a method."""
+
+
+def measured(task: Task) -> dict[str, Any]:
+    """Test accuracy of one fit, and the seconds of processor time it took."""
+    table, split, method = task
     features, labels = TABLES[table]()
-    scores, seconds = [], 0.0
-    for seed in range(splits):
-        parts = train_test_split(features, labels, test_size=TEST_SHARE, stratify=labels, random_state=seed)
-        started = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            estimator = METHODS[method]().fit(parts[0], parts[2])
-        seconds += time.perf_counter() - started
-        scores.append(float(estimator.score(parts[1], parts[3])))
-    return scores, seconds
+    parts = train_test_split(features, labels, test_size=TEST_SHARE, stratify=labels, random_state=split)
+    started = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator = METHODS[method]().fit(parts[0], parts[2])
+    seconds = time.process_time() - started
+    found = {"table": table, "split": split, "method": method}
+    return {**found, "accuracy": float(estimator.score(parts[1], parts[3])), "seconds": round(seconds, 3)}
+
+
+def all_measured(tasks: list[Task], jobs: int, limit: float | None) -> Iterator[dict[str, Any]]:
+    """Every task's numbers as they come; after `limit` seconds no further task is begun."""
+    started = time.monotonic()
+
+    def begun() -> Iterator[Task]:
+        for task in tasks:
+            if limit is not None and time.monotonic() - started > limit:
+                progress(f"{limit:g} s are over: run it again for the rest")
+                return
+            yield task
+
+    if jobs == 1:
+        yield from map(measured, begun())
+        return
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # for the processes that are started now
+    waiting = begun()
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(measured, task) for task in islice(waiting, jobs)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(measured, task) for task in islice(waiting, len(done))}
+            yield from (each.result() for each in done)
+
+
+def read(path: Path | None) -> dict[Task, dict[str, Any]]:
+    """What a file of lines has already; a last line that was cut off does not count."""
+    found: dict[Task, dict[str, Any]] = {}
+    text = path.read_text() if path is not None and path.exists() else ""
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):
+            one = json.loads(line)
+            found[one["table"], one["split"], one["method"]] = one
+    if path is not None and text and not text.endswith("\n"):
+        path.write_text(text[: text.rfind("\n") + 1])
+    return found
 
 
 @click.command()
@@ -108,46 +171,93 @@ def accuracies(table: str, method: str, splits: int) -> tuple[list[float], float
     "--table", "tables", multiple=True, type=click.Choice(list(TABLES)), help="Tables; all without."
 )
 @click.option("--splits", default=SPLITS, show_default=True, type=click.IntRange(1, SPLITS))
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Processes, a core each.")
+@click.option("--seconds", type=click.FloatRange(0), help="Begin no fit after so many seconds.")
 @click.option(
     "--json",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the accuracies here, and take from there those that are in it.",
+    help="Add a line for every fit to this file, and take from there those that are in it.",
 )
-def main(only: tuple[str, ...], tables: tuple[str, ...], splits: int, path: Path | None) -> None:
+def main(
+    only: tuple[str, ...],
+    tables: tuple[str, ...],
+    splits: int,
+    jobs: int,
+    seconds: float | None,
+    path: Path | None,
+) -> None:
     """Mean test accuracy of estimators without a setting, table by table."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
     methods, rows = only or tuple(METHODS), tables or tuple(TABLES)
-    for table in rows:
-        for method in methods:
-            known = found.setdefault(table, {}).get(method)
-            if known is not None and len(known["accuracies"]) >= splits:
-                continue
-            progress(f"{table}: {method}")
-            scores, seconds = accuracies(table, method, splits)
-            found[table][method] = {"accuracies": scores, "seconds": seconds}
-            if path is not None:
-                path.write_text(json.dumps(found, indent=1) + "\n")
-    show(found, rows, methods, splits)
+    found = read(path)
+    wanted = [(table, split, method) for split in range(splits) for table in rows for method in methods]
+    # What takes longest first, so that no process is left with a long one at the end of a split.
+    open_ = [task for task in wanted if task not in found]
+    open_.sort(key=lambda task: (task[1], METHODS_BY_COST.index(task[2])))
+    progress(f"{len(open_)} fits to do, {len(wanted) - len(open_)} known")
+    with contextlib.ExitStack() as stack:
+        lines = None if path is None else stack.enter_context(path.open("a"))
+        for number, one in enumerate(all_measured(open_, jobs, seconds), 1):
+            found[one["table"], one["split"], one["method"]] = one
+            if lines is not None:
+                lines.write(json.dumps(one) + "\n")
+                lines.flush()
+            if number % 20 == 0:
+                progress(f"{number} of {len(open_)}")
+    complete = [
+        split for split in range(splits) if all((t, split, m) in found for t in rows for m in methods)
+    ]
+    if complete:
+        show(found, rows, methods, complete)
+    if len(complete) < splits:
+        raise click.ClickException(
+            f"{splits - len(complete)} of {splits} splits are not complete; run again."
+        )
 
 
-def show(found: dict[str, Any], tables: tuple[str, ...], methods: tuple[str, ...], splits: int) -> None:
+def show(
+    found: dict[Task, dict[str, Any]], tables: tuple[str, ...], methods: tuple[str, ...], splits: list[int]
+) -> None:
     """The table of means, in percent, with the standard error of the mean and seconds per fit."""
-    page = Table("test accuracy, %", *methods, title=f"mean of {splits} splits (± standard error; s per fit)")
-    means: dict[str, list[float]] = {method: [] for method in methods}
-    for table in tables:
+    title = f"mean of {len(splits)} splits (± standard error; s of processor time per fit)"
+    page = Table("test accuracy, %", *methods, title=title)
+    scores = np.array(
+        [[[100 * found[t, split, m]["accuracy"] for split in splits] for m in methods] for t in tables]
+    )
+    for table, row in zip(tables, scores, strict=True):
         cells = []
-        for method in methods:
-            entry = found[table][method]
-            scores = 100 * np.array(entry["accuracies"][:splits])
-            means[method].append(float(scores.mean()))
-            error = scores.std(ddof=1) / np.sqrt(splits) if splits > 1 else 0.0
-            seconds = entry["seconds"] / len(entry["accuracies"])
-            cells.append(f"{scores.mean():.1f} ± {error:.1f} ({seconds:.2f})")
+        for method, own in zip(methods, row, strict=True):
+            seconds = np.mean([found[table, split, method]["seconds"] for split in splits])
+            cells.append(f"{own.mean():.2f} ± {_error(own):.2f} ({seconds:.2f})")
         page.add_row(table, *cells)
     page.add_section()
-    page.add_row("mean", *(f"{np.mean(means[method]):.2f}" for method in methods))
-    Console(width=160).print(page)
+    # Of the mean over tables of one split, since the splits are what was drawn.
+    page.add_row("mean", *(f"{own.mean():.2f} ± {_error(own):.2f}" for own in scores.mean(axis=0)))
+    console = Console(width=180)
+    console.print(page)
+    for sentence in sentences(scores, tables, methods):
+        console.print(sentence)
+
+
+def sentences(scores: Array, tables: tuple[str, ...], methods: tuple[str, ...]) -> list[str]:
+    """Pairs of methods over all tables, split by split; scores: (tables, methods, splits)."""
+    told = []
+    for mine, theirs in COMPARED:
+        if mine not in methods or theirs not in methods:
+            continue
+        apart = scores[:, methods.index(mine)] - scores[:, methods.index(theirs)]
+        means, error = apart.mean(axis=1), _error(apart.mean(axis=0))
+        worst, best = int(np.argmin(means)), int(np.argmax(means))
+        told.append(
+            f"{mine} - {theirs}: {apart.mean():+.2f} ± {error:.2f} points; least {means[worst]:+.2f} ± "
+            f"{_error(apart[worst]):.2f} ({tables[worst]}), most {means[best]:+.2f} ({tables[best]})"
+        )
+    return told
+
+
+def _error(values: Array) -> float:
+    """The standard error of their mean."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import pytest
 from sklearn.linear_model import Ridge
 
 import fedsolve as fs
-from fedsolve.closedform.choosing import FEW, best_of, folds_for
+from fedsolve.closedform.candidates import FEW, best_of, folds_for
 from fedsolve.closedform.deepafl import CHOSEN
+from fedsolve.closedform.race import Marks
 from fedsolve.federation.method import exchanges
 from fedsolve.held_out import folds
 from tests.command import document, fedsolve, refused
@@ -86,7 +87,7 @@ def test_marks_of_candidates_are_those_of_models_trained_without_the_fold():
     method = dataclasses.replace(fs.DeepAFL.trial(), layers="auto", width=16, scale="standard")
     (tried,) = method.fit(federation(4)).tried
     wrong, loss = 0, 0.0
-    for fold in folds_for(len(X)):
+    for fold in folds_for(len(X), 4):
         model = fs.OnPart(
             dataclasses.replace(method, layers=method.candidates(None, len(X))[0].layers), fold.training
         ).fit(federation(2))
@@ -101,9 +102,9 @@ def test_marks_of_candidates_are_those_of_models_trained_without_the_fold():
 
 
 def test_folds_share_no_row_and_cover_all():
-    parts = [fold.held_out.of(fs.ClientData(X, Y)).rows for fold in folds_for(len(X))]
+    parts = [fold.held_out.of(fs.ClientData(X, Y)).rows for fold in folds_for(len(X), 4)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(X)))
-    (large,) = folds_for(200_000)
+    (large,) = folds_for(200_000, 2)
     many = fs.ClientData(np.random.default_rng(0).standard_normal((5000, 2)), np.zeros(5000))
     assert not set(large.training.of(many).rows) & set(large.held_out.of(many).rows)
 
@@ -111,6 +112,38 @@ def test_folds_share_no_row_and_cover_all():
 def test_the_best_has_the_fewest_mistakes_within_half_an_error_then_the_least_loss():
     assert best_of(np.array([10.0, 11.0, 30.0]), np.array([3.0, 2.0, 1.0]), 1.0) == 1
     assert best_of(None, np.array([3.0, 2.0, 1.0]), 1.0) == 2
+
+
+def test_a_race_keeps_what_is_ahead_and_still_improves():
+    marks = Marks(counts=True)
+    marks.rows = 100
+
+    def mistakes(*numbers):
+        return np.array([[100.0] * len(numbers), numbers, np.array(numbers, dtype=float)])
+
+    marks.of = {0: mistakes(20), 1: mistakes(30, 28, 26), 2: mistakes(40, 30, 22), 3: mistakes(20, 24, 25)}
+    marks.of |= {4: mistakes(60, 60, 59), 5: mistakes(50, 45, 40)}
+    # 3 did best without layers; 4 and 5 come after three others.
+    assert marks.going_on([1, 2, 3, 4, 5], rung=0) == [1, 2]
+    # Even if it gained 2 x 5 more, 5 would have 30 mistakes, and 20 + 2 standard errors are fewer.
+    assert marks.going_on([4, 5], rung=0) == [5]
+    marks.of[0] = mistakes(4)
+    assert marks.going_on([5], rung=0) == []
+    assert marks.best() == (0, 0)
+    assert marks.best([1, 2]) == (2, 2)
+
+
+def test_a_race_ends_with_what_training_all_layers_would_have_chosen(monkeypatch):
+    method = fs.DeepAFL(**AUTO, intercept=True)
+    raced = method.fit(federation(2))
+    assert min(tried.trained for tried in raced.tried) == 2 < max(tried.trained for tried in raced.tried)
+    assert [record.kind for record in raced.history].count("rung") >= 1
+    for rungs in ("race.RUNGS", "choosing.RUNGS"):
+        monkeypatch.setattr(f"fedsolve.closedform.{rungs}", ())
+    whole = method.fit(federation(2))
+    assert {tried.trained for tried in whole.tried} == {8}
+    (one,), (other,) = ([t for t in model.tried if t.chosen] for model in (raced, whole))
+    assert (one.settings, one.layers, one.errors) == (other.settings, other.layers, other.errors)
 
 
 # -- Auto ------------------------------------------------------------------------------------------
@@ -126,6 +159,29 @@ def test_auto_takes_the_best_and_says_what_it_tried():
     assert fs.Auto(methods="afl").fit(federation(3, labels=linear)).score(X, linear) > 0.9
 
 
+def test_many_answers_at_once_are_those_of_clients_one_by_one(monkeypatch):
+    method, asked = fs.Auto(methods="afl,softmax,kernelafl"), []
+    answer = fs.Participant.answer
+    monkeypatch.setattr(
+        fs.Participant, "answer", lambda self, *given: (asked.append(self.name), answer(self, *given))[1]
+    )
+    pooled = method.fit(federation(24))
+    assert "client-00 to client-23" in asked
+    monkeypatch.setattr("fedsolve.federation.local.MANY", 10**9)
+    asked.clear()
+    apart = method.fit(federation(24))
+    assert "client-00 to client-23" not in asked
+    # A kernel machine is chosen, which promises 1e-8.
+    assert relative_difference(pooled.decision_function(X), apart.decision_function(X)) <= 1e-8
+    assert [tried.errors for tried in pooled.tried] == [tried.errors for tried in apart.tried]
+    for one, other in zip(pooled.history, apart.history, strict=True):
+        assert (one.bytes_up, one.bytes_down, one.catch_up_bytes) == (
+            other.bytes_up,
+            other.bytes_down,
+            other.catch_up_bytes,
+        )
+
+
 def test_a_budget_counts_all_candidates_together():
     model = fs.Auto(max_exchanges=6).fit(federation(3))
     assert len(model.history) <= 6
@@ -135,6 +191,10 @@ def test_a_budget_counts_all_candidates_together():
     few = fs.Auto(max_bytes=100_000).fit(federation(3))
     spent = sum(record.bytes_up + record.bytes_down for record in few.history)
     assert spent <= 100_000
+    deep = fs.Auto(methods="deepafl", max_exchanges=2 + 2 * 18 + 2).fit(federation(3))
+    assert len(deep.history) <= 40, "the comparisons on the way count"
+    with pytest.raises(fs.DataError, match="takes 40 exchanges in all"):
+        fs.Auto(methods="deepafl", max_exchanges=39).fit(federation(3))
     with pytest.raises(fs.DataError, match="budget is too small"):
         fs.Auto(max_bytes=10).fit(federation(3))
 
@@ -148,9 +208,10 @@ def test_few_rows_are_not_divided():
 
 
 def test_a_choice_goes_on_where_it_was_stopped(tmp_path):
-    method = fs.DeepAFL(**AUTO | {"width": 16, "layers": 2})
+    method = fs.DeepAFL(**AUTO | {"width": 16})
     whole = method.fit(federation(3))
-    for stop in (0, 3, 7, len(whole.history) - 2):
+    rung = [record.kind for record in whole.history].index("rung")
+    for stop in (0, 3, rung - 1, rung, rung + 1, len(whole.history) - 2):
         run = method.start(federation(3).describe())
         for record in exchanges(run, federation(3)):
             if record.exchange == stop:

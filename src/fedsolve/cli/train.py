@@ -284,12 +284,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
             model.parameters[pixel_rows.NOTED] = given["backbone"]
         check_finite(model, "the model, which was not saved,")
         accuracy = _accuracy(model, engine, data, test)
-        if page is not None:
-            page.scored({f"{part}_accuracy": value for part, value in accuracy.items() if value is not None})
-        accuracy["held_out"] = next(
-            (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
-        )
-        tracked.scored({f"{part}_accuracy": share for part, share in accuracy.items() if share is not None})
+        accuracy["held_out"] = _held_out(model, weighed=given["class_weight"] is not None)
+        scores = {f"{part}_accuracy": share for part, share in accuracy.items() if share is not None}
+        for follower in [tracked] if page is None else [tracked, page]:
+            follower.scored(scores)
         model.card = training_card(model, whole, rows=len(data), accuracy=accuracy, secure=given["secure"])
         if given["out"] is not None:
             model.save(given["out"])
@@ -325,6 +323,19 @@ def _settings(method: Method[Any], model: Model) -> dict[str, Any]:
     """The parameters that were trained with: of what was chosen, the choice."""
     chosen = None if isinstance(method, GradientMethod) else getattr(model, "parameters", None)
     return chosen or method.parameters()
+
+
+def _held_out(model: Model, weighed: bool) -> float | None:
+    """Accuracy on rows held out of what was chosen: of the model that was calibrated, else of its trial.
+
+    The trial may have been a smaller one. Where classes are weighed, its mistakes are, and the other's not.
+    """
+    if model.tried and model.calibration is not None and not weighed:
+        known = model.calibration.metrics.get("accuracy")
+        if known is not None:
+            return float(known)
+    chosen = (tried.errors for tried in model.tried if tried.chosen and tried.errors is not None)
+    return next((1.0 - errors for errors in chosen), None)
 
 
 def _doubts(

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from fedsolve.closedform.afl import AFL
-from fedsolve.closedform.choosing import MANY, ChoosingRun
+from fedsolve.closedform.candidates import MANY
+from fedsolve.closedform.choosing import ChoosingRun
 from fedsolve.closedform.deepafl import WIDEST, DeepAFL
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
 from fedsolve.closedform.projections import projection_agreement

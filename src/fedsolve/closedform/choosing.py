@@ -2,7 +2,8 @@
 
     rows         how many there are, which decides folds and sizes                         1 exchange
     trials       every candidate on all rows but a fold, for every fold, in lockstep       of the longest
-    comparison   mistakes and squared errors of all of them on the folds held out          1 exchange
+    comparison   mistakes and squared errors on the folds held out: of candidates with     1 exchange each
+                 layers after some of them (`race`), and of all at the end
     refit        the best one on all rows                                                  its own
 
 Folds are chosen by the content of rows (`fedsolve.held_out`), so that the choice is the same however rows are
@@ -11,52 +12,40 @@ that proportion (`scaled`): as many rows for each of its features, as strong pen
 classifier after every layer is compared after each, which chooses the number of layers in the same exchange.
 Preparation by a schema is by all rows: means and deviations know of the rows held out, labels of
 them do not enter.
-
-Of classes, the fewest mistakes count first; candidates within half a standard error of the fewest count as
-equals, and the one with the least squared error is taken. Of targets, the least squared error.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from fedsolve.checks import check_rows
-from fedsolve.closedform.lockstep import Lockstep, known_members, share_of
-from fedsolve.closedform.predictors import StagedModel
-from fedsolve.container import Array
+from fedsolve.closedform import comparison
+from fedsolve.closedform.candidates import (
+    FEW,
+    MANY,
+    Fold,
+    Tried,
+    bytes_of,
+    entry,
+    folds_for,
+    method_of,
+    scaled,
+)
+from fedsolve.closedform.lockstep import Lockstep, share_of
+from fedsolve.closedform.race import RUNGS, Marks, rungs_of
+from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import Method, Run, opening_classes
-from fedsolve.federation.participant import ClientData, Memory, step
-from fedsolve.federation.parts import Part
-from fedsolve.labels import encode_labels, regression_targets
-from fedsolve.model import Model, model_from_contents
+from fedsolve.federation.method import Method, Run
+from fedsolve.federation.participant import TOGETHER, ClientData, Memory, step
+from fedsolve.model import Model
 
 ROWS = "choosing-rows"
-COMPARISON = "choosing-comparison"
-
-KEY = "choice"
-"""The key of the marks: other than the one of rows that are held out from a whole run."""
-
-FEW = 40
-"""Rows below which nothing is tried: too few are left to tell candidates apart."""
-
-FOLDS = 5
-MANY = 4_000
-"""Rows from which on one fold is held out instead of every one in turn."""
-
-TRIAL_ROWS = 12_000
-"""About how many rows a trial takes where there are more; half as many again are held out to compare."""
-
-_TOLERANCE = 0.5
-_ROWS_AT_ONCE = 16384
 
 M = TypeVar("M", bound=Model)
 
@@ -72,54 +61,11 @@ class Chooses(Protocol):
     def candidates(self, spec: Spec, rows: int) -> Sequence[Method[Any]]: ...
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A candidate, and how it did on the rows held out.
-
-    layers: of a candidate with layers, the best number. errors: share of mistakes, None for targets. loss:
-    mean squared error. rows: held out in all. left_out: why it was not tried.
-    """
-
-    method: str
-    settings: Mapping[str, Any]
-    layers: int | None = None
-    errors: float | None = None
-    loss: float | None = None
-    rows: int = 0
-    chosen: bool = False
-    left_out: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True)
-class Fold:
-    """A part to train on and one to compare on, which share no row.
-
-    taken: the share of rows that a trial leaves out on purpose, beyond those held out, is one minus this.
-    """
-
-    training: Part
-    held_out: Part
-    taken: float = 1.0
-
-
-def folds_for(rows: int) -> list[Fold]:
-    """The folds that candidates are tried on, by the number of all rows alone."""
-    if rows < MANY:
-        windows = [(1 / FOLDS, KEY, place / FOLDS) for place in range(FOLDS)]
-        return [Fold(Part("training", *window), Part("held out", *window)) for window in windows]
-    share = 0.2
-    if rows * (1 - share) <= TRIAL_ROWS:
-        return [Fold(Part("training", share, KEY), Part("held out", share, KEY))]
-    taken = TRIAL_ROWS / rows
-    others = min(0.5 * taken, 1 - taken)
-    return [Fold(Part("held out", taken, KEY, others), Part("held out", others, KEY), taken)]
-
-
 class ChoosingRun(Run[M]):
-    """Rows, trials, comparison, refit: see the module."""
+    """Rows, trials with their comparisons, refit: see the module.
+
+    A member of the lockstep is called by the numbers of its candidate and of its fold: "3-0".
+    """
 
     method: Method[M]
 
@@ -134,6 +80,9 @@ class ChoosingRun(Run[M]):
         self._left_out: list[Tried] = []
         self._folds: list[Fold] = []
         self._steps: Lockstep | None = None
+        self._rung = 0
+        self._marks = Marks(spec.classes is not None)
+        self._compared: list[str] = []
         self._trials: list[Tried] = []
 
     # -- the exchanges -----------------------------------------------------------------------------
@@ -141,26 +90,28 @@ class ChoosingRun(Run[M]):
     @property
     def exchanges(self) -> int:
         if self._phase == "rows":
-            longest = max(m.start(self.spec).exchanges for m in self._chooses.candidates(self.spec, MANY))
-            return 2 + 2 * longest
+            candidates = self._chooses.candidates(self.spec, MANY)
+            longest = max(method.start(self.spec).exchanges for method in candidates)
+            return 2 + 2 * longest + self._rungs(candidates)
         assert self._steps is not None
         if self._phase == "refit":
             done = sum(record.kind != "refit" for record in self.history)
             return done + self._steps.exchanges
-        return 2 + 2 * self._steps.exchanges
+        return 2 + 2 * self._steps.exchanges + self._rungs(self._tried)
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         self._clients = len(clients)
         if self._phase == "rows":
             return self.ask(ROWS, 0, clients)
         assert self._steps is not None
-        if self._phase == "comparison":
-            return self._comparison(clients)
-        request = self._steps.request(clients)
-        if request is None and self._phase == "trials":
+        if self._phase == "trials" and self._at_a_rung():
+            self._phase = "rung"
+        if self._phase in ("trials", "refit"):
+            request = self._steps.request(clients)
+            if request is not None or self._phase == "refit":
+                return request
             self._phase = "comparison"
-            return self._comparison(clients)
-        return request
+        return self._comparison(clients)
 
     def absorb(self, total: Total) -> None:
         if self._phase == "rows":
@@ -168,9 +119,12 @@ class ChoosingRun(Run[M]):
             check_rows(self._rows)
             self._open_trials(total.cohort)
             self.record(total, "rows")
-        elif self._phase == "comparison":
-            chosen = self._compare(total)
-            self._refit(chosen)
+        elif self._phase in ("rung", "comparison"):
+            self._take_marks(total)
+            if self._phase == "rung" and self._go_on():
+                self.record(total, "rung")
+                return
+            self._refit(self._decide())
             self.record(total, metrics={"tried": [trial.as_dict() for trial in self._trials]})
         else:
             assert self._steps is not None
@@ -193,24 +147,33 @@ class ChoosingRun(Run[M]):
     def take_choice(self, choice: Mapping[str, Any]) -> None:
         self._rows, self._clients = choice["rows"], choice["clients"]
         self._trials = [Tried(**trial) for trial in choice["trials"]]
-        self._refit(_method_of(choice["refit"]))
+        self._refit(method_of(choice["refit"]))
 
     # -- trials ------------------------------------------------------------------------------------
 
     def _open_trials(self, cohort: tuple[str, ...]) -> None:
         self._clients = len(cohort)
-        candidates = list(self._chooses.candidates(self.spec, self._rows))
-        self._folds = folds_for(self._rows)
-        self._tried, self._left_out = self._affordable(candidates)
+        self._take_candidates()
         alone = len(self._tried) == 1 and not self._staged(self._tried[0])
         if self._rows < FEW or alone:
             first = self._tried[0]
             why = f"{self._rows} rows are too few to try candidates" if self._rows < FEW else ""
-            self._trials = [_entry(first, chosen=True, left_out=why), *self._left_out]
+            self._trials = [entry(first, chosen=True, left_out=why), *self._left_out]
             self._refit(first)
             return
-        self._steps = Lockstep(self, self._members())
+        self._steps = Lockstep(self, self._members(), self._together)
         self._phase = "trials"
+
+    def _take_candidates(self) -> None:
+        """Candidates and folds, which follow from the rows."""
+        self._folds = folds_for(self._rows, self.spec.features)
+        candidates = list(self._chooses.candidates(self.spec, self._rows))
+        self._tried, self._left_out = self._affordable(candidates)
+
+    @property
+    def _together(self) -> int:
+        """How many candidates and folds each client answers for in one exchange; 1 where nothing is tried."""
+        return max(1, len(self._tried) * len(self._folds))
 
     def _members(self) -> dict[str, Run[Any]]:
         members = {}
@@ -229,18 +192,21 @@ class ChoosingRun(Run[M]):
         longest, dearest, spent = 0, 0, 0
         for method in candidates:
             exchanges = method.start(self.spec).exchanges
-            needed = 2 + self._besides + (1 + self._trainings) * max(longest, exchanges)
+            rungs = self._rungs([*taken, method])
+            needed = 2 + rungs + self._besides + (1 + self._trainings) * max(longest, exchanges)
             if limit is not None and needed > limit:
-                left.append(_entry(method, left_out=f"takes {needed} exchanges in all"))
+                left.append(entry(method, left_out=f"takes {needed} exchanges in all"))
                 continue
-            price = 0 if most is None else self._clients * bytes_of(method, self.spec)
-            cost = spent + len(self._folds) * price + self._trainings * max(dearest, price)
+            price, compared = (0, 0) if most is None else bytes_of(method, self.spec)
+            trial = self._clients * len(self._folds) * (price + (1 + self._rungs([method])) * compared)
+            price *= self._clients
+            cost = spent + trial + self._trainings * max(dearest, price)
             if most is not None and cost > most:
-                left.append(_entry(method, left_out=f"takes {cost:,} bytes with those before it"))
+                left.append(entry(method, left_out=f"takes {cost:,} bytes with those before it"))
                 continue
             taken.append(method)
             longest, dearest = max(longest, exchanges), max(dearest, price)
-            spent += len(self._folds) * price
+            spent += trial
         if not taken:
             raise DataError(
                 "the budget is too small for any candidate: "
@@ -250,69 +216,102 @@ class ChoosingRun(Run[M]):
             )
         return taken, left
 
-    # -- comparison --------------------------------------------------------------------------------
-
-    def _comparison(self, clients: tuple[str, ...]) -> Request:
-        assert self._steps is not None
-        notes: dict[str, Any] = {}
-        arrays: dict[str, Array] = {}
-        for name, run in self._steps.members.items():
-            contents, note = run.model().contents()
-            held_out = self._folds[int(name.partition("-")[2])].held_out
-            notes[name] = {"model": note, **held_out.note()}
-            arrays |= {f"{name}.{key}": array for key, array in contents.items()}
-        return self.ask(COMPARISON, 0, clients, {"models": notes}, arrays)
-
-    def _compare(self, total: Total) -> Method[Any]:
-        """The best candidate with its best number of layers; enters all of them into the table."""
-        marks = []
-        for number in range(len(self._tried)):
-            names = [f"{number}-{place}.marks" for place in range(len(self._folds))]
-            whole = np.sum([total[name] for name in names], axis=0)
-            marks.append(whole if self._chooses.any_layers else whole[:, -1:])
-        # Rows of (weight, mistakes, squared error), a column for every stage of every candidate.
-        weights, errors, losses = np.concatenate(marks, axis=1)
-        if not np.any(weights > 0):
-            raise DataError("no row that counts was held out; name a method and its settings instead.")
-        rows = sum(share_of(total, f"0-{place}").count("rows") for place in range(len(self._folds)))
-        owners = np.repeat(np.arange(len(marks)), [mark.shape[1] for mark in marks])
-        mistakes = errors if self.spec.classes is not None else None
-        unit = float(weights[0]) / rows
-        best = best_of(mistakes, losses, unit)
-        for number, method in enumerate(self._tried):
-            own = np.flatnonzero(owners == number)
-            its = own[best_of(None if mistakes is None else mistakes[own], losses[own], unit)]
-            if owners[best] == number:
-                its = best
-            self._trials.append(
-                _entry(
-                    method,
-                    layers=int(its - own[0]) if self._staged(method) else None,
-                    errors=None if mistakes is None else float(mistakes[its] / weights[its]),
-                    loss=float(losses[its] / weights[its]),
-                    rows=rows,
-                    chosen=bool(its == best),
-                )
-            )
-        self._trials += self._left_out
-        chosen = self._tried[int(owners[best])]
-        layers = int(best - np.flatnonzero(owners == owners[best])[0])
-        return dataclasses.replace(chosen, layers=layers) if self._staged(chosen) else chosen  # type: ignore[type-var]
-
     def _staged(self, method: Method[Any]) -> bool:
         """Whether a candidate has layers of which the number is to be chosen."""
         return self._chooses.any_layers and bool(getattr(method, "layers", 0))
 
+    def _rungs(self, methods: Sequence[Method[Any]]) -> int:
+        """How many comparisons these candidates take before the last one."""
+        return max((rungs_of(m.layers) for m in methods if self._staged(m)), default=0)  # type: ignore[attr-defined]
+
+    # -- comparisons -------------------------------------------------------------------------------
+
+    def _under_way(self) -> dict[str, Run[Any]]:
+        """The members with layers that are trained further."""
+        assert self._steps is not None
+        members = self._steps.members.items()
+        return {name: run for name, run in members if self._staged(self._tried[_number(name)])}
+
+    def _at_a_rung(self) -> bool:
+        """Whether members with layers have so many that they are compared, and more to come."""
+        runs = self._under_way()
+        methods = [self._tried[_number(name)] for name in runs]
+        return self._rung < self._rungs(methods) and all(
+            run.stages > RUNGS[self._rung][0] for run in runs.values()
+        )
+
+    def _comparison(self, clients: tuple[str, ...]) -> Request:
+        """Asks for marks: at a rung of all that have layers or are complete, at the end of all."""
+        assert self._steps is not None
+        layered, members = self._under_way(), self._steps.members
+        training = {
+            _number(name) for name in members.keys() - layered.keys() if members[name].request(clients)
+        }
+        self._compared = [name for name in members if _number(name) not in training]
+        models = {
+            name: (members[name].model(), self._folds[_place(name)].held_out) for name in self._compared
+        }
+        note, arrays = comparison.question(models)
+        return self.ask(comparison.KIND, self._rung, clients, {**note, TOGETHER: self._together}, arrays)
+
+    def _take_marks(self, total: Total) -> None:
+        numbers = sorted({_number(name) for name in self._compared})
+        for number in numbers:
+            names = [f"{number}-{place}" for place in range(len(self._folds))]
+            whole = np.sum([total[f"{name}.marks"] for name in names], axis=0)
+            self._marks.of[number] = whole if self._chooses.any_layers else whole[:, -1:]
+            self._marks.rows = sum(share_of(total, name).count("rows") for name in names)
+            if not np.any(whole[0] > 0):
+                raise DataError("no row that counts was held out; name a method and its settings instead.")
+
+    def _go_on(self) -> bool:
+        """Keep the members that are trained further; whether there are any."""
+        assert self._steps is not None
+        running = {_number(name) for name in self._under_way()}
+        kept = self._marks.going_on(running, self._rung)
+        for name in self._compared:
+            if _number(name) not in kept:
+                del self._steps.members[name]
+        self._rung += 1
+        self._phase = "trials"
+        return bool(self._steps.members)
+
+    def _decide(self) -> Method[Any]:
+        """The best candidate with its best number of layers; enters all of them into the table."""
+        best, stage = self._marks.best()
+        for number, method in enumerate(self._tried):
+            its = stage if number == best else self._marks.best([number])[1]
+            weight, mistakes, loss = self._marks.of[number][:, its]
+            staged = self._staged(method)
+            self._trials.append(
+                entry(
+                    method,
+                    layers=its if staged else None,
+                    errors=None if self.spec.classes is None else float(mistakes / weight),
+                    loss=float(loss / weight),
+                    rows=self._marks.rows,
+                    chosen=number == best,
+                    trained=self._marks.of[number].shape[1] - 1 if staged else None,
+                )
+            )
+        self._trials += self._left_out
+        chosen = self._tried[best]
+        return dataclasses.replace(chosen, layers=stage) if self._staged(chosen) else chosen  # type: ignore[type-var]
+
     def _refit(self, method: Method[Any]) -> None:
-        self._steps = Lockstep(self, {"refit": method.start(self.spec)})
+        self._steps = Lockstep(self, {"refit": method.start(self.spec)}, self._together)
         self._phase = "refit"
 
     # -- saving and resuming -----------------------------------------------------------------------
 
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         members = {} if self._steps is None else self._steps.members
-        arrays = {name: np.frombuffer(run.to_bytes(), dtype=np.uint8) for name, run in members.items()}
-        return arrays, {"phase": self._phase, **self._about_the_choice()}
+        arrays = {
+            f"member.{name}": np.frombuffer(run.to_bytes(), dtype=np.uint8) for name, run in members.items()
+        }
+        arrays |= {f"marks.{number}": marks for number, marks in self._marks.of.items()}
+        race = {"rung": self._rung, "held_out": self._marks.rows}
+        return arrays, {"phase": self._phase, **race, **self._about_the_choice()}
 
     def _about_the_choice(self) -> dict[str, Any]:
         refit = self._steps.members["refit"].method if self._steps and self._phase == "refit" else None
@@ -328,120 +327,30 @@ class ChoosingRun(Run[M]):
         self._trials = [Tried(**trial) for trial in note["trials"]]
         if self._phase == "rows":
             return
-        self._folds = folds_for(self._rows)
-        candidates = list(self._chooses.candidates(self.spec, self._rows))
-        self._tried, self._left_out = self._affordable(candidates)
+        self._take_candidates()
+        self._rung, self._marks.rows = note["rung"], note["held_out"]
+        marks, members = with_prefix(arrays, "marks."), with_prefix(arrays, "member.")
+        self._marks.of = {int(number): array for number, array in marks.items()}
+        runs = self._members()
         if note["refit"] is not None:
-            members = {"refit": _method_of(note["refit"]).start(self.spec)}
-        else:
-            members = self._members()
-        for name, run in members.items():
-            run.restore(arrays[name].tobytes(), "of a candidate")
-        self._steps = Lockstep(self, members)
+            runs = {"refit": method_of(note["refit"]).start(self.spec)}
+        for name, stored in members.items():
+            runs[name].restore(stored.tobytes(), "of a candidate")
+        self._steps = Lockstep(self, {name: runs[name] for name in members}, self._together)
 
 
-def _method_of(note: Sequence[Any]) -> Method[Any]:
-    """The method of a key and parameters."""
-    from fedsolve import registry
-
-    key, parameters = note
-    made: Method[Any] = registry.method_class(key)(**parameters)
-    return made
+def _number(member: str) -> int:
+    return int(member.partition("-")[0])
 
 
-def scaled(method: Method[Any], share: float) -> Method[Any]:
-    """The candidate as it is tried on this share of the rows: smaller, where it knows how."""
-    smaller: Callable[[float], Method[Any]] | None = getattr(method, "scaled", None)
-    return method if smaller is None or share == 1.0 else smaller(share)
-
-
-def best_of(errors: Array | None, losses: Array, weight: float) -> int:
-    """The place of the best: fewest mistakes within half a standard error, then the least squared error.
-
-    weight: the mean weight of a row, the unit in which mistakes are counted.
-    """
-    if errors is None:
-        return int(np.argmin(losses))
-    counts = errors / weight
-    fewest = float(counts.min())
-    good = counts <= fewest + _TOLERANCE * np.sqrt(fewest + 1.0)
-    return int(np.argmin(np.where(good, losses, np.inf)))
-
-
-def _entry(method: Method[Any], **outcome: Any) -> Tried:
-    changed = {
-        field.name: getattr(method, field.name)
-        for field in dataclasses.fields(method)  # type: ignore[arg-type]
-        if getattr(method, field.name) != field.default
-    }
-    return Tried(method.key, changed, **outcome)
-
-
-def bytes_of(method: Method[Any], spec: Spec) -> int:
-    """Bytes up and down that training takes for each client, found by training on a few rows of noise."""
-    count = 4 * max(2, spec.outputs)
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((count, spec.features))
-    labels = (
-        rng.standard_normal((count, spec.outputs)) if spec.classes is None else np.resize(spec.classes, count)
-    )
-    federation = LocalFederation.from_arrays(
-        features,
-        labels,
-        np.zeros(count, dtype=np.intp),
-        classes=None if spec.classes is None else spec.classes.tolist(),
-        task="regression" if spec.classes is None else "classification",
-    )
-    federation.prefers = spec.prefers
-    history = method.fit(federation).history
-    return sum(record.bytes_up + record.bytes_down for record in history)
+def _place(member: str) -> int:
+    return int(member.partition("-")[2])
 
 
 # -- the client's side ----------------------------------------------------------------------------
 
 
-@step(ROWS)
+@step(ROWS, over_rows=True)
 def answer_rows(data: ClientData, request: Request, memory: Memory) -> Term:
     """How many rows there are."""
     return Term({"rows": np.zeros(1)}, {"rows": len(data)})
-
-
-@step(COMPARISON)
-def answer(data: ClientData, request: Request, memory: Memory) -> Term:
-    """Of every model, on the rows it was not trained on: weight, mistakes and squared error, by stage."""
-    known, classes = known_members(memory), opening_classes(memory.chain)
-    term = Term()
-    for name, one in request.note["models"].items():
-        prefix = f"{name}."
-        arrays = {k.removeprefix(prefix): a for k, a in request.arrays.items() if k.startswith(prefix)}
-        model = model_from_contents(arrays, one["model"])
-        rows = known.part(data, one["part"])
-        term.arrays[f"{name}.marks"] = _marks(model, rows, classes)
-        term.counts[f"{name}.rows"] = len(rows)
-    return term
-
-
-def _marks(model: Model, rows: ClientData, classes: Array | None) -> Array:
-    stages: Callable[[Array], Array] = (
-        model.staged_decision_function
-        if isinstance(model, StagedModel)
-        else lambda features: model.estimates(features)[None]
-    )
-    labels, weights = rows.own_labels(), rows.own_weights()
-    codes = None if classes is None else encode_labels(labels, classes)
-    count = model.layers + 1 if isinstance(model, StagedModel) else 1
-    marks = np.zeros((3, count))
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        span = slice(start, start + _ROWS_AT_ONCE)
-        scores = stages(rows.features(span))
-        counted = np.ones(scores.shape[1]) if weights is None else weights[span]
-        if codes is None:
-            targets = regression_targets(labels[span], model.outputs).astype(np.float64)
-            wrong = np.zeros(scores.shape[:2])
-        else:
-            targets = np.eye(model.outputs)[codes[span]]
-            wrong = np.argmax(scores, axis=2) != codes[span]
-        marks[0] += counted.sum()
-        marks[1] += wrong @ counted
-        marks[2] += np.sum((scores - targets) ** 2, axis=2) @ counted
-    return marks

@@ -28,7 +28,8 @@ from fedsolve.backends import NUMPY, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
-from fedsolve.closedform.choosing import MANY, ChoosingRun
+from fedsolve.closedform.candidates import MANY
+from fedsolve.closedform.choosing import ChoosingRun
 from fedsolve.closedform.deepafl_client import KIND, blocks_of
 from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.moments import Preparation
@@ -271,6 +272,10 @@ class DeepAFLRun(Run[DeepModel]):
         else:
             count = layers + 1 if self._partial else max(layers, 1)
         return count + self._prepares
+
+    @property
+    def stages(self) -> int:
+        return len(self.classifiers)
 
     @property
     def _partial(self) -> bool:

@@ -20,7 +20,7 @@ from fedsolve.federation.workspace import Workspace
 KIND = "kernel"
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """KᵀY ("cross"), KᵀK ("gram") or Kᵀ(K u) ("product"), rows counted by their weight."""
     check_opening(data, memory.chain)

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsolve.container import Array, with_prefix
+from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.federation.method import Run
-from fedsolve.federation.participant import ClientData, Memory, step, step_of
+from fedsolve.federation.participant import TOGETHER, ClientData, Memory, adds_up, step, step_of
 from fedsolve.federation.parts import PART, Part
 
 KIND = "lockstep"
@@ -25,8 +26,10 @@ _MEMBER = "member"
 class Lockstep:
     """The members of an outer run that are under way, by name."""
 
-    def __init__(self, outer: Run[Any], members: Mapping[str, Run[Any]]) -> None:
+    def __init__(self, outer: Run[Any], members: Mapping[str, Run[Any]], together: int) -> None:
+        """together: how many answers each client gives in one at most, over the whole of the outer run."""
         self._outer = outer
+        self._together = together
         self.members = dict(members)
         # A run that is resumed has blocks of its members in its chain already.
         sent = [block.note.get(_MEMBER) for block in outer.chain.blocks]
@@ -56,7 +59,8 @@ class Lockstep:
             for name, r in open_.items()
         }
         arrays = {f"{name}.{key}": a for name, r in open_.items() for key, a in r.arrays.items()}
-        return self._outer.ask(KIND, max(r.step for r in open_.values()), clients, {"asked": notes}, arrays)
+        all_of_it = {"asked": notes, TOGETHER: self._together}
+        return self._outer.ask(KIND, max(r.step for r in open_.values()), clients, all_of_it, arrays)
 
     def absorb(self, total: Total) -> None:
         """Give every member its share of the total."""
@@ -84,6 +88,7 @@ class _Known:
         self.chains: dict[str, Chain] = {}
         self.caches: dict[str, dict[str, Any]] = {}
         self.parts: dict[Part, ClientData] = {}
+        self.marks: dict[int | str, Array] = {}
         self.rows: ClientData | None = None
 
     def follow(self, chain: Chain) -> None:
@@ -100,12 +105,15 @@ class _Known:
         """The rows of a part; those of a preparation that changed are chosen anew."""
         if self.rows is not data:
             self.parts.clear()
+            self.marks.clear()
             self.rows = data
         if note is None:
             return data
         wanted = Part(**note)
         if wanted not in self.parts:
-            self.parts[wanted] = wanted.of(data)
+            if wanted.key not in self.marks:
+                self.marks[wanted.key] = data.marks(wanted.key)
+            self.parts[wanted] = wanted.of(data, self.marks[wanted.key])
         return self.parts[wanted]
 
 
@@ -116,10 +124,15 @@ def known_members(memory: Memory) -> _Known:
     return known
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The answers of all members that ask, each under its name."""
     known, asked = known_members(memory), request.note["asked"]
+    for one in asked.values():
+        if not adds_up(one["kind"]):
+            raise TermError(
+                f"requests of kind '{one['kind']}' are no sums over rows: ask them by themselves."
+            )
     for name in known.caches.keys() - asked.keys():  # what a member kept that is finished
         del known.caches[name]
     whole = Term()

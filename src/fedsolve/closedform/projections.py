@@ -11,6 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,7 @@ def projection_agreement(seed: int) -> dict[str, Any]:
     return {"projection_scheme": formats.PROJECTIONS.version, "fingerprint": fingerprint(seed)}
 
 
+@lru_cache(maxsize=64)
 def fingerprint(seed: int) -> str:
     """Hash of a small projection of this seed, to see that two sides make the same bits."""
     small = _make(seed, "fingerprint", 0, 7, 9, 1.0, "float64")

@@ -10,6 +10,7 @@ which is near the identity because KᵀK is near (N/M) K_MM².
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +52,13 @@ class LandmarkFactors:
         count = len(points)
         self._square = np.empty((count, count))
         self._spans = [slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]
+        self._share, self._ridge = rows / count, ridge
         self._lower = self._cholesky_of_kernels(points, bandwidth)
-        self._upper = self._cholesky_of_squares(rows / count, ridge)
+
+    @cached_property
+    def _upper(self) -> list[Array]:
+        """A, which a system that is solved at once does not need."""
+        return self._cholesky_of_squares(self._share, self._ridge)
 
     def _cholesky_of_kernels(self, points: Array, bandwidth: float) -> list[Array]:
         """L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column."""

@@ -14,7 +14,7 @@ from fedsolve.federation.participant import ClientData, Memory, step
 KIND = "softmax"
 
 
-@step(KIND)
+@step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """sum CE, sum xᵀ(p - y) and sum (p - y); rows that are classified rightly; the Hessian where asked for.
 

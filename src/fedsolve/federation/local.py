@@ -25,6 +25,7 @@ from fedsolve.federation.participant import (
     Participant,
     adds_up,
     answer_together,
+    answers_in,
     group_size,
 )
 from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
@@ -43,7 +44,7 @@ LOCAL_MEMORY = 4 * DEFAULT_MEMORY
 """Bytes that all participants of a local federation may keep together."""
 
 MANY = 1024
-"""Cohorts of at least so many clients are summed in blocks, where a step's answer is a sum over rows.
+"""Cohorts that give at least so many answers are summed in blocks, where a step's answer is a sum over rows.
 
 Terms of one client each would cost more to make and to add than the products in them.
 """
@@ -221,7 +222,8 @@ class LocalFederation:
             apart = self._device_pools.ask(self._members, request, chain, report, sums)
             cohort = [name for name in cohort if name not in set(report.answered)]
         size = group_size(request, chain)
-        in_blocks = size == 1 and len(cohort) >= MANY and adds_up(request.kind)
+        answers = len(cohort) * answers_in(request)
+        in_blocks = size == 1 and len(cohort) > 1 and answers >= MANY and adds_up(request.kind)
         if in_blocks:
             groups = blocks_of_clients(cohort)
             self._pools.begin(groups, self._members, request, chain)

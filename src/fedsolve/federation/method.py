@@ -99,6 +99,11 @@ class Run(ABC, Generic[M]):
         """How many exchanges the whole run takes when no cohort changes."""
         return 1
 
+    @property
+    def stages(self) -> int:
+        """How many classifiers there are so far, of a run that has one after every layer."""
+        return 0
+
     def expect(self, trainings: int, besides: int) -> None:
         """Hear how often a run around this one trains with its choice, and what else it exchanges: a budget
         counts that."""

@@ -108,6 +108,15 @@ def adds_up(kind: str) -> bool:
     return kind in _ADDING_UP
 
 
+TOGETHER = "together"
+"""In the note of a request: how many answers each client gives in one, over all requests of a run."""
+
+
+def answers_in(request: Request) -> int:
+    """How many answers each client gives to this request."""
+    return int(request.note.get(TOGETHER, 1))
+
+
 def step_of(kind: str) -> Step:
     """The client step that answers requests of this kind."""
     if kind not in _STEPS:

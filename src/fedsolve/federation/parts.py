@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedsolve.checks import check_choice
+from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.messages import Chain, Request
@@ -47,9 +48,9 @@ class Part:
         """Which share of all rows this part has, about."""
         return self.share if self.side == "held out" else 1 - self.share
 
-    def of(self, data: ClientData) -> ClientData:
-        """A client's rows of this part."""
-        apart = chosen(data.marks(self.key), self.share, self.first)
+    def of(self, data: ClientData, marks: Array | None = None) -> ClientData:
+        """A client's rows of this part; marks: those of its rows under this key, where they are known."""
+        apart = chosen(data.marks(self.key) if marks is None else marks, self.share, self.first)
         return data.taking(apart if self.side == "held out" else ~apart)
 
     def note(self) -> dict[str, Any]:
