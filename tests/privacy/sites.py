@@ -63,7 +63,8 @@ class Sites:
                 verify,
                 colluders=colluders,
                 changing=changing,
-                policy=policy,
+                # This server has no signatures to show.
+                policy=None if policy is None else dataclasses.replace(policy, verified=False),
                 ledger=own,
                 random=repeatable(p.name),
             )
@@ -107,7 +108,7 @@ class Sites:
     def ask(
         self, slot: int, cohort: Collection[str], step: int = 0, silent: Collection[str] = ()
     ) -> MaskedSum:
-        context = context_of(self.request(step), self.layout)
+        context = context_of(request_digest(self.request(step)), self.layout)
         pending = self.server.sum(slot, cohort, self.layout.wide, self.layout.narrow, context)
         self.requests[slot] = request_digest(self.request(step))
         for name in sorted(set(cohort) - set(silent)):

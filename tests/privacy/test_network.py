@@ -121,7 +121,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, place: str, number: int, after: boo
         if place in str(path) and count == number and after:
             raise Killed
 
-    for module in ("privacy.run_store", "privacy.ledger", "container"):
+    for module in ("privacy.run_store", "privacy.ledger", "privacy.verifying", "container"):
         monkeypatch.setattr(f"fedsolve.{module}.write_atomically", write)
     return lambda: count
 
@@ -172,7 +172,7 @@ def test_sites_killed_at_every_step_give_the_same_total(
     whole, _ = train(Houses(sites, tmp_path / "calm").link(), tmp_path / "calm-state")
     deaths = 0
     for after in (False, True):
-        for number in range(1, 9):
+        for number in range(1, 13):
             label = f"{after}-{number}"
             houses = Houses(sites, tmp_path / f"sites-{label}")
             link = houses.link()
@@ -201,7 +201,7 @@ def test_sites_killed_at_every_step_give_the_same_total(
             assert steps() >= number
             assert same_bits(model, whole)
             assert all(len(sent) == 1 for sent in houses.masked.values())
-    assert deaths == 16
+    assert deaths == 24
 
 
 def test_a_site_answers_in_the_open_only_where_it_allows_it(sites: Sites, tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from fedsolve.closedform.fold_sums import KEY, added, choose_ridge_by_folds, fol
 from fedsolve.closedform.linear_heads import HEADS, solve_head
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import LinearModel
-from fedsolve.closedform.solvers import regularised_risk, ridge_solve
+from fedsolve.closedform.solvers import regularised_risk, ridge_solve, solves
 from fedsolve.closedform.sums import Accumulator, Rows, cached_rows, check_opening, chunks
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.meaning import differing
 from fedsolve.federation.messages import Request, Term, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
@@ -160,6 +161,7 @@ class AFLRun(Run[LinearModel]):
         super().__init__(method, spec)
         self.preparation: Preparation | None = None
         self._model: LinearModel | None = None
+        self._system: tuple[Array, Array, float] | None = None
 
     @property
     def exchanges(self) -> int:
@@ -178,7 +180,7 @@ class AFLRun(Run[LinearModel]):
     def absorb(self, total: Total) -> None:
         if self.method.scale is not None and self.preparation is None:
             self.preparation = Preparation.solve(total, self.method.scale, intercept=False)
-            self.chain.append(self.preparation.block())
+            self.add(self.preparation.block())
             self.record(total, "moments")
             return
         settled, whole, compared = self.method.settled(total, self.spec)
@@ -189,8 +191,15 @@ class AFLRun(Run[LinearModel]):
             kernels = kernels_on(self.spec.device)
             weight = kernels.array(self._model.weight)
             gram, cross, label_square = (whole.on(kernels, name) for name in SUMS)
+            self._system = gram, cross, settled.ridge
             risk = regularised_risk(weight, gram, cross, label_square, settled.ridge)
         self.record(total, "classifier", risk=risk, solved=("W0",), metrics=compared)
+
+    def differs(self, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+        """A classifier means the solution of its system."""
+        if self._system is not None and "weight" in theirs and solves(*self._system, theirs["weight"]):
+            mine, theirs = ({n: a for n, a in m.items() if n != "weight"} for m in (mine, theirs))
+        return differing(mine, theirs)
 
     def model(self) -> LinearModel:
         assert self._model is not None

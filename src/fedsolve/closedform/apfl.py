@@ -14,6 +14,7 @@ is in `balance`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -248,6 +249,9 @@ class APFLRun(Run[APFLModel]):
     def _follow(self) -> None:
         """The chain and the history are those of the primary stream."""
         self.chain, self.history = self.primary.chain, self.primary.history
+
+    def within(self) -> Mapping[str, Run[Any]]:
+        return {"primary.": self.primary, "": self.primary}
 
     @property
     def exchanges(self) -> int:

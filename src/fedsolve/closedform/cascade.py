@@ -163,8 +163,8 @@ class CascadeRun(Run[CascadeModel]):
         solution = ridge_solve(gram, cross, ridge)
         risk = regularised_risk(solution, gram, cross, label_square, ridge)
         weight = kernels.host(solution)
-        self.classifiers.append(weight)
-        self.chain.append(Block({"layer": layer}, {"weight": weight}))
+        block = self.add(Block({"layer": layer}, {"weight": weight}))
+        self.classifiers.append(block.arrays["weight"])
         self.record(total, "classifier", risk=risk, solved=(f"W{layer}",))
 
     def model(self) -> CascadeModel:

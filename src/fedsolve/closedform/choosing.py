@@ -138,6 +138,11 @@ class ChoosingRun(Run[M]):
         model.tried = tuple(self._trials)
         return model
 
+    def within(self) -> Mapping[str, Run[Any]]:
+        members = {} if self._steps is None else self._steps.members
+        named = {f"{name}.": run for name, run in members.items()}
+        return named | ({"": members["refit"]} if "refit" in members else {})
+
     def expect(self, trainings: int, besides: int) -> None:
         self._trainings, self._besides = trainings, besides
 

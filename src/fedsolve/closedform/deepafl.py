@@ -36,10 +36,18 @@ from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
-from fedsolve.closedform.solvers import Decomposition, Sandwich, regularised_risk, ridge_solve, sandwich_solve
+from fedsolve.closedform.solvers import (
+    Decomposition,
+    Sandwich,
+    regularised_risk,
+    ridge_solve,
+    sandwich_solve,
+    solves,
+)
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.meaning import TOLERANCE, differing
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.parameters import parameter
@@ -325,7 +333,7 @@ class DeepAFLRun(Run[DeepModel]):
         solved: list[str] = []
         if phase == "moments":
             self.preparation = Preparation.solve(total, self.method.scale, self.method.intercept)
-            self.chain.append(self.preparation.block())
+            self.add(self.preparation.block())
         if phase == "step":
             self._take_step(total, solved)
         if "classifier" in phase:
@@ -356,6 +364,30 @@ class DeepAFLRun(Run[DeepModel]):
         )
         model.history = tuple(self.history)
         return model
+
+    def differs(self, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+        """A block means its product and orthonormal columns; a classifier, the solution of its system."""
+        if mine.keys() != theirs.keys():
+            return differing(mine, theirs)
+        same: set[str] = set()
+        for name in mine:
+            left, right = name, name.replace("left", "right", 1)
+            if not name.startswith("left") or right not in mine:
+                continue
+            one, other = (
+                Sandwich(*(arrays[side].astype(np.float64) for side in (left, right)))
+                for arrays in (mine, theirs)
+            )
+            gap = one.gap(other)
+            if not gap <= TOLERANCE or theirs[left].dtype != mine[left].dtype:
+                return f"the product of '{left}' and '{right}' differs by {gap:.1e} of its size"
+            same |= {left, right}
+        if self.sums is not None and len(self.classifiers) == self.sums.layer + 1:
+            gram, cross, ridge = self.sums.gram, self.sums.cross, self._ridge
+            newest = ("weight", f"classifier.{self.sums.layer}")
+            same |= {n for n in newest if n in theirs and solves(gram, cross, ridge, theirs[n])}
+        mine, theirs = ({n: a for n, a in arrays.items() if n not in same} for arrays in (mine, theirs))
+        return differing(mine, theirs)
 
     def _take_level(self, total: Total, solved: list[str]) -> None:
         """Eq. 12-13: sums of the cohort, then its classifier."""
@@ -427,7 +459,7 @@ class DeepAFLRun(Run[DeepModel]):
         sent: dict[str, Array] = {}
         if exact is not None:
             sent = {"left": self._send(exact.left), "right": self._send(exact.right)}
-        self.chain.append(Block({"layer": len(self.blocks) + 1}, sent))
+        self.add(Block({"layer": len(self.blocks) + 1}, sent))
         self.blocks.append(blocks_of(self.chain, "float64")[-1])
         return self.blocks[-1]
 

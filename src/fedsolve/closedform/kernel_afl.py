@@ -184,9 +184,9 @@ class KernelRun(Run[KernelModel]):
             total, self.method.scale, self.method.least_rows, self.spec.classes is not None
         )
         bandwidth = self.method.bandwidth * 2.0 * spread
-        self.chain.append(preparation.block())
+        self.add(preparation.block())
         drawn = Landmarks.drawn(means, within, count, self.method.seed)
-        self.chain.append(drawn.block({"bandwidth": bandwidth}))
+        self.add(drawn.block({"bandwidth": bandwidth}))
 
     def _step(self, total: Total) -> None:
         """One step of conjugate gradients for every column."""

@@ -272,7 +272,7 @@ class SoftmaxRun(Run[SoftmaxModel]):
 
     def absorb(self, total: Total) -> None:
         if self.method.scale is not None and not self._prepared():
-            self.chain.append(Preparation.solve(total, self.method.scale, intercept=False).block())
+            self.add(Preparation.solve(total, self.method.scale, intercept=False).block())
             self.record(total, "moments")
         elif self.whole is None:
             self._take_sums(total)
@@ -297,7 +297,7 @@ class SoftmaxRun(Run[SoftmaxModel]):
             cross = cross - np.outer(mean, counts)
             if self._prepared() is None:
                 nothing = np.zeros(self.spec.outputs)
-                self.chain.append(Preparation(mean, np.ones_like(mean), nothing).block())
+                self.add(Preparation(mean, np.ones_like(mean), nothing).block())
         slope = np.vstack([cross.sum(axis=1, keepdims=True) / classes - cross, rows / classes - counts[None]])
         if self.method.intercept:
             # From here on rows are counted from their mean, and the mean of what is left is zero.

@@ -43,6 +43,26 @@ def regularised_risk(
     return float(label_square.sum() + fit + (ridge * (weight**2).sum() + penalty))
 
 
+EXACT = 1e-12
+"""Residual of a solved system, beside the norms of what is in it, up to which it counts as solved."""
+
+
+def solves(gram: Array, cross: Array, ridge: float, weight: Array) -> bool:
+    """Whether (gram + ridge I) weight = cross but for rounding: then it is as good as any solution.
+
+    Only where a ridge determines the solution. Without one, directions that the data leave open could hold
+    anything; the minimum-norm solution is compared by its own numbers.
+    """
+    if ridge <= 0 or weight.shape != cross.shape:
+        return False
+    kernels = kernels_of(gram)
+    found = kernels.array(weight)
+    left = gram @ found + ridge * found - cross
+    size = (float((gram**2).sum()) ** 0.5 + ridge) * float((found**2).sum()) ** 0.5
+    size += float((cross**2).sum()) ** 0.5
+    return bool(float((left**2).sum()) ** 0.5 <= EXACT * size)
+
+
 def _ridge_solve(gram: Array, cross: Array, ridge: float) -> Array:
     kernels = kernels_of(gram)
     system = kernels.copy(gram)
@@ -85,6 +105,22 @@ class Sandwich:
 
     def astype(self, dtype: Any) -> Sandwich:
         return Sandwich(self.left.astype(dtype, copy=False), self.right.astype(dtype, copy=False))
+
+    def gap(self, other: Sandwich) -> float:
+        """How far another one is from meaning the same: |Omega' - Omega| / |Omega|, or how far its right side
+        is from orthonormal columns; infinite where shapes differ.
+        """
+        if self.left.shape != other.left.shape or self.right.shape != other.right.shape:
+            return np.inf
+        # |A'U'ᵀ - AUᵀ| without d_F x d products: what lies in the columns of U', which are orthonormal or
+        # refused, and what does not.
+        skew = float(np.linalg.norm(other.right.T @ other.right - np.eye(other.right.shape[1])))
+        size = float(np.linalg.norm(self.left))
+        turned = float(np.linalg.norm(other.left - self.left @ (self.right.T @ other.right)))
+        outside = self.right.T - (self.right.T @ other.right) @ other.right.T
+        missed = float(np.linalg.norm(np.linalg.qr(self.left, mode="r") @ outside))
+        apart = float(np.hypot(turned, missed))
+        return max(skew, apart / size if size > 0 else (np.inf if apart > 0 else 0.0))
 
     @cached_property
     def square(self) -> float:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -98,6 +99,7 @@ class CalibratedRun(Run[M]):
     """
 
     method: Calibrated[M]
+    unlike: ClassVar[frozenset[str]] = frozenset({"calibrating.model"})
 
     def __init__(self, method: Calibrated[M], spec: Spec) -> None:
         super().__init__(method, spec)
@@ -109,6 +111,9 @@ class CalibratedRun(Run[M]):
         first = OnPart(method.method, method.parts[0]).start(spec)
         first.expect(2, self._besides)
         self._begin(first)
+
+    def within(self) -> Mapping[str, Run[Any]]:
+        return {"": self.inner}
 
     def _begin(self, inner: Run[M]) -> None:
         self.inner = inner

@@ -125,8 +125,11 @@ class DescribedRun(Run[M]):
             arrays = solve_preparation(self.method.schema, total, self.method.standardise).arrays()
         if self.method.class_weight is not None:
             arrays["class_weight"] = balanced_weights(total["class_rows"])
-        self.chain.append(Block({TABLE_BLOCK: True}, arrays))
+        self.add(Block({TABLE_BLOCK: True}, arrays))
         self.inner.record(total)
+
+    def within(self) -> Mapping[str, Run[Any]]:
+        return {"": self.inner}
 
     def expect(self, trainings: int, besides: int) -> None:
         self.inner.expect(trainings, besides + trainings * self.method.measures)

@@ -50,7 +50,8 @@ class KeepsStates(Protocol):
 class PlansAhead(Protocol):
     """An engine that prepares a run, and so is told before it starts how many exchanges it takes."""
 
-    def plan(self, exchanges: int) -> None: ...
+    def plan(self, exchanges: int, method: Any = None, done: int = 0) -> None:
+        """Begin a run of so many exchanges more; done: those behind it, where it is resumed."""
 
 
 @runtime_checkable

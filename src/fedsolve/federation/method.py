@@ -17,6 +17,7 @@ from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.engine import Federation, KeepsStates, PlansAhead, Spec, Wraps
 from fedsolve.federation.followers import Follower, Followers, Training, hears
+from fedsolve.federation.meaning import differing, settled
 from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
@@ -70,9 +71,11 @@ class Run(ABC, Generic[M]):
     resuming are the same few lines for every method. By default a run stores its own attributes.
 
     transient: names of attributes that can be made again and are not stored.
+    unlike: places in the notes of requests, as "note.entry", that differ between machines and mean nothing.
     """
 
     transient: ClassVar[frozenset[str]] = frozenset()
+    unlike: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, method: Method[M], spec: Spec) -> None:
         self.method = method
@@ -131,6 +134,25 @@ class Run(ABC, Generic[M]):
         note = self.chain.blocks[0].note["opening"]
         self.chain.truncate(0)
         self.chain.append(Block({"opening": {**note, **more}}))
+
+    def add(self, block: Block) -> Block:
+        """Add a block to the model; the one given back, as the clients have it, counts from here on."""
+        found = settled(self, block)
+        self.chain.append(found)
+        return found
+
+    def within(self) -> Mapping[str, Run[Any]]:
+        """The runs inside this one that know what their arrays mean, by the prefix of the arrays' names."""
+        return {}
+
+    def differs(self, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+        """Why `theirs`, arrays of a block, a request or a model that a server sent, do not mean the same as
+        `mine`, which follow from the totals; None where they do.
+
+        By default numbers are equal but for rounding. A method overrides it where others are as good, such as
+        factors of one product.
+        """
+        return differing(mine, theirs)
 
     def ask(
         self,
@@ -343,7 +365,7 @@ class Method(ABC, Generic[M]):
         elif resume and checkpoint is None:
             raise DataError("resume=True needs a checkpoint path to resume from.")
         if isinstance(federation, PlansAhead):
-            federation.plan(max(1, run.exchanges - len(run.history)))
+            federation.plan(max(1, run.exchanges - len(run.history)), self, len(run.history))
         heard.started(
             Training(
                 method=unwrapped(self).key,

@@ -81,6 +81,17 @@ class Ledger:
         self._used[slot], self._sizes[slot] = (request, question), len(masked)
         self._masked = (slot, masked)
 
+    def sent(self, slot: str) -> bytes:
+        """The masked term that was sent in this slot, while it is the newest."""
+        if self._masked is None or self._masked[0] != slot:
+            raise TermError(f"the answer in slot {slot} is not kept. Ask with a new slot.")
+        return self._masked[1]
+
+    def question_of(self, slot: str) -> str:
+        """What names the question that a slot served: the request, its layout and its cohort."""
+        self.request_of(slot)
+        return self._used[slot][1]
+
     def answered(self, run: str) -> tuple[int, int]:
         """How many answers this client has given in a run, and their bytes."""
         sizes = [size for slot, size in self._sizes.items() if slot.startswith(f"{run}/")]

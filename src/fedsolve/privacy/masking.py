@@ -53,6 +53,7 @@ from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, agree, derive, p
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.signatures import Sign, Verify
+from fedsolve.privacy.witness import Evidence, masks_left
 
 OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""
@@ -198,6 +199,11 @@ class Client:
     # -- once per sum ------------------------------------------------------------------------------
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """All members of the setup, once their keys are known."""
+        return tuple(sorted(self._members))
+
+    @property
     def partners(self) -> tuple[str, ...]:
         """The members with whom this client can take part in a sum, itself included."""
         return tuple(sorted(self._shares))
@@ -271,6 +277,23 @@ class Client:
                 "show the difference between the two totals."
             )
         return self._opened[slot][1]
+
+    def total(self, evidence: Evidence) -> RingVector:
+        """The total of a slot that this client took part in, as evidence shows it; refused if it does not."""
+        slot = evidence.slot
+        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
+        digest, cohort = self._cohorts[slot]
+        if sorted([*evidence.survivors, *evidence.dropped]) != list(cohort):
+            raise TermError(f"slot {slot} was used for a sum over {list(cohort)}, not over those shown.")
+        evidence.check(digest, self._verify)
+        total = evidence.masked.in_ring()
+        add_masks(total, masks_left(self.setup, slot, digest, self._members, evidence.seeds, evidence.keys))
+        return total
+
+    def opening_of(self, slot: int, survivors: Sequence[str]) -> str:
+        """What names the opening of a slot for these survivors."""
+        self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
+        return opening_digest(self._cohorts[slot][0], sorted(survivors))
 
     def _held(self, slot: int, names: Sequence[str], which: int) -> Array:
         rows = [self._shares[name][slot, which] for name in names]

@@ -55,6 +55,13 @@ def least_threshold(members: int, colluders: int = 0) -> int:
     return (members + colluders) // 2 + 1
 
 
+def least_verified(colluders: int = 0) -> int:
+    """The fewest sites of a run whose questions are checked: whoever checks sees totals and can take its own
+    term off, as colluders can, and three are left.
+    """
+    return LEAST_COHORT + 1 + colluders
+
+
 def purpose(*parts: Any) -> bytes:
     """What a key is derived for, or what a signature is about, in one unambiguous spelling."""
     return canonical_json([TAG, *parts]).encode()

@@ -50,6 +50,8 @@ class SitePolicy:
     changing:    whether sums are opened that lack a site, and a run's cohort may change.
     colluders:   sites that might side with the server.
     joint_seed:  whether a method's seed must have been drawn by all sites together.
+    verified:    whether sites must have checked a question against the totals that were opened, where a run
+                 has enough of them for that. signatures: how many must have; 0: more than half of the sites.
     """
 
     methods: tuple[str, ...] | None = None
@@ -66,6 +68,8 @@ class SitePolicy:
     changing: bool = False
     colluders: int = 0
     joint_seed: bool = True
+    verified: bool = True
+    signatures: int = 0
 
     @classmethod
     def from_file(cls, path: str | Path) -> SitePolicy:

@@ -2,8 +2,10 @@
 
     FOLDER/course.json           the run: its name, epoch and slot, its cohort, the totals opened, their sizes
     FOLDER/setup.safetensors     what the members sent in the setup, all of it public or sealed
+    FOLDER/training.json         which training is under way, and which sites check its questions
     FOLDER/seed.json             the seed that all clients drew, or how far that is
     FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody has to open it
+    FOLDER/evidence.safetensors  what shows the latest total to the sites that check questions
 
 Without a folder nothing is kept; a run that stops then begins anew.
 """
@@ -25,10 +27,10 @@ from fedsolve.container import (
 )
 from fedsolve.errors import ModelFileError, TermError
 from fedsolve.privacy.notes import Setup, as_array, octets
-from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.unmasking import Server
+from fedsolve.privacy.witness import Evidence, WordSum
 
 _ANEW = "Put a copy of it back, or start a new run in another folder."
 
@@ -121,18 +123,43 @@ class RunStore:
             server.add_shares(name, octets(arrays, f"shares.{name}").tobytes())
         return server
 
-    def keep_sum(self, slot: str, masked: RingVector, survivors: tuple[str, ...]) -> None:
+    def keep_sum(self, slot: str, masked: WordSum, survivors: tuple[str, ...]) -> None:
         """Write down a sum of masked terms before anybody has to open it."""
         note = {"slot": slot, "wide": masked.wide, "survivors": list(survivors)}
-        self._write("masked.safetensors", to_bytes({"limbs": masked.limbs}, note, sealed=True))
+        arrays = {"limbs": masked.words, "carries": masked.carries}
+        self._write("masked.safetensors", to_bytes(arrays, note, sealed=True))
 
-    def sum(self, slot: str) -> tuple[RingVector, tuple[str, ...]] | None:
+    def sum(self, slot: str) -> tuple[WordSum, tuple[str, ...]] | None:
         """The sum of masked terms in this slot and whose they are, if it was written down."""
         found = self._read("masked.safetensors")
-        if found is None or found[1].get("slot") != slot:
+        if found is None or found[1].get("slot") != slot or "carries" not in found[0]:
             return None
         arrays, note = found
-        return RingVector(arrays["limbs"], note["wide"]), tuple(note["survivors"])
+        return WordSum(arrays["limbs"], arrays["carries"], note["wide"]), tuple(note["survivors"])
+
+    def keep_evidence(self, training: str, evidence: Evidence) -> None:
+        """Write down what shows the latest total of a training to the sites that check questions."""
+        arrays, note = evidence.parts()
+        told = {"training": training, "evidence": note}
+        self._write("evidence.safetensors", to_bytes(arrays, told, sealed=True))
+
+    def evidence(self) -> tuple[str, Evidence] | None:
+        """The training and what shows its latest total, if that was written down."""
+        found = self._read("evidence.safetensors")
+        if found is None:
+            return None
+        return found[1]["training"], Evidence.from_parts(found[0], found[1]["evidence"])
+
+    def keep_training(self, note: dict[str, Any]) -> None:
+        """Write down which training is under way, and who checks its questions."""
+        self._write("training.json", sealed_json(note))
+
+    def training(self) -> dict[str, Any] | None:
+        """The training that was written down."""
+        path = None if self._folder is None else self._folder / "training.json"
+        if path is None or not path.exists():
+            return None
+        return from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
 
     def keep_seed(self, note: dict[str, Any]) -> None:
         """Write down where the drawing of a seed is."""

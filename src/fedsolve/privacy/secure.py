@@ -1,6 +1,7 @@
 """A federation whose server sees sums only, around an engine that carries letters to clients.
 
-Two trips per run make keys; every exchange takes two more, one for the masked terms, one to open their sum.
+Two trips per run make keys; every exchange takes two more, one for the masked terms, one to open their sum,
+and one before them where clients check the question.
 Methods see totals as in any federation, except that nobody learns who has no rows.
 """
 
@@ -22,10 +23,20 @@ from fedsolve.federation.engine import CarriesLetters, Federation, KeepsStates, 
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.federation.method import Method
+from fedsolve.federation.recipes import recipe
 from fedsolve.privacy.joint_seed import about_opening, draw_seed
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.made_up import MadeUpClient
-from fedsolve.privacy.notes import LEAST_COHORT, Setup, least_threshold
+from fedsolve.privacy.notes import (
+    LEAST_COHORT,
+    Setup,
+    least_threshold,
+    least_verified,
+    octets,
+    text,
+    unpack,
+)
+from fedsolve.privacy.question_trips import QuestionTrips
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Exponents
 from fedsolve.privacy.rules import Opening
@@ -39,10 +50,10 @@ from fedsolve.privacy.secure_client import (
     opened_note,
     read_letter,
     request_digest,
-    slot_name,
 )
 from fedsolve.privacy.sizes import KnownTotals
 from fedsolve.privacy.unmasking import MaskedSum, Server
+from fedsolve.privacy.witness import Evidence, slot_name
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -75,6 +86,10 @@ class SecureFederation:
                then, clients that were always in or out together must be at least three.
     ledgers:   folder with one folder per client, in which it keeps account of what it opened; in memory when
                None, which forgets at the end of this object.
+    verify:    whether clients check every question against the totals that were opened, before anybody
+               answers it. None: where clients are elsewhere and enough; in one process nobody is hidden from
+               anybody, and each client that checks would repeat the server's work there.
+    signatures: how many clients must agree to a question; more than half when None.
     store:     folder of one run, which goes on from it when the server was stopped at any moment.
     report:    called after every exchange with who took part.
     """
@@ -87,6 +102,8 @@ class SecureFederation:
         colluders: int = 0,
         missing: Literal["error", "continue"] = "error",
         changing: bool = False,
+        verify: bool | None = None,
+        signatures: int | None = None,
         ledgers: str | Path | None = None,
         store: str | Path | None = None,
         report: Callable[[CohortReport], None] | None = None,
@@ -97,6 +114,8 @@ class SecureFederation:
         check_choice("missing", missing, ("error", "continue"))
         if threshold is not None:
             check_whole(1, threshold=threshold)
+        if signatures is not None:
+            check_whole(1, signatures=signatures)
         self.federation: Federation = federation
         self.prefers: Literal["bytes", "exchanges"] = federation.prefers
         self._engine: CarriesLetters = federation
@@ -104,6 +123,8 @@ class SecureFederation:
         self.colluders = colluders
         self.missing = missing
         self.changing = changing
+        self.verify = not isinstance(federation, LocalFederation) if verify is None else verify
+        self.signatures = signatures
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: set[str] = set()
         self._store = RunStore(None if store is None else Path(store))
@@ -129,8 +150,25 @@ class SecureFederation:
 
         return evaluate(self, model)
 
-    def plan(self, exchanges: int) -> None:
-        """Begin a new run of so many exchanges, with new keys and everybody who is present."""
+    def plan(self, exchanges: int, method: Any = None, done: int = 0) -> None:
+        """Begin a new run of so many exchanges, with new keys and everybody who is present.
+
+        method: which is trained; its opening says it otherwise. done: exchanges that are behind it, of a run
+        that is resumed.
+        """
+        described = recipe(method) if self.verify and method is not None else None
+        self._trips = QuestionTrips(
+            self._engine,
+            self._store,
+            self.colluders,
+            self.signatures,
+            self.changing,
+            described,
+            resumed=done > 0,
+        )
+        self._plan(exchanges)
+
+    def _plan(self, exchanges: int) -> None:
         self._course = Course(secrets.token_hex(16), min(_MOST_SLOTS, exchanges + _SPARE_SLOTS))
         self._server: Server | None = None
         self._received: set[str] = set()
@@ -162,9 +200,7 @@ class SecureFederation:
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, of which nobody saw one."""
         started = time.perf_counter()
-        if request.position:
-            self._follow(request, chain)
-        self._check_cohort(request)
+        self._agreed = self._enter(request, chain)
         asked = self._asked_before(request)
         try:
             if asked is None:
@@ -174,6 +210,28 @@ class SecureFederation:
             total = self._sum(self._question(request, chain, {}), request, chain)
         total.seconds = time.perf_counter() - started
         return total
+
+    def _enter(self, request: Request, chain: Chain) -> dict[str, Any]:
+        """Bring the run to this request; what the clients agree to it with, where they check questions."""
+        if not self.verifies:
+            self._follow(request, chain)
+            return {}
+        digest = request_digest(_sent(request))
+        setup = self._trips.before(digest)
+        if setup is None:
+            self._follow(request, chain)
+            setup = self._keys().setup
+            return self._trips.agreed(request, digest, chain, setup, self.clients, self.prefers)
+        # The total before is shown under the keys that it was made with: a run that follows may have others.
+        self._attend()
+        agreed = self._trips.agreed(request, digest, chain, setup, self.clients, self.prefers)
+        self._follow(request, chain)
+        return agreed
+
+    @property
+    def verifies(self) -> bool:
+        """Whether clients check the questions of this run: where that is wanted, and there are enough."""
+        return self.verify and len(self.clients) >= least_verified(self.colluders)
 
     def _asked_before(self, request: Request) -> Asked | None:
         """The question under way when the server was stopped, if it is this one: it has its slot."""
@@ -200,13 +258,27 @@ class SecureFederation:
         if opening not in self._course.opened:
             self._course.opened.append(opening)
             self._store.keep(self._course)
-        self._open(pending)
+        signed = self._open(pending)
         layout, survivors = asked.layout, pending.survivors
         term = decode(pending.total(), layout)
         if self._known.too_coarse(term, layout, len(survivors)):
             raise _OneLimbFailed
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
+        if self.verifies:
+            self._trips.show(
+                Evidence(
+                    self._server.setup,
+                    asked.slot,
+                    asked.request,
+                    layout,
+                    survivors,
+                    pending.dropped,
+                    pending.masked,
+                    *pending.secrets(),
+                    signed,
+                )
+            )
         self._course.cohort, self._course.sizes = survivors, self._known.note()
         self._store.keep(self._course)
         report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
@@ -225,7 +297,7 @@ class SecureFederation:
         """The sum of masked terms, closed and written down together with whom it is over."""
         assert self._server is not None
         layout, place = asked.layout, slot_name(self._server.setup, asked.slot)
-        sized = (layout.wide, layout.narrow, context_of(_sent(request), layout))
+        sized = (layout.wide, layout.narrow, context_of(asked.request, layout))
         stored = self._store.sum(place)
         if stored is not None:
             pending = self._server.sum(
@@ -236,6 +308,8 @@ class SecureFederation:
             return pending
         pending = self._server.sum(asked.slot, asked.cohort, *sized)
         note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note()}
+        if self._agreed:
+            note["agreed"] = self._agreed
         refused = self._collect(pending, report, request, chain, note)
         if refused:
             narrow = {field.name for field in layout.fields if field.exponent is not None}
@@ -294,18 +368,26 @@ class SecureFederation:
             letters[name] = letter("ask", self._server.setup, note, parts)
         return self._engine.carry(CHANNEL, letters, largest + _SLACK)
 
-    def _open(self, pending: MaskedSum) -> None:
+    def _open(self, pending: MaskedSum) -> dict[str, tuple[str, str]]:
+        """Ask for help to open a sum; signed fingerprints of its terms, where questions are checked."""
         assert self._server is not None
         survivors, dropped = pending.survivors, pending.dropped
         slot = pending.question.slot
         note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped)}
         note |= opened_note(self._course.opened)
+        if self.verifies:
+            note["sum"] = pending.masked.digest(pending.opening)
+        signed: dict[str, tuple[str, str]] = {}
         told = letter("open", self._server.setup, note, {})
         reasons = {}
         for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK):
             try:
                 if isinstance(reply, Exception):
                     raise reply
+                if self.verifies:
+                    arrays, witness = unpack(reply, "witnessed", self._server.setup)
+                    signed[name] = text(witness, "value"), text(witness, "signature")
+                    reply = octets(arrays, "opened").tobytes()
                 pending.add_opening(name, reply)
             except Exception as problem:
                 reasons[name] = plain(problem)
@@ -315,6 +397,13 @@ class SecureFederation:
                 f"{len(survivors) - len(reasons)} of {len(survivors)} clients helped to open the sum, "
                 f"{self._server.setup.threshold} must. {said}."
             )
+        if self.verifies and set(signed) != set(survivors):
+            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
+            raise CohortError(
+                f"{len(signed)} of {len(survivors)} clients signed what they sent; all must where questions "
+                f"are checked. {said}."
+            )
+        return signed
 
     def _lose(self, report: CohortReport, name: str, problem: Exception) -> None:
         report.absent.pop(name, None)
@@ -326,11 +415,16 @@ class SecureFederation:
     # -- the run -----------------------------------------------------------------------------------
 
     def _follow(self, request: Request, chain: Chain) -> None:
-        """Take the method from the opening; another one begins a new run."""
+        """Take the method from the opening, another one begins a new run; refuse a cohort that changed."""
+        if request.position:
+            self._take_opening(request, chain)
+        self._check_cohort(request)
+
+    def _take_opening(self, request: Request, chain: Chain) -> None:
         additive: frozenset[str] = check_method(chain).additive  # type: ignore[attr-defined]
         begun, opening = self._course.opening, chain.digests[1]
         if begun is not None and (begun != opening or request.exchange == 0):
-            self.plan(self._course.slots - _SPARE_SLOTS)
+            self._plan(self._course.slots - _SPARE_SLOTS)
         if self._course.opening is not None:
             return
         kept = self._store.resume(opening)
@@ -362,10 +456,15 @@ class SecureFederation:
 
     def _next_slot(self) -> tuple[Server, int]:
         """A free slot; new keys where none is left."""
+        server = self._keys()
+        self._course.slot += 1
+        return server, self._course.slot - 1
+
+    def _keys(self) -> Server:
+        """A server with a free slot."""
         if self._server is None or self._course.slot >= self._server.setup.slots:
             self._server = self._set_up()
-        self._course.slot += 1
-        return self._server, self._course.slot - 1
+        return self._server
 
     def _set_up(self) -> Server:
         course, names = self._course, self.clients
@@ -417,6 +516,7 @@ class SecureFederation:
                 lambda name, message, signature: True,
                 colluders=self.colluders,
                 changing=self.changing,
+                verified=self.verify,
                 ledger=Ledger(folder),
             )
             client.attend()

@@ -4,6 +4,7 @@
     members  all members' keys          -> shares of its secrets, sealed for each of them
     ask      a request, whom it is for, and where each array stands -> the masked term
     open     who is in the sum, who dropped out, what was opened before -> shares that open the total
+    check    a question, and what shows the total before it -> a signature that it follows from the totals
 
 Instead of a masked term the reply may be `needs`, when blocks of the model are missing, or `refused`, when an
 array is too large for the layout. The latter is the one reply that depends on data.
@@ -25,19 +26,22 @@ from fedsolve import registry
 from fedsolve.container import Array, from_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request, encode_request
-from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.federation.parts import part_of
 from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
-from fedsolve.privacy.notes import TAG, Setup, as_array, listed, octets, pack, purpose, text
+from fedsolve.privacy.notes import TAG, Setup, as_array, check_names, listed, octets, pack, purpose, text
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
-from fedsolve.privacy.ring import OutOfRange, encode
+from fedsolve.privacy.ring import OutOfRange, decode, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.row_digests import row_digests
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.signatures import Sign, Verify
+from fedsolve.privacy.signed_questions import SignedQuestions, agreed_message, training_of
+from fedsolve.privacy.verifying import QuestionCheck, Shown
+from fedsolve.privacy.witness import Evidence, fingerprinted, slot_name
 
 CHANNEL = "secure sums"
 """The channel of an engine on which these letters travel."""
@@ -66,6 +70,7 @@ class SecureClient:
     changing:  whether it opens sums that lack clients who were asked, and lets a run's cohort change.
     policy:    what it answers at all; colluders and changing are the policy's then. Without one, the only
                limit is on rows that changed since an earlier run.
+    verified:  whether questions must have been checked by more than half of the clients; the policy's then.
     tell:      shows the people at this client what it sends.
     """
 
@@ -77,6 +82,7 @@ class SecureClient:
         *,
         colluders: int = 0,
         changing: bool = False,
+        verified: bool = False,
         policy: SitePolicy | None = None,
         ledger: Ledger | None = None,
         tell: Callable[[Sent], None] | None = None,
@@ -88,6 +94,13 @@ class SecureClient:
         self.changing = changing if policy is None else policy.changing
         self._colluders = colluders if policy is None else policy.colluders
         self._sign, self._verify, self._random = sign, verify, random
+        self._signatures = SignedQuestions(
+            verify,
+            self._colluders,
+            verified if policy is None else policy.verified,
+            0 if policy is None else policy.signatures,
+        )
+        self._check = QuestionCheck(self.ledger.folder)
         self.seeds = SeedSite(participant.name, sign, verify, SeedBook(self.ledger.folder), random)
         if policy is not None:
             self._guard = PolicyGuard(policy)
@@ -122,6 +135,8 @@ class SecureClient:
             return self._mask(self._client, arrays, note)
         if message == "open":
             return self._open(self._client, note)
+        if message == "check":
+            return self._check_question(self._client, arrays, note)
         raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
 
     def _draw(self, letter: bytes) -> bytes:
@@ -155,7 +170,10 @@ class SecureClient:
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
         self.ledger.keep(client.save())
-        self._tell(Sent("shares", "shares of its secrets, sealed for each of the others", len(shares)))
+        said = (
+            f"shares of its secrets, sealed for each of the others; {self._signatures.said(client.members)}"
+        )
+        self._tell(Sent("shares", said, len(shares)))
         return shares
 
     def _mask(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
@@ -163,7 +181,8 @@ class SecureClient:
             client.receive(octets(arrays, "sealed").tobytes())
         cohort, layout = listed(note, "cohort"), Layout.from_note(note.get("layout"))
         request = decode_request(octets(arrays, "request").tobytes())
-        digest, context = request_digest(request), context_of(request, layout)
+        digest = request_digest(request)
+        context = context_of(digest, layout)
         slot, question = _slot(note), hashlib.sha256(context + purpose(cohort)).hexdigest()
         place = slot_name(client.setup, slot)
         about = {"slot": place, "cohort": cohort, "layout": layout.note(), "asked": request_note(request)}
@@ -174,6 +193,7 @@ class SecureClient:
             return stored
         if self.policy is not None:
             self._check_limits(self.policy, client.setup.run, layout)
+        self._signatures.check(digest, cohort, note)
         array = self.ledger.refused(digest, question, layout.narrow > 0)
         if array is None:
             term = self.participant.answer(request)
@@ -233,10 +253,65 @@ class SecureClient:
         self.ledger.check(opening, dropped, self.changing)
         reply = client.open(slot, survivors, dropped)
         self.ledger.open(opening, client.save())
+        if "sum" in note:
+            reply = self._witnessed(client, slot, survivors, text(note, "sum"), reply)
         said = f"its help to open the sum over {len(survivors)}"
         about = {"slot": slot_name(client.setup, slot), "cohort": survivors, "dropped": dropped}
         self._tell(Sent("opened", said, len(reply), None, about))
         return reply
+
+    def _witnessed(
+        self, client: Client, slot: int, survivors: Sequence[str], digest: str, reply: bytes
+    ) -> bytes:
+        """The help to open a sum, with a signed fingerprint of the term that this client sent for it."""
+        masked = read_letter(self.ledger.sent(slot_name(client.setup, slot)))[0]["limbs"]
+        opening = client.opening_of(slot, survivors)
+        value, message = fingerprinted(masked, opening, digest, client.name)
+        told = {"value": value, "signature": self._sign(message).hex()}
+        return pack("witnessed", client.setup, told, {"opened": as_array(reply)})
+
+    def _check_question(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
+        """Agree to a question, if it follows from the totals that were opened."""
+        cohort = tuple(listed(note, "cohort"))
+        check_names(client.members, cohort, "the question to be checked")
+        if not self._signatures.enough(cohort):
+            raise TermError(
+                f"{len(cohort)} sites are too few for one of them to see totals and check questions; or this "
+                "site's policy is not to."
+            )
+        request, model = (decode_request(octets(arrays, part).tobytes()) for part in ("request", "model"))
+        asked = dataclasses.replace(request, cohort=cohort)
+        for block in model.blocks:
+            if self.policy is not None and "opening" in block.note:
+                self.policy.check_opening(block.note["opening"])
+                if self.policy.joint_seed:
+                    self.seeds.book.check(block.note["opening"])
+        training, digest = training_of(note), request_digest(request)
+        shown = self._shown(client, arrays, note) if "evidence" in note else None
+        absorbs = self._check.agree(training, asked, digest, model, shown)
+        signature = self._sign(agreed_message(training.name, digest))
+        said = f"its agreement to {request.kind}, step {request.step}, which follows from the totals opened"
+        self._tell(Sent("agreed", said, len(signature), request))
+        return pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs}, {})
+
+    def _shown(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> Shown:
+        if not isinstance(note["evidence"], dict):
+            raise TermError("the evidence of a total is damaged.")
+        place, request = text(note["evidence"], "place"), text(note["evidence"], "request")
+
+        def total() -> Total:
+            evidence = Evidence.from_parts(arrays, note["evidence"])
+            everybody = sorted([*evidence.survivors, *evidence.dropped])
+            context = context_of(request, evidence.layout)
+            question = hashlib.sha256(context + purpose(everybody)).hexdigest()
+            known = self.ledger.question_of(place) if evidence.place == place else ""
+            if evidence.setup != client.setup or question != known:
+                raise TermError(
+                    f"the total shown for slot {place} is not of a question that this site answered."
+                )
+            return Total(decode(client.total(evidence), evidence.layout), evidence.survivors)
+
+        return Shown(place, request, total)
 
     @cached_property
     def _rows(self) -> Array:
@@ -260,11 +335,6 @@ def setup_of(note: Mapping[str, Any]) -> Setup:
     if not isinstance(setup.run, str) or setup.slots > _MOST_SLOTS:
         raise TermError(f"a setup has a name and at most {_MOST_SLOTS} slots; got {setup.slots}.")
     return setup
-
-
-def slot_name(setup: Setup, slot: int) -> str:
-    """The name of a slot among those of all setups."""
-    return f"{setup.run}/{setup.epoch}/{slot}"
 
 
 def opened_note(opened: Sequence[Opening]) -> dict[str, Any]:
@@ -324,9 +394,9 @@ def request_digest(request: Request) -> str:
     return hashlib.sha256(encode_request(dataclasses.replace(request, blocks=()))).hexdigest()
 
 
-def context_of(request: Request, layout: Layout) -> bytes:
-    """What all clients of a sum must agree on, or their masks do not cancel."""
-    return purpose("sum", request_digest(request), layout.note())
+def context_of(request: str, layout: Layout) -> bytes:
+    """What all clients of a sum must agree on, or their masks do not cancel; request: its digest."""
+    return purpose("sum", request, layout.note())
 
 
 def check_method(chain: Chain) -> type:

@@ -17,20 +17,17 @@ from fedsolve.privacy.notes import (
     Setup,
     SlotKeys,
     check_names,
-    commitment,
     listed,
     octets,
     opening_digest,
-    pair_purpose,
     relay,
-    self_purpose,
-    sign_of_pair,
     text,
     unpack,
 )
-from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES, agree, derive, public_key
+from fedsolve.privacy.primitives import NONCE_BYTES, TAG_BYTES
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Joiner
+from fedsolve.privacy.witness import WordSum, masks_left
 
 
 class Server:
@@ -100,7 +97,7 @@ class Server:
         narrow: int,
         context: bytes = b"",
         *,
-        masked: RingVector | None = None,
+        masked: WordSum | None = None,
         survivors: Collection[str] = (),
     ) -> MaskedSum:
         """A sum to be asked for in a slot that is free; arguments as the clients get them.
@@ -132,11 +129,11 @@ class MaskedSum:
         question: Question,
         members: tuple[str, ...],
         keys: Mapping[str, SlotKeys],
-        masked: RingVector | None = None,
+        masked: WordSum | None = None,
         survivors: Collection[str] = (),
     ) -> None:
         self.question = question
-        self.masked = RingVector.zeros(question.wide, question.narrow) if masked is None else masked
+        self.masked = WordSum.zeros(question.wide, question.narrow) if masked is None else masked
         self._digest = question.digest()
         self._holders = {name: number for number, name in enumerate(members, 1)}
         self._keys = keys
@@ -199,8 +196,13 @@ class MaskedSum:
         """Whether enough members helped."""
         return len(self._openings) >= self.question.setup.threshold
 
-    def total(self) -> RingVector:
-        """The sum of the survivors' terms, without masks."""
+    @property
+    def opening(self) -> str:
+        """What names the one opening of this sum, once it is closed."""
+        return opening_digest(self._digest, self.survivors)
+
+    def secrets(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """The seeds of the survivors' own masks and the keys of those who dropped out, by name."""
         threshold = self.question.setup.threshold
         if not self._closed or not self.can_open:
             raise CohortError(
@@ -208,32 +210,18 @@ class MaskedSum:
             )
         helpers = sorted(self._openings)[:threshold]
         joiner = Joiner([self._holders[name] for name in helpers])
-        total = self.masked.copy()
-        add_masks(total, [*self._self_masks(joiner, helpers), *self._lone_masks(joiner, helpers)])
+        seeds = {
+            name: self._joined(joiner, helpers, OF_SEED, place) for place, name in enumerate(self.survivors)
+        }
+        keys = {name: self._joined(joiner, helpers, OF_KEY, place) for place, name in enumerate(self.dropped)}
+        return seeds, keys
+
+    def total(self) -> RingVector:
+        """The sum of the survivors' terms, without masks."""
+        total, setup = self.masked.in_ring(), self.question.setup
+        seeds, keys = self.secrets()
+        add_masks(total, masks_left(setup, self.question.slot, self._digest, self._keys, seeds, keys))
         return total
-
-    def _self_masks(self, joiner: Joiner, helpers: list[str]) -> list[tuple[bytes, int]]:
-        masks = []
-        for place, name in enumerate(self.survivors):
-            seed = self._joined(joiner, helpers, OF_SEED, place)
-            bound = self._keys[name].commitments[self.question.slot].tobytes()
-            if commitment(self.question.setup, name, self.question.slot, seed) != bound:
-                raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
-            masks.append((derive(seed, self_purpose(self._digest, name)), -1))
-        return masks
-
-    def _lone_masks(self, joiner: Joiner, helpers: list[str]) -> list[tuple[bytes, int]]:
-        """What survivors added for clients that dropped out: nothing has cancelled it."""
-        masks, slot = [], self.question.slot
-        for place, gone in enumerate(self.dropped):
-            key = self._joined(joiner, helpers, OF_KEY, place)
-            if public_key(key) != self._keys[gone].masks[slot].tobytes():
-                raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
-            for name in self.survivors:
-                public = self._keys[name].masks[slot].tobytes()
-                shared = agree(key, public, pair_purpose(self._digest, name, gone))
-                masks.append((shared, -sign_of_pair(name, gone)))
-        return masks
 
     def _joined(self, joiner: Joiner, helpers: list[str], which: int, place: int) -> bytes:
         return joiner.secret(

@@ -1,0 +1,129 @@
+"""Whether two machines mean the same: numbers that honest machines compute differ in signs and last bits.
+
+A site that checks a server's blocks computes them itself, from the totals that were opened (`settling`). What
+a method sends is compared by `Run.differs`, which a method overrides where equal meaning is not equal
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.federation.messages import Block
+
+if TYPE_CHECKING:
+    from fedsolve.federation.method import Run
+
+TOLERANCE = 1e-6
+"""Norm of a difference as a share of the norm of what it is compared with."""
+
+_NEVER = 1e8
+
+Judge = Callable[["Run[Any]", Block], Block]
+"""Gives the block that counts in place of the one that a run has solved; refuses by raising."""
+
+_JUDGE: ContextVar[Judge | None] = ContextVar("judge", default=None)
+
+
+@contextmanager
+def settling(judge: Judge) -> Iterator[None]:
+    """Let runs of this moment ask `judge` for every block that they add."""
+    token = _JUDGE.set(judge)
+    try:
+        yield
+    finally:
+        _JUDGE.reset(token)
+
+
+def settled(run: Run[Any], block: Block) -> Block:
+    """The block that a run adds: its own, unless somebody judges it."""
+    judge = _JUDGE.get()
+    return block if judge is None else judge(run, block)
+
+
+def distance(mine: Array, theirs: Array) -> float:
+    """|theirs - mine| / |mine|, in norms; infinite where types or shapes differ. Equal numbers of any size,
+    infinite ones too, count as equal and nothing else.
+    """
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        return np.inf
+    unequal = mine != theirs
+    if not np.any(unequal):
+        return 0.0
+    if mine.dtype.kind != "f":
+        return np.inf
+    here, there = mine.astype(np.float64), theirs.astype(np.float64)
+    if not np.all(np.isfinite(there[unequal]) & np.isfinite(here[unequal])):
+        return np.inf
+    # A number that stands for "never", the same on both sides, would outweigh all others.
+    size = float(np.linalg.norm(here[unequal | (np.abs(here) < _NEVER)]))
+    gap = float(np.linalg.norm((there - here)[unequal]))
+    return gap / size if size > 0 else np.inf
+
+
+def differing(
+    mine: Mapping[str, Array], theirs: Mapping[str, Array], within: float = TOLERANCE
+) -> str | None:
+    """What of `theirs` is not within a share of `mine`, in words; None where all is."""
+    if mine.keys() != theirs.keys():
+        return f"it has the arrays {sorted(theirs)[:8]}, not {sorted(mine)[:8]}"
+    for name, array in mine.items():
+        gap = distance(array, theirs[name])
+        if not gap <= within:
+            return f"'{name}' differs by {gap:.1e} of its size, {within:g} is allowed"
+    return None
+
+
+def arrays_differ(run: Run[Any], mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+    """Why arrays that a server sent do not mean what those of a run mean: each is compared by the run inside
+    it that knows the name, see `Run.within`.
+    """
+    inside = run.within()
+    if mine.keys() != theirs.keys() or not inside:
+        return run.differs(mine, theirs)
+    groups: dict[str | None, list[str]] = {}
+    for name in mine:
+        known = [prefix for prefix in inside if name.startswith(prefix)]
+        groups.setdefault(max(known, key=len) if known else None, []).append(name)
+    for prefix, names in groups.items():
+        cut = 0 if prefix is None else len(prefix)
+        one, other = ({name[cut:]: arrays[name] for name in names} for arrays in (mine, theirs))
+        found = run.differs(one, other) if prefix is None else arrays_differ(inside[prefix], one, other)
+        if found is not None:
+            return found
+    return None
+
+
+def notes_differ(mine: Any, theirs: Any, unlike: Collection[str] = (), place: str = "") -> str | None:
+    """Where two notes differ, in words; numbers with a fraction may do so by rounding. unlike: places that
+    may hold anything.
+    """
+    if place in unlike:
+        return None
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        if mine.keys() != theirs.keys():
+            return f"{place or 'its note'} has {sorted(theirs)[:8]}, not {sorted(mine)[:8]}"
+        pairs = [(f"{place}.{key}" if place else str(key), mine[key], theirs[key]) for key in mine]
+    elif isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
+        if len(mine) != len(theirs):
+            return f"'{place}' has {len(theirs)} entries, not {len(mine)}"
+        pairs = [
+            (f"{place}.{n}", one, other) for n, (one, other) in enumerate(zip(mine, theirs, strict=True))
+        ]
+    elif isinstance(mine, float) and isinstance(theirs, float):
+        near = mine == theirs or abs(theirs - mine) <= TOLERANCE * abs(mine)
+        return None if near else f"'{place}' is {theirs!r}, not {mine!r}"
+    else:
+        same = mine == theirs and isinstance(mine, bool) == isinstance(theirs, bool)
+        return None if same else f"'{place}' is {ascii(theirs)[:60]}, not {ascii(mine)[:60]}"
+    for name, one, other in pairs:
+        found = notes_differ(one, other, unlike, name)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,144 @@
+"""The server's side of checked questions: what sites are shown before a question, and their signatures.
+
+One trip before each question to the sites that check: the question itself, the blocks of the model that are
+new, and what shows the total before it. A training keeps the sites that check, since each has a copy of the
+run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsolve.errors import CohortError, DataError
+from fedsolve.federation.cohort import plain
+from fedsolve.federation.encoding import encode_request
+from fedsolve.federation.engine import CarriesLetters
+from fedsolve.federation.messages import Chain, Request
+from fedsolve.privacy.notes import Setup, as_array, least_threshold, pack, text, unpack
+from fedsolve.privacy.run_store import RunStore
+from fedsolve.privacy.secure_client import CHANNEL
+from fedsolve.privacy.witness import Evidence, signers_of
+
+_LARGEST = 1 << 16
+"""Bytes of a reply."""
+
+
+class QuestionTrips:
+    """Gathers signatures for the questions of one training at a time.
+
+    signatures: how many are gathered; more than half of the clients, and of colluders among them, when None.
+    everybody:  ask all clients to check, for cohorts that may change.
+    recipe:     of the method, as `recipes` has it; None: taken from the opening. resumed: go on with the
+                training that the store knows, where it knows one.
+    """
+
+    def __init__(
+        self,
+        engine: CarriesLetters,
+        store: RunStore,
+        colluders: int,
+        signatures: int | None,
+        everybody: bool,
+        recipe: Mapping[str, Any] | None,
+        resumed: bool,
+    ) -> None:
+        self._engine, self._store = engine, store
+        self._colluders, self._signatures, self._everybody = colluders, signatures, everybody
+        self._recipe = recipe
+        self._training, self._signers = secrets.token_hex(16), list[str]()
+        self._evidence: Evidence | None = None
+        self._taken = False
+        self._chain: Chain | None = None
+        self._position, self._opening = 0, ""
+        self.absorbs = False
+        kept = store.training() if resumed else None
+        if kept is not None:
+            self._training, self._signers = kept["training"], list(kept["signers"])
+            self._position, self._opening, self.absorbs = kept["position"], kept["opening"], True
+            found = store.evidence()
+            self._evidence = found[1] if found is not None and found[0] == self._training else None
+
+    def before(self, digest: str) -> Setup | None:
+        """The setup of the total that precedes the question with this digest; None where nothing does."""
+        if self._evidence is None or self._evidence.request == digest:
+            return None
+        return self._evidence.setup
+
+    def show(self, evidence: Evidence) -> None:
+        """Keep what shows the newest total, if that enters the run."""
+        if self.absorbs:
+            self._store.keep_evidence(self._training, evidence)
+            self._evidence, self._taken = evidence, False
+
+    def agreed(
+        self, request: Request, digest: str, chain: Chain, setup: Setup, clients: Sequence[str], prefers: str
+    ) -> dict[str, Any]:
+        """The signatures that go with a question; an error, by name, where too few sites agree to it."""
+        if request.position:
+            self._chain = chain
+        needed = self._signatures or least_threshold(len(clients), self._colluders)
+        told = self._letter(request, digest, setup, clients, prefers)
+        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
+        first = list(clients) if self._everybody else signers_of(clients, self._training, needed)
+        asked = [name for name in self._signers if name in clients] or first
+        while asked and len(found) < needed:
+            for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST):
+                try:
+                    if isinstance(reply, Exception):
+                        raise reply
+                    note = unpack(reply, "agreed", setup)[1]
+                    found[name], absorbs = text(note, "signature"), bool(note.get("absorbs"))
+                except Exception as problem:
+                    reasons[name] = plain(problem)
+            # Others may stand in for sites that do not check, as long as nothing has been checked yet.
+            rest = [name for name in clients if name not in found and name not in reasons]
+            asked = rest[: needed - len(found)] if not self._signers else []
+        if len(found) < needed:
+            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
+            raise CohortError(
+                f"{len(found)} of {len(clients)} sites agree to this question, {needed} must. {said}."
+            )
+        self.absorbs = absorbs
+        if absorbs:
+            self._taken = True
+            self._signers = self._signers or sorted(found)
+            if request.position:
+                self._position, self._opening = request.position, chain.digests[1]
+            kept = {"training": self._training, "signers": self._signers}
+            self._store.keep_training({**kept, "position": self._position, "opening": self._opening})
+        return {"training": self._training, "signatures": found}
+
+    def _letter(
+        self, request: Request, digest: str, setup: Setup, clients: Sequence[str], prefers: str
+    ) -> bytes:
+        chain = Chain() if self._chain is None else self._chain
+        if self._recipe is None:
+            if not len(chain):
+                raise DataError(
+                    "no training has begun whose model sites could know; they check questions about models "
+                    "that their own totals made. Evaluate after training, or unchecked (verify=False)."
+                )
+            self._recipe = {name: chain.blocks[0].note["opening"][name] for name in ("method", "parameters")}
+        first = min(self._position, len(chain)) if chain.digests[1:2] == [self._opening] else 0
+        blocks = tuple(chain.blocks[first:])
+        model = Request("model", 0, 0, (), position=len(chain), digest=chain.digest, blocks=blocks)
+        parts = {
+            "request": as_array(encode_request(dataclasses.replace(request, blocks=()))),
+            "model": as_array(encode_request(model)),
+        }
+        note: dict[str, Any] = {
+            "cohort": sorted(clients),
+            "training": {"name": self._training, "recipe": self._recipe, "prefers": prefers},
+        }
+        evidence = None if self.before(digest) is None else self._evidence
+        if evidence is not None:
+            note["evidence"] = {"place": evidence.place, "request": evidence.request}
+            if not self._taken:
+                arrays, about = evidence.parts()
+                parts |= arrays
+                note["evidence"] |= about
+        return pack("check", setup, note, parts)

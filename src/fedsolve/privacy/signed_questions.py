@@ -1,0 +1,93 @@
+"""Which questions a site answers: those that enough sites have signed, each after it checked them itself.
+
+More than half of the sites, and of colluders among them, must have: then at least one of them is honest, and
+no two questions that differ can both be signed, since an honest site agrees to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fedsolve.errors import TermError
+from fedsolve.privacy.notes import least_threshold, least_verified, purpose, text
+from fedsolve.privacy.signatures import Verify
+from fedsolve.privacy.verifying import Training
+
+
+def agreed_message(training: str, request: str) -> bytes:
+    """What a site signs: that the question with this digest follows from the totals of a training."""
+    return purpose("agreed question", training, request)
+
+
+def training_of(note: Mapping[str, Any]) -> Training:
+    """The training that a letter is about."""
+    told = note.get("training")
+    if not isinstance(told, dict) or not isinstance(told.get("recipe"), dict):
+        raise TermError("the letter does not say which training its question belongs to.")
+    if told.get("prefers") not in ("bytes", "exchanges"):
+        raise TermError(f"a server prefers bytes or exchanges, not {ascii(told.get('prefers'))[:40]}.")
+    return Training(text(told, "name"), told["recipe"], told["prefers"])
+
+
+class SignedQuestions:
+    """Refuses questions that too few sites have signed.
+
+    colluders: sites that might side with the server. verified: whether signatures are asked for at all.
+    wanted: how many; 0: more than half of the sites.
+    """
+
+    def __init__(self, verify: Verify, colluders: int, verified: bool, wanted: int) -> None:
+        self._verify = verify
+        self._colluders = colluders
+        self._verified = verified
+        self._wanted = wanted
+
+    def enough(self, cohort: Collection[str]) -> bool:
+        """Whether questions to so many are checked."""
+        return self._verified and len(cohort) >= least_verified(self._colluders)
+
+    def needed(self, cohort: Collection[str]) -> int:
+        """How many sites must have signed."""
+        return self._wanted or least_threshold(len(cohort), self._colluders)
+
+    def said(self, members: Collection[str]) -> str:
+        """For the people at a site: whether the questions of a run are checked."""
+        if not self._verified:
+            return "this site answers questions that nobody has checked (verified = false)"
+        if not self.enough(members):
+            return (
+                f"questions are NOT CHECKED: {len(members)} sites are too few, "
+                f"{least_verified(self._colluders)} are needed"
+            )
+        return f"it answers questions that {self.needed(members)} of {len(members)} sites have checked"
+
+    def check(self, request: str, cohort: Sequence[str], note: Mapping[str, Any]) -> None:
+        """Refuse a question that too few of its cohort have signed, naming whose signatures are wrong."""
+        if not self.enough(cohort):
+            return
+        told = note.get("agreed")
+        signed = told.get("signatures") if isinstance(told, dict) else None
+        if not isinstance(told, dict) or not isinstance(signed, dict):
+            raise TermError(
+                "nobody has checked that this question follows from the totals that were opened; this site "
+                "answers no others (its policy: verified)."
+            )
+        message = agreed_message(text(told, "training"), request)
+        good = 0
+        for name, signature in signed.items():
+            try:
+                by = bytes.fromhex(signature)
+            except (TypeError, ValueError) as problem:
+                raise TermError(f"the signature of '{str(name)[:60]}' is damaged.") from problem
+            if name not in cohort or not self._verify(name, message, by):
+                raise TermError(
+                    f"the agreement of '{str(name)[:60]}' to this question is not signed by that site, or "
+                    "belongs to another question."
+                )
+            good += 1
+        if good < self.needed(cohort):
+            raise TermError(
+                f"{good} of {len(cohort)} sites have checked this question; this site's policy asks for "
+                f"{self.needed(cohort)} (signatures)."
+            )

@@ -1,0 +1,293 @@
+"""A site's own copy of a run, by which it checks what a server asks: every block, request and model must
+follow from the totals that were opened.
+
+The site builds the method from its recipe, gives it the opened totals as they are shown (`witness`), and
+compares what the server sends with what the run solved, by meaning (`Run.differs`). The server's blocks are
+then taken for its own, so that rounding does not add up. It agrees to one question after each total, and to
+any number about the model of that moment.
+
+The state is written down before anybody hears of it, beside the ledger: a site that is started anew goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsolve.container import from_bytes, read, to_bytes, write_atomically
+from fedsolve.errors import DataError, ModelFileError, TermError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.evaluation import about
+from fedsolve.federation.meaning import arrays_differ, notes_differ, settling
+from fedsolve.federation.messages import Block, Request, Total
+from fedsolve.federation.method import Run
+from fedsolve.federation.recipes import method_from
+from fedsolve.labels import labels_from_note
+
+_MEMBER = "member"
+_ALONE = threading.Lock()  # warnings are muted for the whole process, and several sites may live in it
+
+_MAY_BE_MORE = frozenset({"part", "schema", "card"})
+"""Entries of a question about a model that say nothing of what the model is."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained: a name of its own, the recipe of its method, and what the server prefers to save."""
+
+    name: str
+    recipe: Mapping[str, Any]
+    prefers: Literal["bytes", "exchanges"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A total that was shown: in which slot, of which request (its digest), and the total when it is
+    needed."""
+
+    place: str
+    request: str
+    total: Callable[[], Total]
+
+
+class QuestionCheck:
+    """What this site knows of the training under way.
+
+    absorbed: the slot of the last total that entered the run. agreed: digest of the question whose total is
+    next.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._path = None if folder is None else folder / "checked"
+        self._training: Training | None = None
+        self._opening: dict[str, Any] = {}
+        self._kept: bytes | None = None
+        self._run: Run[Any] | None = None
+        self.absorbed = ""
+        self.agreed = ""
+        if self._path is not None and self._path.exists():
+            self._load(self._path)
+
+    def agree(
+        self, training: Training, asked: Request, digest: str, model: Request, shown: Shown | None
+    ) -> bool:
+        """Whether the total of this question enters the run; refused, by name, where it does not follow from
+        the totals that were opened.
+
+        digest: of the question. model: carries the blocks of the model so far that are new. shown: the newest
+        total that entered the server's run.
+        """
+        with _ALONE, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the server says it, too, and to whom it concerns
+            try:
+                return self._agree(training, asked, digest, model, shown)
+            finally:
+                if self._agreed_to != digest:
+                    self._run = None  # what was tried leaves no trace; it is read back when it is needed
+
+    _agreed_to = ""
+
+    def _agree(
+        self, training: Training, asked: Request, digest: str, model: Request, shown: Shown | None
+    ) -> bool:
+        self._agreed_to = ""
+        if self._training != training:
+            self._begin(training, model)
+        if self.agreed == digest:
+            self._agreed_to = digest
+            return True
+        run, new = self._under_way(), shown is not None and shown.place != self.absorbed
+        blocks = _Blocks(run, model.blocks)
+        with settling(blocks.settle):
+            if new:
+                assert shown is not None
+                if not self.agreed or shown.request != self.agreed:
+                    raise TermError(
+                        "a total is shown that does not answer the question which this site agreed to last."
+                    )
+                run.request(asked.cohort)
+                run.absorb(shown.total())
+            kept = run.to_bytes() if new or self._kept is None else self._kept
+            expected = run.request(asked.cohort)
+        if expected is None or (expected.kind, expected.position > 0) != (asked.kind, asked.position > 0):
+            self._about_the_model(run, asked)
+            return False
+        blocks.check_all()
+        _compare(run, expected, asked)
+        if not new and self.agreed:
+            raise TermError(
+                "this site has agreed to another question, whose total it has not been shown. A run that was "
+                "resumed goes on with the question under way."
+            )
+        place = shown.place if new and shown is not None else self.absorbed
+        self._keep(kept, place, digest)
+        self._agreed_to = digest
+        return True
+
+    # -- the run -----------------------------------------------------------------------------------
+
+    def _begin(self, training: Training, model: Request) -> None:
+        """Another training: from its opening on."""
+        opening = model.blocks[0].note.get("opening") if model.first == 0 and model.blocks else None
+        if not isinstance(opening, dict):
+            raise TermError(
+                "this site was not there when this training began, or has lost what it knew of it; it cannot "
+                "check its questions."
+            )
+        self._training, self._opening = training, opening
+        self._kept, self._run, self.absorbed, self.agreed = None, None, "", ""
+
+    def _under_way(self) -> Run[Any]:
+        if self._run is None:
+            assert self._training is not None
+            method = method_from(self._training.recipe)
+            opening = self._opening
+            try:
+                classes = labels_from_note(opening["classes"])
+                spec = Spec(
+                    int(opening["features"]), classes, int(opening["outputs"]), self._training.prefers
+                )
+            except (KeyError, TypeError, ValueError) as problem:
+                raise TermError(f"the opening of this run is damaged ({problem}).") from problem
+            self._run = method.start(spec)
+            if self._kept is not None:
+                self._run.restore(self._kept, "of a site that checks")
+        return self._run
+
+    @staticmethod
+    def _about_the_model(run: Run[Any], asked: Request) -> None:
+        """Refuse a question about another model than the one that the opened totals give."""
+        if asked.position:
+            raise TermError(
+                f"the request '{asked.kind}', step {asked.step}, is not the one that follows from the totals "
+                "that were opened."
+            )
+        try:
+            model = run.model()
+            mine = about(asked.kind, model, asked.cohort)
+        except (AssertionError, AttributeError, IndexError, DataError) as problem:
+            raise TermError(
+                f"a question about a model ('{asked.kind}') comes before the opened totals make one."
+            ) from problem
+        more = {name: value for name, value in asked.note.items() if name not in mine.note}
+        known = {name: value for name, value in asked.note.items() if name in mine.note}
+        forbidden = sorted(name for name in more if name.endswith("calibration"))
+        if forbidden or (set(more) - _MAY_BE_MORE and asked.kind in ("evaluate", "tally")):
+            raise TermError(f"the model of '{asked.kind}' has {sorted(more)}, which this run's has not.")
+        unlike = {"schema"} if model.preparing is None else set()
+        why = notes_differ(mine.note, known, unlike) or arrays_differ(run, mine.arrays, asked.arrays)
+        if why is not None:
+            raise TermError(
+                f"the model of '{asked.kind}' is not the one that follows from the totals that were opened: "
+                f"{why}."
+            )
+
+    # -- keeping it --------------------------------------------------------------------------------
+
+    def _keep(self, run: bytes, absorbed: str, agreed: str) -> None:
+        assert self._training is not None
+        if self._path is not None:
+            note = {
+                "training": dataclasses.asdict(self._training),
+                "opening": self._opening,
+                "absorbed": absorbed,
+                "agreed": agreed,
+            }
+            data = to_bytes({"run": np.frombuffer(run, dtype=np.uint8)}, note, sealed=True)
+            write_atomically(self._path, data, private=True)
+        self._kept, self.absorbed, self.agreed = run, absorbed, agreed
+
+    def _load(self, path: Path) -> None:
+        arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
+        try:
+            self._training, self._opening = Training(**note["training"]), note["opening"]
+            self.absorbed, self.agreed = note["absorbed"], note["agreed"]
+            self._kept = arrays["run"].tobytes()
+        except (KeyError, TypeError) as problem:
+            raise ModelFileError(
+                f"{path} is damaged ({type(problem).__name__}: {problem}). Without it this site cannot check "
+                "the questions of the run under way; remove it and begin another."
+            ) from problem
+
+
+class _Blocks:
+    """The server's new blocks, each of which must be one that the run solves."""
+
+    def __init__(self, outer: Run[Any], blocks: tuple[Block, ...]) -> None:
+        self._outer = outer
+        self._left = [_inside(block) for block in blocks]
+        self._missing: str | None = None
+
+    def settle(self, run: Run[Any], mine: Block) -> Block:
+        """The server's block in place of one that the run solved, where they mean the same.
+
+        Where there is none yet, as in a question about a model at the end of a run, its own counts.
+        """
+        own = _name_of(self._outer, run)
+        for number, (member, theirs) in enumerate(self._left):
+            if member not in (None, own) or notes_differ(mine.note, theirs.note) is not None:
+                continue
+            why = run.differs(mine.arrays, theirs.arrays)
+            if why is not None:
+                raise TermError(
+                    f"the block {dict(mine.note)} of the model is not the one that follows from the totals "
+                    f"that were opened: {why}."
+                )
+            del self._left[number]
+            return theirs
+        self._missing = str(dict(mine.note))
+        return mine
+
+    def check_all(self) -> None:
+        """Refuse a model that lacks a block which the run solved."""
+        if self._missing is not None:
+            raise TermError(
+                f"the model lacks the block {self._missing}, which follows from the totals that were opened, "
+                "or has it with another note."
+            )
+
+
+def _inside(block: Block) -> tuple[str | None, Block]:
+    """Whose block it is, and the block as that run has it; one of a run among others is wrapped."""
+    member = block.note.get(_MEMBER)
+    return (
+        (None, block) if member is None else (str(member), Block(block.note.get("block", {}), block.arrays))
+    )
+
+
+def _name_of(outer: Run[Any], run: Run[Any]) -> str | None:
+    """The name of a run inside others; None where it has none."""
+    inside: list[tuple[Run[Any], str | None]] = [(outer, None)]
+    for one, name in inside:
+        if one is run:
+            return name
+        inside += [(inner, prefix.rstrip(".") or name) for prefix, inner in one.within().items()]
+    return None
+
+
+def _unlike(run: Run[Any]) -> frozenset[str]:
+    return run.unlike.union(*(_unlike(inner) for inner in run.within().values()))
+
+
+def _compare(run: Run[Any], mine: Request, asked: Request) -> None:
+    """Refuse a request that is not the one of the run."""
+    why = None
+    for name in ("exchange", "step", "position"):
+        if getattr(mine, name) != getattr(asked, name):
+            why = f"its {name} is {getattr(asked, name)}, not {getattr(mine, name)}"
+    if why is None and mine.digest != asked.digest:
+        why = "the model so far has other blocks, or another opening"
+    why = why or notes_differ(dict(mine.note), dict(asked.note), _unlike(run))
+    why = why or arrays_differ(run, mine.arrays, asked.arrays)
+    if why is not None:
+        raise TermError(
+            f"the request '{asked.kind}', step {asked.step}, is not the one that follows from the totals "
+            f"that were opened: {why}."
+        )

@@ -1,0 +1,283 @@
+"""What shows a site that a total is the sum of the terms that were sent, without those terms.
+
+Masked terms are added as whole numbers, word by word, with their carries, so that nothing wraps around. When
+the sum Y is fixed, a number r below 2^128 is drawn for every word from the digest of Y, and each client signs
+
+    <r, y_u> mod 2^127 - 1
+
+of the masked term y_u that it sent. These fingerprints add up to that of Y only if Y is the sum of the y_u: r
+follows from Y, so whoever tries another sum has one chance in 2^127 each time. What opens the sum, seeds and
+keys, was committed to in signed keys. A site that has all of this knows the total, whoever brought it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsolve.container import Array
+from fedsolve.errors import DataError, TermError
+from fedsolve.privacy.notes import (
+    Setup,
+    SlotKeys,
+    as_array,
+    commitment,
+    listed,
+    octets,
+    opening_digest,
+    pair_purpose,
+    purpose,
+    self_purpose,
+    sign_of_pair,
+)
+from fedsolve.privacy.primitives import KEY_BYTES, agree, derive, key_stream, public_key
+from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.ring_layout import Layout
+
+PRIME = (1 << 127) - 1
+
+_ROWS = 1 << 15
+"""Words handled at a time. Sums of so many products of 16 bits each are exact in float64."""
+
+_DIGITS = 8
+"""Of 16 bits, of a drawn number."""
+
+
+class WordSum:
+    """Masked terms added as whole numbers: the sum of each word modulo 2^64, and how often it wrapped around.
+
+    words: uint64, laid out as in `RingVector`. carries: as long, uint16. wide: numbers of two limbs.
+    """
+
+    def __init__(self, words: Array, carries: Array, wide: int) -> None:
+        if carries.shape != words.shape or carries.dtype != np.uint16:
+            raise TermError("the carries of a sum of masked terms are missing or damaged.")
+        self._ring = RingVector(words, wide)  # checks the words
+        self.carries = carries
+
+    @classmethod
+    def zeros(cls, wide: int, narrow: int) -> WordSum:
+        """The sum of no terms."""
+        size = 2 * wide + narrow
+        return cls(np.zeros(size, dtype="<u8"), np.zeros(size, dtype=np.uint16), wide)
+
+    @property
+    def words(self) -> Array:
+        return self._ring.limbs
+
+    @property
+    def wide(self) -> int:
+        return self._ring.wide
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of each of its terms."""
+        return self._ring.nbytes
+
+    def copy(self) -> WordSum:
+        return WordSum(self.words.copy(), self.carries.copy(), self.wide)
+
+    def add(self, other: RingVector) -> None:
+        """Add a masked term in place."""
+        if self.wide != other.wide or len(self.words) != len(other.limbs):
+            raise TermError(
+                f"ring vectors do not fit together: {other.wide} wide numbers in {len(other.limbs)} limbs, "
+                f"expected {self.wide} in {len(self.words)}. All participants must answer the same request."
+            )
+        for start in range(0, len(self.words), _ROWS):
+            part = slice(start, start + _ROWS)
+            np.add(self.words[part], other.limbs[part], out=self.words[part])
+            self.carries[part] += self.words[part] < other.limbs[part]
+
+    def in_ring(self) -> RingVector:
+        """The sum in the ring: what wrapped around in a lower limb counts in its upper one."""
+        vector = self._ring.copy()
+        np.add(vector.high, self.carries[: self.wide], out=vector.high)
+        return vector
+
+    def digest(self, opening: str) -> str:
+        """SHA-256 over the sum and what names its opening (`opening_digest`)."""
+        state = hashlib.sha256(purpose("sum of masked terms", opening, self.wide))
+        state.update(np.ascontiguousarray(self.words).data)
+        state.update(np.ascontiguousarray(self.carries).data)
+        return state.hexdigest()
+
+    def fingerprint(self, key: bytes) -> int:
+        return (fingerprint(self.words, key) + (fingerprint(self.carries, key) << 64)) % PRIME
+
+
+def fingerprint(words: Array, key: bytes) -> int:
+    """<r, words> modulo 2^127 - 1, with r of 128 bits each drawn from a key."""
+    stream = key_stream(key)
+    room = bytearray(16 * _ROWS + 16)  # the library asks for room of one block more than it writes
+    zeros = memoryview(bytes(16 * _ROWS))
+    halves = words.dtype.itemsize // 2
+    found = [[0] * halves for _ in range(_DIGITS)]
+    for start in range(0, len(words), _ROWS):
+        part = np.ascontiguousarray(words[start : start + _ROWS])
+        stream.update_into(zeros[: 16 * len(part)], room)
+        drawn = np.frombuffer(room, dtype="<u2", count=_DIGITS * len(part)).reshape(-1, _DIGITS)
+        digits = part.view("<u2").reshape(-1, halves).astype(np.float64)
+        sums = drawn.astype(np.float64).T @ digits
+        for digit in range(_DIGITS):
+            for half in range(halves):
+                found[digit][half] += int(sums[digit, half])
+    total = sum(found[d][h] << (16 * (d + h)) for d in range(_DIGITS) for h in range(halves))
+    return total % PRIME
+
+
+def drawn_key(digest: str) -> bytes:
+    """The key from which the numbers of fingerprints are drawn, once the sum has this digest."""
+    return derive(bytes.fromhex(digest), purpose("numbers of fingerprints"))
+
+
+def fingerprint_message(opening: str, digest: str, name: str, value: str) -> bytes:
+    """What a client signs of the term that it sent: for which opening, of which sum, its fingerprint."""
+    return purpose("fingerprint of a term", opening, digest, name, value)
+
+
+def fingerprinted(masked: Array, opening: str, digest: str, name: str) -> tuple[str, bytes]:
+    """The fingerprint of a masked term in hexadecimal, and what is to be signed of it."""
+    value = f"{fingerprint(masked, drawn_key(digest)):032x}"
+    return value, fingerprint_message(opening, digest, name, value)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that shows what the total of a slot is.
+
+    request: digest of the request that it answers. survivors, dropped: whose terms are in it, and who was
+    asked besides. seeds: of the survivors' own masks. keys: of those who dropped out. signed: of every
+    survivor the fingerprint of its term and its signature, in hexadecimal.
+    """
+
+    setup: Setup
+    slot: int
+    request: str
+    layout: Layout
+    survivors: tuple[str, ...]
+    dropped: tuple[str, ...]
+    masked: WordSum
+    seeds: Mapping[str, bytes]
+    keys: Mapping[str, bytes]
+    signed: Mapping[str, tuple[str, str]]
+
+    @property
+    def place(self) -> str:
+        """The name of its slot among those of all setups."""
+        return slot_name(self.setup, self.slot)
+
+    def check(self, question: str, verify: Callable[[str, bytes, bytes], bool]) -> None:
+        """Refuse, by name, a sum that is not that of the terms whose senders signed their fingerprints.
+
+        question: digest of the question that this site answered in the slot.
+        """
+        opening = opening_digest(question, self.survivors)
+        digest = self.masked.digest(opening)
+        total = 0
+        for name in self.survivors:
+            value, signature = self.signed.get(name, ("0", ""))
+            message = fingerprint_message(opening, digest, name, value)
+            if not verify(name, message, bytes.fromhex(signature)):
+                raise TermError(
+                    f"the total shown for slot {self.place} is not one that '{name}' helped to open: its "
+                    "signature is missing or belongs to another sum."
+                )
+            total += int(value, 16)
+        if total % PRIME != self.masked.fingerprint(drawn_key(digest)):
+            raise TermError(
+                f"the total shown for slot {self.place} was not opened: it is not the sum of the terms that "
+                "the sites sent."
+            )
+
+    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Arrays and a note, for letters and files."""
+        secret = [self.seeds[name] for name in self.survivors] + [self.keys[name] for name in self.dropped]
+        arrays = {"words": self.masked.words, "secrets": as_array(b"".join(secret))}
+        small = self.masked.carries.max(initial=0) < 256
+        arrays["carries"] = self.masked.carries.astype(np.uint8) if small else self.masked.carries
+        note = {
+            "setup": self.setup.note(),
+            "slot": self.slot,
+            "request": self.request,
+            "layout": self.layout.note(),
+            "survivors": list(self.survivors),
+            "dropped": list(self.dropped),
+            "signed": {name: list(pair) for name, pair in self.signed.items()},
+        }
+        return arrays, note
+
+    @classmethod
+    def from_parts(cls, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> Evidence:
+        """What `parts` described; anything else is refused."""
+        try:
+            layout, setup = Layout.from_note(note["layout"]), Setup(**note["setup"])
+            survivors, dropped = tuple(listed(note, "survivors")), tuple(listed(note, "dropped"))
+            shape = ((len(survivors) + len(dropped)) * KEY_BYTES,)
+            rows = octets(arrays, "secrets", shape).reshape(-1, KEY_BYTES)
+            secrets = [row.tobytes() for row in rows]
+            masked = WordSum(arrays["words"], arrays["carries"].astype(np.uint16), layout.wide)
+            if len(masked.words) != 2 * layout.wide + layout.narrow:
+                raise ValueError("a sum of another length")
+            signed = {str(name): (str(value), str(by)) for name, (value, by) in note["signed"].items()}
+            for value, by in signed.values():
+                int(value, 16), bytes.fromhex(by)
+            return cls(
+                setup,
+                int(note["slot"]),
+                str(note["request"]),
+                layout,
+                survivors,
+                dropped,
+                masked,
+                dict(zip(survivors, secrets, strict=False)),
+                dict(zip(dropped, secrets[len(survivors) :], strict=True)),
+                signed,
+            )
+        except (KeyError, TypeError, ValueError, DataError) as problem:
+            raise TermError(f"the evidence of a total is damaged ({problem}).") from problem
+
+
+def masks_left(
+    setup: Setup,
+    slot: int,
+    question: str,
+    known: Mapping[str, SlotKeys],
+    seeds: Mapping[str, bytes],
+    keys: Mapping[str, bytes],
+) -> list[tuple[bytes, int]]:
+    """The masks that are left in a sum, with the signs that remove them; a wrong seed or key is refused.
+
+    known: the members' keys. seeds: of the survivors' own masks. keys: of those who dropped out; nothing has
+    cancelled what the survivors added for them.
+    """
+    masks = []
+    for name, seed in seeds.items():
+        if commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes():
+            raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
+        masks.append((derive(seed, self_purpose(question, name)), -1))
+    for gone, key in keys.items():
+        if public_key(key) != known[gone].masks[slot].tobytes():
+            raise TermError(f"the shares of the key of '{gone}' do not give the key it advertised.")
+        for name in seeds:
+            shared = agree(key, known[name].masks[slot].tobytes(), pair_purpose(question, name, gone))
+            masks.append((shared, -sign_of_pair(name, gone)))
+    return masks
+
+
+def slot_name(setup: Setup, slot: int) -> str:
+    """The name of a slot among those of all setups."""
+    return f"{setup.run}/{setup.epoch}/{slot}"
+
+
+def signers_of(names: Sequence[str], training: str, wanted: int) -> list[str]:
+    """Who checks the questions of a training: so many of these, in an order that changes with trainings."""
+
+    def rank(name: str) -> bytes:
+        return hashlib.sha256(purpose("who checks", training, name)).digest()
+
+    return sorted(sorted(names, key=rank)[:wanted])
