@@ -537,9 +537,6 @@ parameters = {ridge = 0.1}
 COMMAND = """
 import sys
 from fedsolve.cli.main import main
-from fedsolve.cli.experiment import experiment
-if "experiment" not in main.commands:
-    main.add_command(experiment)
 main(sys.argv[1:])
 """
 

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
+from fedsolve.cli.output import Output, check_target, table, write_text
+from fedsolve.cli.remarks import Interrupted
+from fedsolve.cli.report import figures
 from fedsolve.errors import DataError
 from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.reading import read_experiment
@@ -38,6 +40,8 @@ def experiment() -> None:
     Every finished cell is one line of RUNS/NAME/cells.jsonl; running a file again runs only what is missing.
     """
 
+
+experiment.add_command(figures)
 
 _runs = option(
     "--runs", metavar="DIR", default="runs", group="Where things are", help="Folder of all runs, one each."

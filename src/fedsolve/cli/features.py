@@ -12,7 +12,8 @@ from rich.console import Console
 
 from fedsolve.cli.command import Command, ExamplesGroup, F, option, options
 from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Interrupted, Output, facts, megabytes, table
+from fedsolve.cli.output import Output, facts, megabytes, table
+from fedsolve.cli.remarks import Interrupted
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
 from fedsolve.errors import DataError, FedsolveError, ModelFileError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,25 +16,16 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedsolve import container
 from fedsolve.cli.command import WIDTH
+from fedsolve.cli.remarks import harmless
 from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.method import Record
 
 _PAGES = (".html", ".md", ".tex")
-
-LONGEST = 2000
-"""Characters of a remark; whoever wrote more wants to flood a terminal."""
-
-
-class Interrupted(click.ClickException):
-    """Ctrl-C; the message says what is left and how to go on."""
-
-    exit_code = 130
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -90,6 +80,8 @@ class Output:
         if self.as_json or self.quiet or not sys.stderr.isatty():
             yield lambda done, expected, remark: None
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -205,34 +197,3 @@ def _would_lose(target: Path, source: Path) -> bool:
 def write_text(path: str | Path, text: str) -> None:
     """Write a whole file in one step."""
     container.write_atomically(path, text.encode())
-
-
-@contextmanager
-def warnings_told() -> Iterator[None]:
-    """Warnings as single lines on stderr: the first of each kind, then how many more there were."""
-    counts: dict[type[Warning], int] = {}
-
-    def tell(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        counts[category] = counts.get(category, 0) + 1
-        if counts[category] == 1:
-            click.echo(f"warning: {one_line(str(message))}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = tell
-        try:
-            yield
-        finally:
-            for category, count in counts.items():
-                if count > 1:
-                    click.echo(f"warning: {count - 1} more of this kind ({category.__name__}).", err=True)
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def harmless(text: str) -> str:
-    """The text in one line that cannot steer a terminal, of a length that people read."""
-    shown = "".join(" " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text[:LONGEST])
-    return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"
