@@ -216,7 +216,7 @@ def _calibration_rows(found: Evaluation) -> list[tuple[str, str, str, str]]:
 def _importance_rows(important: Sequence[Importance]) -> list[tuple[str, str, str]]:
     return [
         (one.column, f"{one.loss:+.4f} ± {1.96 * one.error:.4f}", f"{-100 * one.accuracy:+.2f} points")
-        for one in important[: SHOWN_COLUMNS]
+        for one in important[:SHOWN_COLUMNS]
     ]
 
 
