@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from fedsolve.cli import keys as keys_command
-from fedsolve.cli.output import Output
-from fedsolve.cli.remarks import LONGEST
+from fedsolve.cli.output import LONGEST, Output
 from fedsolve.cli.site_rows import Diary
 from fedsolve.errors import DataError
 from fedsolve.experiments.reading import read_experiment

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Output, check_target, table, write_text
-from fedsolve.cli.remarks import Interrupted
+from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
 from fedsolve.cli.report import figures
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import EXTRA

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from fedsolve.cli.command import Command, ExamplesGroup, F, option, options
 from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Output, facts, megabytes, table
-from fedsolve.cli.remarks import Interrupted
+from fedsolve.cli.output import Interrupted, Output, facts, megabytes, table
 from fedsolve.data.datasets import Dataset, load_dataset
 from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
 from fedsolve.errors import DataError, FedsolveError, ModelFileError

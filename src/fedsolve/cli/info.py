@@ -10,8 +10,7 @@ from rich.console import Console
 
 from fedsolve.cli.command import LAST, Command, option
 from fedsolve.cli.options import allow_options, output_options
-from fedsolve.cli.output import Output, check_target, facts, megabytes, write_text
-from fedsolve.cli.remarks import harmless
+from fedsolve.cli.output import Output, check_target, facts, harmless, megabytes, write_text
 from fedsolve.federation.card import MOST_NAMES, card
 from fedsolve.model import load_model
 from fedsolve.permissions import allowing

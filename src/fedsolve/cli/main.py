@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from fedsolve.cli.command import CONTEXT, write_examples
-from fedsolve.cli.remarks import Interrupted, harmless, one_line, warnings_told
+from fedsolve.cli.output import Interrupted, harmless, one_line, warnings_told
 from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError
 from fedsolve.version import __version__
 

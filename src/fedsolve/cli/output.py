@@ -5,31 +5,41 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from fedsolve import container
 from fedsolve.cli.command import WIDTH
-from fedsolve.cli.remarks import harmless
-from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.errors import ModelFileError
-from fedsolve.federation.method import Record
+
+# Every command comes through here: what only some of them need is imported where it is used.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedsolve.federation.method import Record
 
 _PAGES = (".html", ".md", ".tex")
+
+LONGEST = 2000
+"""Characters of a remark; whoever wrote more wants to flood a terminal."""
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C; the message says what is left and how to go on."""
+
+    exit_code = 130
 
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console on stdout; of fixed width where there is no terminal to measure."""
+    from rich.console import Console
+
     stream = stream or sys.stdout
     measured = stream.isatty() or "COLUMNS" in os.environ
     return Console(file=stream, width=None if measured else WIDTH, highlight=False, soft_wrap=False)
@@ -53,6 +63,8 @@ class Output:
         """The page that grows while the command works; swallowed by --json and --quiet."""
         if not (self.as_json or self.quiet):
             return console()
+        from rich.console import Console
+
         return Console(quiet=True)
 
     def note(self, text: str) -> None:
@@ -101,6 +113,10 @@ class Output:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
     """A plain table; all columns but `left` are flush right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         drawn.add_column(name, justify="left" if index in left else "right", overflow="fold")
@@ -111,6 +127,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
     """Names and values in two columns, without rules."""
+    from rich.markup import escape
+    from rich.table import Table
+
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -133,6 +152,8 @@ def megabytes(nbytes: float) -> str:
 
 def plain(value: Any) -> Any:
     """The value as JSON can hold it; NaN and infinity become null."""
+    import numpy as np
+
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -176,6 +197,8 @@ def _places(text: str | None, root: str | None) -> Iterator[Path]:
     """Where an input may lie: a path, or the paths in an address."""
     if text is None:
         return
+    from fedsolve.data.datasets.dataset_address import Address
+
     address = Address.parse(text)
     for name in (text, address.rest, address.options.get("test", "")):
         if name:
@@ -196,4 +219,37 @@ def _would_lose(target: Path, source: Path) -> bool:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a whole file in one step."""
+    from fedsolve import container
+
     container.write_atomically(path, text.encode())
+
+
+@contextmanager
+def warnings_told() -> Iterator[None]:
+    """Warnings as single lines on stderr: the first of each kind, then how many more there were."""
+    counts: dict[type[Warning], int] = {}
+
+    def tell(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        counts[category] = counts.get(category, 0) + 1
+        if counts[category] == 1:
+            click.echo(f"warning: {one_line(str(message))}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = tell
+        try:
+            yield
+        finally:
+            for category, count in counts.items():
+                if count > 1:
+                    click.echo(f"warning: {count - 1} more of this kind ({category.__name__}).", err=True)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def harmless(text: str) -> str:
+    """The text in one line that cannot steer a terminal, of a length that people read."""
+    shown = "".join(" " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text[:LONGEST])
+    return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"

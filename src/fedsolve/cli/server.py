@@ -24,8 +24,7 @@ from fedsolve.cli.method_options import (
 )
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
-from fedsolve.cli.output import Output, check_target, facts, megabytes, percent
-from fedsolve.cli.remarks import Interrupted
+from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.site_table import schema_option
 from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema

@@ -37,7 +37,7 @@ from fedsolve.cli.method_options import (
     weighed,
 )
 from fedsolve.cli.options import READING, output_options
-from fedsolve.cli.output import Output, check_target, facts, megabytes, percent
+from fedsolve.cli.output import Interrupted, Output, check_target, facts, megabytes, percent
 from fedsolve.cli.own_models import (
     personal_files,
     personal_folder,
@@ -46,7 +46,6 @@ from fedsolve.cli.own_models import (
     personalise,
     warn_of_few_rows,
 )
-from fedsolve.cli.remarks import Interrupted
 from fedsolve.cli.tried import tried_table
 from fedsolve.data.partitions import heterogeneity
 from fedsolve.data.schema_file import read_schema
