@@ -15,6 +15,7 @@ from fedsolve.errors import ModelFileError
 from tests.command import document, fedsolve, refused
 
 pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
 
 SITES = ("north", "south", "west")
 
@@ -42,48 +43,57 @@ def world(tmp_path_factory, rows):
             writer.writerow([*"abcde", "kind"])
             for row, label in zip(features[number::3].tolist(), labels[number::3].tolist(), strict=True):
                 writer.writerow([*map(repr, row), f"kind {label}"])
+    for name in SITES:
+        known = [top / other / f"keys/clients/{other}.pub" for other in SITES]
+        document("keys", "roster", *known, "--keys", top / name / "keys")
     return top
 
 
 class Run:
-    """One run: its own state folders in the world."""
+    """One run: its own state folders in the world. It is in the open unless it is said to be secure."""
 
-    def __init__(self, world: Path, state: Path, *words: str) -> None:
+    def __init__(self, world: Path, state: Path, *words: str, secure: bool = False) -> None:
         self.world, self.state, self.words = world, state, words
+        self.plain = () if secure else ("--plain",)
 
     def server(self, *answers: Path):
         keys = self.world / "server/keys"
-        return ("exchange", *answers, "--keys", keys, "--state", self.state / "server", *self.words)
+        words = (*self.words, *self.plain)
+        return ("exchange", *answers, "--keys", keys, "--state", self.state / "server", *words)
 
     def site(self, name: str, request: str | Path, out: Path, data: Path | None = None):
         folder = self.world / name
-        words = [
-            "answer",
-            request,
-            "--keys",
-            folder / "keys",
-            "--name",
-            name,
-            "--out",
-            out,
-            "--share-classes",
-        ]
+        words = ["answer", request, "--keys", folder / "keys", "--name", name, "--out", out]
+        words += ["--share-classes", *self.plain]
         data = folder / "rows.csv" if data is None else data
         return (*words, "--state", self.state / name, "--data", data, "--label", "kind")
 
-    def answers(self, request: str, where: str) -> list[Path]:
-        (self.state / where).mkdir(parents=True)
-        files = [self.state / where / f"{name}.fst" for name in SITES]
-        for name, file in zip(SITES, files, strict=True):
+    def begin(self, *answers: Path) -> str:
+        """The one request that the server writes."""
+        (request,) = document(*self.server(*answers))["requests"]
+        return request["file"]
+
+    def answers(self, request: str, where: str, names=SITES) -> list[Path]:
+        (self.state / where).mkdir(parents=True, exist_ok=True)
+        files = [self.state / where / f"{name}.fst" for name in names]
+        for name, file in zip(names, files, strict=True):
             document(*self.site(name, request, file))
         return files
+
+    def carried(self, reply: dict, where: str) -> list[Path]:
+        """All answers to the requests that the server waits for."""
+        assert reply["waiting_for"] == list(SITES)
+        asked = [(one["file"], one["waiting_for"]) for one in reply["requests"]]
+        assert sorted(name for _, names in asked for name in names) == list(SITES)
+        return [file for request, names in asked for file in self.answers(request, where, names)]
 
     def to_the_end(self) -> dict:
         reply, rounds = document(*self.server()), 0
         while reply["status"] == "waiting":
-            assert reply["waiting_for"] == list(SITES)
             rounds += 1
-            reply = document(*self.server(*self.answers(reply["request"], f"round {rounds}")))
+            numbers = {Path(one["file"]).name.split("-")[1] for one in reply["requests"]}
+            assert numbers == {str(rounds)}
+            reply = document(*self.server(*self.carried(reply, f"round {rounds}")))
         return reply | {"rounds": rounds}
 
 
@@ -94,43 +104,53 @@ METHODS = {
         fs.DeepAFL(layers=2, width=16),
         None,
     ),
+    "softmax": (("--method", "softmax"), fs.Softmax(), None),
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_model_is_that_of_the_local_engine(world, rows, tmp_path, name):
-    words, method, rounds = METHODS[name]
+def in_one_process(rows, method):
+    """The model that the local engine makes of the same rows, and what it says of them."""
     features, labels = rows
-    reply = Run(world, tmp_path, *words).to_the_end()
     owners = np.arange(len(labels)) % 3
     kinds = np.array([f"kind {label}" for label in labels])
     federation = fs.LocalFederation.from_arrays(features, kinds, owners)
     federation.prefers = "exchanges"  # as engines do that send files
-    expected = method.fit(federation).decision_function(features)
+    model = method.fit(federation)
+    return model, model.decision_function(features)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "softmax")) for name in METHODS]
+)
+def test_the_model_is_that_of_the_local_engine(world, rows, tmp_path, name):
+    words, method, rounds = METHODS[name]
+    reply = Run(world, tmp_path, *words).to_the_end()
+    local, expected = in_one_process(rows, method)
     model = fs.load_model(reply["model"])
-    table = {column: features[:, number] for number, column in enumerate("abcde")}
-    np.testing.assert_allclose(model.undescribed().decision_function(features), expected, rtol=0, atol=1e-12)
+    found = model.undescribed().decision_function(rows[0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     assert model.schema is not None
-    assert [column.name for column in model.schema.columns] == list(table)
-    assert rounds is None or reply["rounds"] == rounds
+    assert [column.name for column in model.schema.columns] == list("abcde")
+    assert reply["rounds"] == (1 + len(local.history) if rounds is None else rounds)
     assert reply["sites"] == list(SITES)
+    assert not reply["secure"]
     # Once more changes nothing.
     assert document(*Run(world, tmp_path, *words).server())["model"] == reply["model"]
 
 
 def test_everything_may_be_done_twice(world, tmp_path):
     run = Run(world, tmp_path, "--method", "afl")
-    first = document(*run.server())["request"]
-    assert document(*run.server())["request"] == first
+    first = run.begin()
+    assert run.begin() == first
     answers = run.answers(first, "a")
     again = run.answers(first, "b")
     waiting = document(*run.server(answers[0]))
     assert waiting["waiting_for"] == ["south", "west"]
     assert document(*run.server(again[0]))["waiting_for"] == ["south", "west"]
-    second = document(*run.server(*answers, *again))
-    assert second["request"] != first
-    sums = run.answers(second["request"], "c")
-    document(*run.site("north", second["request"], tmp_path / "north again.fst"))
+    second = run.begin(*answers, *again)
+    assert second != first
+    sums = run.answers(second, "c")
+    document(*run.site("north", second, tmp_path / "north again.fst"))
     assert (tmp_path / "north again.fst").read_bytes() == sums[0].read_bytes()
     assert document(*run.server(*sums))["status"] == "complete"
 
@@ -139,9 +159,9 @@ def test_everything_may_be_done_twice(world, tmp_path):
 def second_round(world, tmp_path):
     """A run that waits for sums, its request, and the answers of all sites, not brought yet."""
     run = Run(world, tmp_path / "run", "--method", "afl")
-    first = document(*run.server())["request"]
+    first = run.begin()
     descriptions = run.answers(first, "descriptions")
-    request = document(*run.server(*descriptions))["request"]
+    request = run.begin(*descriptions)
     return run, request, descriptions, run.answers(request, "sums")
 
 
@@ -182,7 +202,7 @@ def test_bad_answers_are_refused_by_name_and_nothing_is_lost(second_round, world
     refuse(forged(run="0" * 16), 3, "not signed")
 
     other = Run(world, tmp_path / "other", "--method", "afl")
-    foreign = other.answers(document(*other.server())["request"], "descriptions")
+    foreign = other.answers(other.begin(), "descriptions")
     refuse(foreign[0].read_bytes(), 3, "belongs to another run")
 
     assert document(*run.server(*sums))["status"] == "complete"
@@ -236,7 +256,7 @@ def test_a_site_refuses_what_is_not_from_its_server_or_not_for_it(second_round, 
 
 def test_a_site_that_does_not_fit_may_describe_itself_anew(world, tmp_path):
     run = Run(world, tmp_path, "--method", "afl")
-    first = document(*run.server())["request"]
+    first = run.begin()
     answers = run.answers(first, "a")
     lines = (world / "north/rows.csv").read_text().splitlines()
     (tmp_path / "other.csv").write_text("\n".join([lines[0].replace("a,b", "b,a"), *lines[1:]]) + "\n")
