@@ -25,7 +25,7 @@ from fedsolve.cli.site_side import (
 )
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
-from fedsolve.network.keyfolder import Keys, private_folder
+from fedsolve.network.keyfolder import Keys, private_folder, require_ciphers
 
 
 @click.command(
@@ -56,6 +56,7 @@ def answer(**given: Any) -> None:
     output = Output(given["as_json"], given["quiet"])
     out = given["out"] or f"{given['name']}.fst"
     check_target(out, given["request_file"], given["data"], root=given["root"])
+    require_ciphers()
     state = state_folder(given)
     private_folder(state)
     with locked(state / "lock", f"the state folder {state} is used"):

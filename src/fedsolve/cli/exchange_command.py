@@ -26,7 +26,7 @@ from fedsolve.cli.server import (
     take_schema,
 )
 from fedsolve.data.lock import locked
-from fedsolve.network.keyfolder import Keys, private_folder
+from fedsolve.network.keyfolder import Keys, private_folder, require_ciphers
 
 if TYPE_CHECKING:
     from fedsolve.federation.engine import Spec
@@ -79,6 +79,7 @@ def exchange(ctx: click.Context, /, **given: Any) -> None:
         take_schema(given)
     method = weighed(method, given["schema"], given["class_weight"])
     check_target(given["out"], *given["answers"])
+    require_ciphers()
     folder, keys = Path(given["state"]), Keys(key_folder(given["keys"]))
     given["clients"] = _sites(keys)
     check_secure(ctx, given, method)
