@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 import fedsolve as fs
 from fedsolve import registry
 from fedsolve.cli.confusion import Report
-from fedsolve.cli.main import main
+from fedsolve.cli.main import COMMANDS
 from fedsolve.federation.method import exchanges
 from tests.command import document, fedsolve, refused
 
@@ -69,7 +69,7 @@ def write_csv(path, pixels, labels, owners=None):
 def test_help_teaches():
     top = fedsolve("--help")
     assert top.exit_code == 0
-    for command in main.commands:
+    for command in COMMANDS:
         assert command in top.stdout
         page = fedsolve(command, "--help").stdout
         assert "Examples:" in page

@@ -24,7 +24,7 @@ from fedsolve.experiments import runner
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import AXES, Cell, DatasetSpec
 from fedsolve.experiments.metrics import METRICS
-from fedsolve.experiments.reading import read_experiment
+from fedsolve.experiments.reading import read_experiment, shipped
 from fedsolve.experiments.run_folder import CELLS, DAMAGED, load_run
 from fedsolve.experiments.runner import CellProgress, run_experiment
 from fedsolve.experiments.sources import ExperimentRows, StoredRows, Tick, random_rows
@@ -39,7 +39,7 @@ FULL = sorted(
     for folder in ("deepafl", "afl", "apfl", "flfa", "real")
     for path in (SHIPPED / folder).glob("*.toml")
 )
-SMALL = sorted((SHIPPED / "small").glob("*.toml"))
+SMALL = list(shipped("small"))
 
 ROWS = toy_rows(*toy_data(360, seed=5), 240)
 
@@ -537,9 +537,6 @@ parameters = {ridge = 0.1}
 COMMAND = """
 import sys
 from fedsolve.cli.main import main
-from fedsolve.cli.experiment import experiment
-if "experiment" not in main.commands:
-    main.add_command(experiment)
 main(sys.argv[1:])
 """
 

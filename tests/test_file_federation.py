@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +16,10 @@ import pytest
 import fedsolve as fs
 from fedsolve import container
 from fedsolve.errors import ModelFileError
+from fedsolve.privacy import secure
 from tests.command import document, fedsolve, refused
 
-pytest.importorskip("flwr")
+pytest.importorskip("cryptography")
 
 SITES = ("north", "south", "west")
 
@@ -42,48 +47,57 @@ def world(tmp_path_factory, rows):
             writer.writerow([*"abcde", "kind"])
             for row, label in zip(features[number::3].tolist(), labels[number::3].tolist(), strict=True):
                 writer.writerow([*map(repr, row), f"kind {label}"])
+    for name in SITES:
+        known = [top / other / f"keys/clients/{other}.pub" for other in SITES]
+        document("keys", "roster", *known, "--keys", top / name / "keys")
     return top
 
 
 class Run:
-    """One run: its own state folders in the world."""
+    """One run: its own state folders in the world. It is in the open unless it is said to be secure."""
 
-    def __init__(self, world: Path, state: Path, *words: str) -> None:
+    def __init__(self, world: Path, state: Path, *words: str, secure: bool = False) -> None:
         self.world, self.state, self.words = world, state, words
+        self.plain = () if secure else ("--plain",)
 
     def server(self, *answers: Path):
         keys = self.world / "server/keys"
-        return ("exchange", *answers, "--keys", keys, "--state", self.state / "server", *self.words)
+        words = (*self.words, *self.plain)
+        return ("exchange", *answers, "--keys", keys, "--state", self.state / "server", *words)
 
     def site(self, name: str, request: str | Path, out: Path, data: Path | None = None):
         folder = self.world / name
-        words = [
-            "answer",
-            request,
-            "--keys",
-            folder / "keys",
-            "--name",
-            name,
-            "--out",
-            out,
-            "--share-classes",
-        ]
+        words = ["answer", request, "--keys", folder / "keys", "--name", name, "--out", out]
+        words += ["--share-classes", *self.plain]
         data = folder / "rows.csv" if data is None else data
         return (*words, "--state", self.state / name, "--data", data, "--label", "kind")
 
-    def answers(self, request: str, where: str) -> list[Path]:
-        (self.state / where).mkdir(parents=True)
-        files = [self.state / where / f"{name}.fst" for name in SITES]
-        for name, file in zip(SITES, files, strict=True):
+    def begin(self, *answers: Path) -> str:
+        """The one request that the server writes."""
+        (request,) = document(*self.server(*answers))["requests"]
+        return request["file"]
+
+    def answers(self, request: str, where: str, names=SITES) -> list[Path]:
+        (self.state / where).mkdir(parents=True, exist_ok=True)
+        files = [self.state / where / f"{name}.fst" for name in names]
+        for name, file in zip(names, files, strict=True):
             document(*self.site(name, request, file))
         return files
+
+    def carried(self, reply: dict, where: str) -> list[Path]:
+        """All answers to the requests that the server waits for."""
+        assert reply["waiting_for"] == list(SITES)
+        asked = [(one["file"], one["waiting_for"]) for one in reply["requests"]]
+        assert sorted(name for _, names in asked for name in names) == list(SITES)
+        return [file for request, names in asked for file in self.answers(request, where, names)]
 
     def to_the_end(self) -> dict:
         reply, rounds = document(*self.server()), 0
         while reply["status"] == "waiting":
-            assert reply["waiting_for"] == list(SITES)
             rounds += 1
-            reply = document(*self.server(*self.answers(reply["request"], f"round {rounds}")))
+            numbers = {Path(one["file"]).name.split("-")[1] for one in reply["requests"]}
+            assert numbers == {str(rounds)}
+            reply = document(*self.server(*self.carried(reply, f"round {rounds}")))
         return reply | {"rounds": rounds}
 
 
@@ -94,43 +108,51 @@ METHODS = {
         fs.DeepAFL(layers=2, width=16),
         None,
     ),
+    "softmax": (("--method", "softmax"), fs.Softmax(), None),
 }
+
+
+def in_one_process(rows, method):
+    """The model that the local engine makes of the same rows, and what it says of them."""
+    features, labels = rows
+    owners = np.arange(len(labels)) % 3
+    kinds = np.array([f"kind {label}" for label in labels])
+    federation = fs.LocalFederation.from_arrays(features, kinds, owners)
+    federation.prefers = "exchanges"  # as engines do that send files
+    model = method.fit(federation)
+    return model, model.decision_function(features)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_model_is_that_of_the_local_engine(world, rows, tmp_path, name):
     words, method, rounds = METHODS[name]
-    features, labels = rows
     reply = Run(world, tmp_path, *words).to_the_end()
-    owners = np.arange(len(labels)) % 3
-    kinds = np.array([f"kind {label}" for label in labels])
-    federation = fs.LocalFederation.from_arrays(features, kinds, owners)
-    federation.prefers = "exchanges"  # as engines do that send files
-    expected = method.fit(federation).decision_function(features)
+    local, expected = in_one_process(rows, method)
     model = fs.load_model(reply["model"])
-    table = {column: features[:, number] for number, column in enumerate("abcde")}
-    np.testing.assert_allclose(model.undescribed().decision_function(features), expected, rtol=0, atol=1e-12)
+    found = model.undescribed().decision_function(rows[0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     assert model.schema is not None
-    assert [column.name for column in model.schema.columns] == list(table)
-    assert rounds is None or reply["rounds"] == rounds
+    assert [column.name for column in model.schema.columns] == list("abcde")
+    assert reply["rounds"] == (1 + len(local.history) if rounds is None else rounds)
     assert reply["sites"] == list(SITES)
+    assert not reply["secure"]
     # Once more changes nothing.
     assert document(*Run(world, tmp_path, *words).server())["model"] == reply["model"]
 
 
 def test_everything_may_be_done_twice(world, tmp_path):
     run = Run(world, tmp_path, "--method", "afl")
-    first = document(*run.server())["request"]
-    assert document(*run.server())["request"] == first
+    first = run.begin()
+    assert run.begin() == first
     answers = run.answers(first, "a")
     again = run.answers(first, "b")
     waiting = document(*run.server(answers[0]))
     assert waiting["waiting_for"] == ["south", "west"]
     assert document(*run.server(again[0]))["waiting_for"] == ["south", "west"]
-    second = document(*run.server(*answers, *again))
-    assert second["request"] != first
-    sums = run.answers(second["request"], "c")
-    document(*run.site("north", second["request"], tmp_path / "north again.fst"))
+    second = run.begin(*answers, *again)
+    assert second != first
+    sums = run.answers(second, "c")
+    document(*run.site("north", second, tmp_path / "north again.fst"))
     assert (tmp_path / "north again.fst").read_bytes() == sums[0].read_bytes()
     assert document(*run.server(*sums))["status"] == "complete"
 
@@ -139,9 +161,9 @@ def test_everything_may_be_done_twice(world, tmp_path):
 def second_round(world, tmp_path):
     """A run that waits for sums, its request, and the answers of all sites, not brought yet."""
     run = Run(world, tmp_path / "run", "--method", "afl")
-    first = document(*run.server())["request"]
+    first = run.begin()
     descriptions = run.answers(first, "descriptions")
-    request = document(*run.server(*descriptions))["request"]
+    request = run.begin(*descriptions)
     return run, request, descriptions, run.answers(request, "sums")
 
 
@@ -182,7 +204,7 @@ def test_bad_answers_are_refused_by_name_and_nothing_is_lost(second_round, world
     refuse(forged(run="0" * 16), 3, "not signed")
 
     other = Run(world, tmp_path / "other", "--method", "afl")
-    foreign = other.answers(document(*other.server())["request"], "descriptions")
+    foreign = other.answers(other.begin(), "descriptions")
     refuse(foreign[0].read_bytes(), 3, "belongs to another run")
 
     assert document(*run.server(*sums))["status"] == "complete"
@@ -236,7 +258,7 @@ def test_a_site_refuses_what_is_not_from_its_server_or_not_for_it(second_round, 
 
 def test_a_site_that_does_not_fit_may_describe_itself_anew(world, tmp_path):
     run = Run(world, tmp_path, "--method", "afl")
-    first = document(*run.server())["request"]
+    first = run.begin()
     answers = run.answers(first, "a")
     lines = (world / "north/rows.csv").read_text().splitlines()
     (tmp_path / "other.csv").write_text("\n".join([lines[0].replace("a,b", "b,a"), *lines[1:]]) + "\n")
@@ -246,3 +268,139 @@ def test_a_site_that_does_not_fit_may_describe_itself_anew(world, tmp_path):
     assert result.exit_code == 3
     assert "'north'" in result.stderr
     assert document(*run.server(answers[0]))["status"] == "waiting"
+
+
+# -- secure sums -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "setups", "before"),
+    [
+        ("afl", 1, 1),
+        ("deepafl", 1, 4),
+        pytest.param("softmax", 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_secure_sums_in_files(world, rows, tmp_path, monkeypatch, name, setups, before):
+    """Four rounds for the first sum (keys, shares, masked sums, opening), two for each more; new keys when
+    those are used. Before them what the sites have, and three rounds for a seed where a method has one."""
+    words, method, _ = METHODS[name]
+    if setups > 1:
+        monkeypatch.setattr(secure, "_MOST_SLOTS", 5)
+    reply = Run(world, tmp_path, *words, secure=True).to_the_end()
+    seed = json.loads(Path(reply["report"]).read_text())["seed"]
+    if seed is not None:
+        method = dataclasses.replace(method, seed=seed)
+    local, expected = in_one_process(rows, method)
+    found = fs.load_model(reply["model"]).undescribed().decision_function(rows[0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+    assert reply["secure"]
+    assert reply["rounds"] == before + 2 * setups + 2 * len(local.history)
+    sent = [json.loads(line) for line in (tmp_path / "north/sent.jsonl").read_text().splitlines()]
+    assert [line for line in sent if "public keys" in line["text"]]
+    assert not [line for line in sent if line["text"].startswith("answered")]  # nothing in the open
+
+
+def test_secure_sums_may_be_stopped_and_repeated_at_every_step(world, rows, tmp_path):
+    run = Run(world, tmp_path, "--method", "afl", secure=True)
+    reply, rounds = document(*run.server()), 0
+    while reply["status"] == "waiting":
+        rounds += 1
+        requests = {one["file"]: Path(one["file"]).read_bytes() for one in reply["requests"]}
+        assert document(*run.server()) | {"seconds": 0} == reply | {"seconds": 0}
+        files_ = run.carried(reply, f"{rounds} first")
+        first = [path.read_bytes() for path in files_]
+        if rounds > 1:  # a description may change until the run begins, and its signature does
+            assert [path.read_bytes() for path in run.carried(reply, f"{rounds} again")] == first
+        part = document(*run.server(*files_[1:]))
+        assert part["waiting_for"] == ["north"]
+        assert {path: Path(path).read_bytes() for path in requests} == requests
+        reply = document(*run.server(*files_[:1], *files_))
+    assert rounds == 5
+    expected = in_one_process(rows, fs.AFL())[1]
+    found = fs.load_model(reply["model"]).undescribed().decision_function(rows[0])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def test_what_is_wrong_with_a_secure_run_is_named(world, tmp_path):
+    run = Run(world, tmp_path / "run", "--method", "afl", secure=True)
+    first = run.begin()
+    out = tmp_path / "no.fst"
+    # One side in the open, the other not.
+    words = run.site("north", first, out)
+    result = fedsolve(*words, "--plain")
+    assert result.exit_code == 2
+    assert "the server makes secure sums, and 'north' was started with --plain" in result.stderr
+    refused(fedsolve(*run.server(), "--plain"), 4, "was begun in secure sums", "Leave out --plain")
+    keys = run.begin(*run.answers(first, "1"))
+    two = run.answers(keys, "2")
+    # Keys of another run of the same sites, and a site's keys under another's name.
+    other = Run(world, tmp_path / "other", "--method", "afl", secure=True)
+    foreign = other.answers(other.begin(*other.answers(other.begin(), "1")), "2")
+    refused(fedsolve(*run.server(foreign[0])), 3, "north.fst", "belongs to another run")
+    altered = bytearray(two[0].read_bytes())
+    altered[len(altered) // 2] ^= 4
+    out.write_bytes(altered)
+    refused(fedsolve(*run.server(out)), 4, "no.fst", "damaged")
+    # New keys to the same question: the first ones count.
+    shutil.copytree(run.state / "north", run.state / "kept")
+    shutil.rmtree(run.state / "north")
+    anew = run.answers(keys, "anew", ["north"])
+    document(*run.server(two[0]))
+    refused(fedsolve(*run.server(*anew)), 3, "has answered", "and otherwise")
+    shares = run.begin(*two)
+    # A site that lost its secrets sits the run out, by name; with them it goes on.
+    result = fedsolve(*run.site("north", shares, out))
+    assert result.exit_code == 2
+    assert "'north' does not find its own keys among those of the members" in result.stderr
+    shutil.rmtree(run.state / "north")
+    shutil.copytree(run.state / "kept", run.state / "north")
+    # A site that knows another by another key.
+    roster = world / "south/keys/roster"
+    known = roster.read_text()
+    document("keys", "client", "west", "--keys", tmp_path / "impostor")
+    document("keys", "roster", "--remove", "west", "--keys", world / "south/keys")
+    document("keys", "roster", tmp_path / "impostor/clients/west.pub", "--keys", world / "south/keys")
+    result = fedsolve(*run.site("south", shares, out))
+    assert result.exit_code == 2
+    assert "are not signed by 'west' as this site knows it" in result.stderr
+    roster.write_text(known)
+    reply = document(*run.server(*run.answers(shares, "3")))
+    # The masked sums of another question, for one site only.
+    (north,) = [one["file"] for one in reply["requests"] if one["waiting_for"] == ["north"]]
+    refused(fedsolve(*run.site("south", north, out)), 2, "is for north, not for 'south'")
+    while reply["status"] == "waiting":
+        reply = document(*run.server(*run.carried(reply, str(len(reply["requests"])))))
+    assert reply["secure"]
+
+
+def test_a_secure_run_takes_three_sites(tmp_path):
+    document("keys", "init", "--host", "server.example", "--keys", tmp_path / "keys")
+    for name in ("north", "south"):
+        document("keys", "client", name, "--keys", tmp_path / "keys")
+        document("keys", "register", tmp_path / f"keys/clients/{name}.pub", "--keys", tmp_path / "keys")
+    result = fedsolve("exchange", "--keys", tmp_path / "keys", "--state", tmp_path / "run", "--method", "afl")
+    assert result.exit_code == 2
+    assert "a secure sum takes 3 sites at least" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_files_need_no_flower_and_say_what_they_need(world, tmp_path):
+    def without(module: str, *words) -> subprocess.CompletedProcess[str]:
+        code = f"import sys; sys.modules[{module!r}] = None; from fedsolve.cli.main import main; main()"
+        line = [sys.executable, "-c", code, *map(str, words)]
+        return subprocess.run(line, capture_output=True, text=True)
+
+    run = Run(world, tmp_path, "--method", "afl", secure=True)
+    told = without("flwr", *run.server(), "--json")
+    assert told.returncode == 0, told.stderr
+    (request,) = json.loads(told.stdout)["requests"]
+    answering = run.site("north", request["file"], tmp_path / "north.fst")
+    assert without("flwr", *answering).returncode == 0
+    assert (tmp_path / "north.fst").exists()
+    for words in (answering, ("keys", "client", "east", "--keys", tmp_path / "keys")):
+        told = without("cryptography", *words)
+        assert told.returncode == 2
+        assert told.stderr.count("\n") == 1
+        assert "pip install 'fedsolve[privacy]'" in told.stderr

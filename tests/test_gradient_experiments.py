@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve import experiments
 from fedsolve.experiments import round_metrics
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import Cell, DatasetSpec
@@ -32,7 +33,7 @@ from fedsolve.gradient.watch import Watch
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-SMALL = Path(__file__).parent.parent / "experiments" / "small"
+SMALL = Path(experiments.__file__).parent / "small"
 RNG = np.random.default_rng(7)
 X = RNG.standard_normal((300, 6))
 Y = np.argmax(np.c_[X[:, 0] * X[:, 1], X[:, 2], np.sin(2 * X[:, 3])], axis=1)

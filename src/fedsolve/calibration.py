@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import CubicHermiteSpline
 from scipy.special import logsumexp, softmax
 
 from fedsolve.container import Array
@@ -220,5 +219,7 @@ def _root(slopes: Array, derivative: Array, curvature: Array, place: int) -> flo
     if not 0 <= other < len(slopes):
         return float(slopes[place])
     two = slice(min(place, other), max(place, other) + 1)
+    from scipy.interpolate import CubicHermiteSpline  # brings all of scipy.optimize along
+
     inside = CubicHermiteSpline(slopes[two], derivative[two], curvature[two]).roots(extrapolate=False)
     return float(inside[0]) if len(inside) else float(slopes[place])

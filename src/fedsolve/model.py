@@ -345,6 +345,8 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
             "Upgrade it."
         )
     family = note.get("family")
+    if family not in _FAMILIES:
+        registry.enter_all()
     if isinstance(family, str) and ":" in family and family not in _FAMILIES:
         registry.import_model(family)  # its definition enters it
     if family not in _FAMILIES:

@@ -11,7 +11,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from typing import Any, TypeGuard, TypeVar
 
 from fedsolve.errors import DataError, did_you_mean
@@ -39,8 +38,22 @@ class Info:
 
 
 _METHODS: dict[str, tuple[Info, type]] = {}
+_entering: list[Callable[[], None]] = []
 _DEFINED: dict[str, type] = {}
 """Every method class defined in this process, by its address."""
+
+
+def entering(function: Callable[[], None]) -> Callable[[], None]:
+    """Decorator: what imports all that enters itself somewhere; called once, when it is first needed."""
+    _entering.append(function)
+    return function
+
+
+def enter_all() -> None:
+    """Have everything entered that enters itself when it is imported."""
+    for function in _entering:
+        function()
+    _entering.clear()
 
 
 def register(info: Info) -> Callable[[T], T]:
@@ -64,6 +77,7 @@ def define(method: type) -> str:
 
 def methods() -> list[Info]:
     """The methods of fedsolve and of installed packages, by key."""
+    enter_all()
     for name in _entry_points():
         method_class(name)
     listed = {key for key, (_, method) in _METHODS.items() if _is_ours(method)} | set(_entry_points())
@@ -81,6 +95,8 @@ def method_class(key: str) -> type:
 
     A class from outside is imported, where it is not yet, if whoever named it may choose what is run here.
     """
+    if key not in _METHODS:
+        enter_all()
     if key not in _METHODS:
         if ":" not in key and key not in _entry_points():
             known = sorted({*_METHODS, *_entry_points()})
@@ -109,6 +125,8 @@ def is_foreign(key: Any) -> TypeGuard[str]:
     """Whether a request that names this method would run code from outside fedsolve."""
     if not isinstance(key, str):
         return False
+    if key not in _METHODS:
+        enter_all()
     if key in _METHODS:
         return not _is_ours(_METHODS[key][1])
     return ":" in key or key in _entry_points()
@@ -154,4 +172,6 @@ def _is_ours(method: type) -> bool:
 @cache
 def _entry_points() -> dict[str, str]:
     """Addresses of the methods of installed packages, by name."""
+    from importlib import metadata  # takes as long as all of this module's other imports
+
     return {point.name: point.value for point in metadata.entry_points(group=ENTRY_POINTS)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,15 +45,6 @@ def test_tests_named_in_the_threat_model_exist() -> None:
         assert f"def {name}(" in here
     for path in re.findall(r"`(tests/\S+?\.py)", text):
         assert (DOCS.parent / path).exists()
-
-
-def test_settings_of_the_operations_page_are_options(tmp_path: Path) -> None:
-    (text,) = blocks(page("operations.md"), "toml")
-    helped = fedsolve("client", "--help").stdout
-    for name in tomllib.loads(text)["client"]:
-        assert f"--{name} " in helped
-    (unit,) = blocks(page("operations.md"), "ini")
-    assert "fedsolve client --config" in unit
 
 
 @pytest.mark.parametrize("name", ["three-sites-one-model.md", "operations.md", "threat-model.md"])

@@ -11,20 +11,21 @@ from rich.console import Console
 
 from fedsolve import container
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.features import BACKBONE, data_root_option, store_option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import allow_options, data_options, output_options
+from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, check_target, facts
-from fedsolve.cli.server import class_names
-from fedsolve.cli.site_rows import Diary, site_rows
-from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.site_side import (
+    SITE,
+    answerer,
+    site_data_options,
+    site_options,
+    state_folder,
+    trust_options,
+)
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
-from fedsolve.network.keyfolder import Keys, private_folder
-
-_DATA = "This site's data"
-_SITE = "This site"
+from fedsolve.network.keyfolder import Keys, private_folder, require_ciphers
 
 
 @click.command(
@@ -39,60 +40,24 @@ _SITE = "This site"
     ),
 )
 @click.argument("request_file", metavar="REQUEST.fsq")
-@option(
-    "--keys",
-    metavar="DIR",
-    group=_SITE,
-    help="Folder with ca.crt and this site's key.  [default: FEDSOLVE_KEYS, else keys]",
-)
-@option("--name", metavar="NAME", required=True, group=_SITE, help="This site's name, as it is registered.")
-@option(
-    "--classes",
-    metavar="A,B,...",
-    group=_SITE,
-    help="Refuse a run with another class list.  [default: any that has this site's labels]",
-)
-@option(
-    "--share-classes",
-    is_flag=True,
-    group=_SITE,
-    help="Allow sending the names of this site's classes when the server has no list.",
-)
-@allow_options(_SITE)
-@option(
-    "--state",
-    metavar="DIR",
-    group=_SITE,
-    help="What was sent, and the model so far.  [default: fedsolve-client-NAME]",
-)
-@option("--out", metavar="FILE", group=_SITE, help="The answer.  [default: NAME.fst]")
-@option("--data", metavar="DATA", required=True, group=_DATA, help="File or address, as for 'train'.")
-@option(
-    "--backbone",
-    metavar="B",
-    group=_DATA,
-    help=f"What turns images into features.  [default: {BACKBONE}]",
-)
-@schema_option(
-    _DATA, "What a row is: read the file by it, and refuse a server with another.  [default: plain numbers]"
-)
-@data_root_option
-@data_options
-@store_option
+@trust_options(SITE)
+@site_options
+@option("--out", metavar="FILE", group=SITE, help="The answer.  [default: NAME.fst]")
+@site_data_options
 @config_option
 @output_options
 def answer(**given: Any) -> None:
     """Answer a request of `fedsolve exchange` with the data of this site.
 
     The request must be signed by the server whose authority is in ca.crt, and be for this site. The answer is
-    sums over rows, signed with this site's key: one file, to be carried back. The same request gets the same
-    answer, as often as it is asked.
+    sums over rows, masked so that the server sees totals over all sites only, and signed with this site's
+    key: one file, to be carried back. The same request gets the same answer, as often as it is asked.
     """
     output = Output(given["as_json"], given["quiet"])
-    name = given["name"]
-    out = given["out"] or f"{name}.fst"
+    out = given["out"] or f"{given['name']}.fst"
     check_target(out, given["request_file"], given["data"], root=given["root"])
-    state = Path(given["state"] or f"fedsolve-client-{name}")
+    require_ciphers()
+    state = state_folder(given)
     private_folder(state)
     with locked(state / "lock", f"the state folder {state} is used"):
         document = _answer(given, output, state, Path(out))
@@ -100,7 +65,6 @@ def answer(**given: Any) -> None:
 
 
 def _answer(given: dict[str, Any], output: Output, state: Path, out: Path) -> dict[str, Any]:
-    from fedsolve.network.answering import Answerer
     from fedsolve.network.envelopes import Envelope, signing
     from fedsolve.network.file_link import open_request
     from fedsolve.network.security import load_client_key, verify_client
@@ -112,24 +76,9 @@ def _answer(given: dict[str, Any], output: Output, state: Path, out: Path) -> di
     if name not in request.to:
         raise DataError(f"{path} is for {', '.join(request.to)}, not for '{name}'.")
     kept = state / "answered" / f"{request.message}.fst"
-    describes = request.note.get("ask") == "describe"
-    if describes or not kept.exists():
-        data, columns = site_rows(given, output)
-        answerer = Answerer(
-            name,
-            data,
-            columns=columns,
-            classes=class_names(given["classes"]),
-            share_classes=given["share_classes"],
-            networks=given["networks"],
-            methods=given["methods"],
-            scratch=state,
-            state=state,
-            states=state / "states",
-            rows=state / "rows.json",
-            show=Diary(output, state / "sent.jsonl").enter,
-        )
-        note, payload = answerer.reply(request.note, request.payload)
+    if request.note.get("ask") == "describe" or not kept.exists():
+        made, _, _ = answerer(given, output, state, state=state)
+        note, payload = made.reply(request.note, request.payload)
         if not note["ok"]:
             # What is wrong was shown, and may not be for others' eyes: nothing is left to be carried.
             raise DataError(f"{path} is not answered: {note['message']}")
@@ -140,11 +89,20 @@ def _answer(given: dict[str, Any], output: Output, state: Path, out: Path) -> di
     return {
         "name": name,
         "request": str(path),
-        "asks": "what this site has" if describes else f"exchange {request.note.get('exchange', 0) + 1}",
+        "asks": _asks(request.note),
         "answer": str(out),
         "bytes": len(answered),
         "log": str(state / "sent.jsonl"),
     }
+
+
+def _asks(note: dict[str, Any]) -> str:
+    """What a request is about, in words."""
+    if note.get("ask") == "describe":
+        return "what this site has"
+    if note.get("ask") == "letter":
+        return str(note.get("channel"))
+    return f"exchange {note.get('exchange', 0) + 1}"
 
 
 def _show(page: Console, document: dict[str, Any]) -> None:

@@ -5,36 +5,32 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
 
 from fedsolve.backends.devices import resolve
 from fedsolve.cli.command import Command, option
-from fedsolve.cli.features import BACKBONE, data_root_option, store_option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import allow_options, data_options, log_option, output_options
+from fedsolve.cli.options import log_option, output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, begin_lines, facts, keep_lines, megabytes
-from fedsolve.cli.server import class_names
-from fedsolve.cli.site_rows import Diary, site_rows
-from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.site_side import (
+    SITE,
+    answerer,
+    site_data_options,
+    site_options,
+    state_folder,
+    trust_options,
+)
 from fedsolve.data.lock import locked
 from fedsolve.errors import DataError
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
 
-if TYPE_CHECKING:
-    from fedsolve.federation.participant import Participant
-    from fedsolve.privacy.policy import SitePolicy
-
 _DAY = 24 * 3600.0
 _NET = "The server"
-_DATA = "This site's data"
-_SITE = "This site"
-_SECURE = "SECURE SUMS: what this site sends is masked; the server sees totals over all sites"
-_PLAIN = "PLAIN: the server sees this site's own sums"
 
 
 @click.command(
@@ -57,64 +53,16 @@ _PLAIN = "PLAIN: the server sees this site's own sums"
 )
 @option("--server", metavar="HOST:PORT", required=True, group=_NET, help="The server's address.")
 @option(
-    "--keys",
-    metavar="DIR",
-    group=_NET,
-    help="Folder with ca.crt and this site's key.  [default: FEDSOLVE_KEYS, else keys]",
-)
-@option(
     "--insecure",
     is_flag=True,
     group=_NET,
     help="Neither TLS nor authentication: for trials on one machine.",
 )
-@option(
-    "--plain",
-    is_flag=True,
-    group=_NET,
-    help="No secure sums: let the server see this site's own sums.",
-)
-@option(
-    "--policy",
-    metavar="FILE",
-    group=_SITE,
-    help="What this site answers at all (TOML).  [default: strict limits, see the threat model]",
-)
-@option("--name", metavar="NAME", required=True, group=_SITE, help="This site's name, as it is registered.")
-@option(
-    "--classes",
-    metavar="A,B,...",
-    group=_SITE,
-    help="Refuse a run with another class list.  [default: any that has this site's labels]",
-)
-@option(
-    "--share-classes",
-    is_flag=True,
-    group=_SITE,
-    help="Allow sending the names of this site's classes when the server has no list.",
-)
-@allow_options(_SITE)
-@option(
-    "--state",
-    metavar="DIR",
-    group=_SITE,
-    help="What was sent (sent.jsonl), and scratch files.  [default: fedsolve-client-NAME]",
-)
-@option("--device", metavar="NAME", default="cpu", group=_SITE, help="Where to compute: cpu, cuda, auto.")
-@option("--once", is_flag=True, group=_SITE, help="End when a run is complete, instead of waiting for more.")
-@option("--data", metavar="DATA", required=True, group=_DATA, help="File or address, as for 'train'.")
-@option(
-    "--backbone",
-    metavar="B",
-    group=_DATA,
-    help=f"What turns images into features.  [default: {BACKBONE}]",
-)
-@schema_option(
-    _DATA, "What a row is: read the file by it, and refuse a server with another.  [default: plain numbers]"
-)
-@data_root_option
-@data_options
-@store_option
+@trust_options(_NET)
+@site_options
+@option("--device", metavar="NAME", default="cpu", group=SITE, help="Where to compute: cpu, cuda, auto.")
+@option("--once", is_flag=True, group=SITE, help="End when a run is complete, instead of waiting for more.")
+@site_data_options
 @config_option
 @log_option
 @output_options
@@ -130,7 +78,7 @@ def client(**given: Any) -> None:
     output = Output(given["as_json"], given["quiet"], given["log"])
     begin_lines("client", given["log"])
     name = given["name"]
-    state = Path(given["state"] or f"fedsolve-client-{name}")
+    state = state_folder(given)
     address(given["server"])
     resolve(given["device"])
     private_folder(state)
@@ -145,35 +93,11 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
 
     require_flower()
     connection = _connection(given, name)
-    policy = _policy(given)
-    attending = None if given["plain"] else _Secure(given, name, state, policy)
-    output.note(_PLAIN if attending is None else _SECURE)
-    data, columns = site_rows(given, output)
-    from fedsolve.network.answering import Answerer
+    made, diary, rows = answerer(given, output, state, device=given["device"])
     from fedsolve.network.node import FleetNode
-    from fedsolve.privacy.policy import PolicyGuard
 
-    diary = Diary(output, state / "sent.jsonl")
-    if attending is not None:
-        attending.tell = diary.sent
-    answerer = Answerer(
-        name,
-        data,
-        columns=columns,
-        classes=class_names(given["classes"]),
-        share_classes=given["share_classes"],
-        networks=given["networks"],
-        methods=given["methods"],
-        scratch=state,
-        states=state / "states",
-        rows=state / "rows.json",
-        device=given["device"],
-        attend=None if attending is None else attending.attend,
-        guard=PolicyGuard(policy).check,
-        show=diary.enter,
-    )
     expiry = _Expiry(connection, given, output)
-    node = FleetNode(answerer, connection, state=state, tell=output.note, connected=expiry.announce)
+    node = FleetNode(made, connection, state=state, tell=output.note, connected=expiry.announce)
     diary.on_over = node.stop if given["once"] else None
     diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -181,7 +105,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     node.serve()
     if diary.barred is not None:
         raise DataError(f"'{name}' cannot take part: {diary.barred}")
-    return {"name": name, "rows": len(data), **diary.summary()}
+    return {"name": name, "rows": rows, **diary.summary()}
 
 
 def _connection(given: dict[str, Any], name: str) -> Any:
@@ -223,42 +147,6 @@ class _Expiry:
         for one in (validity.of_site(Keys(key_folder(self._given["keys"]))), shown):
             if one is not None and (text := one.announced):
                 self._output.warn(text, certificate=one.name, days=one.days)
-
-
-def _policy(given: dict[str, Any]) -> SitePolicy:
-    from fedsolve.privacy.policy import SitePolicy
-
-    return SitePolicy() if given["policy"] is None else SitePolicy.from_file(given["policy"])
-
-
-class _Secure:
-    """This site's side of secure sums: its key, its roster and its ledger."""
-
-    def __init__(self, given: dict[str, Any], name: str, state: Path, policy: SitePolicy) -> None:
-        from fedsolve.network.keyfolder import Keys
-        from fedsolve.network.security import believed_keys, load_client_key
-        from fedsolve.privacy.ledger import Ledger
-        from fedsolve.privacy.signatures import signer, verifier
-
-        keys = Keys(key_folder(given["keys"]))
-        self.tell: Any = None
-        self._policy = policy
-        self._sign = signer(load_client_key(keys, name))
-        self._verify = verifier(believed_keys(keys, name))
-        self._ledger = Ledger(state / "ledger")
-
-    def attend(self, participant: Participant) -> None:
-        """Let this participant take part in secure sums."""
-        from fedsolve.privacy.secure_client import SecureClient
-
-        SecureClient(
-            participant,
-            self._sign,
-            self._verify,
-            policy=self._policy,
-            ledger=self._ledger,
-            tell=self.tell,
-        ).attend()
 
 
 def _show(page: Console, told: dict[str, Any]) -> None:

@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.method_options import (
-    MethodCommand,
-    chosen_method,
-    class_weight_option,
-    method_option,
-    weighed,
-)
+from fedsolve.cli.method_options import MethodCommand, chosen_method, weighed
 from fedsolve.cli.options import output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import Output, check_target, facts
-from fedsolve.cli.server import ExchangeNotes, class_names, run_document, show_run, take_schema
-from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.run_options import cohort_options, sums_options, training_options
+from fedsolve.cli.server import (
+    ExchangeNotes,
+    check_secure,
+    class_names,
+    run_document,
+    secured,
+    show_run,
+    take_schema,
+)
 from fedsolve.data.lock import locked
-from fedsolve.network.keyfolder import Keys, private_folder
+from fedsolve.network.keyfolder import Keys, private_folder, require_ciphers
 
 if TYPE_CHECKING:
     from fedsolve.federation.engine import Spec
@@ -39,9 +40,10 @@ _RUN = "The run"
 @click.command(
     "exchange",
     cls=MethodCommand,
-    details="Every request is for all registered sites. A run of AFL takes two rounds of files: what the "
-    "sites have, and their sums; with a schema whose columns are standardised, three. The same words begin a "
-    "run and go on with it.",
+    details="A run is for the sites that are registered when it begins. Sums are secure: a run of AFL takes "
+    "five rounds of files, one for what the sites have and four for the sum (keys, shares, masked sums, "
+    "opening), and two for every sum more. With --plain each sum takes one round, and the server sees every "
+    "site's. The same words begin a run and go on with it.",
     examples=(
         (
             "begin: the first request, for the sites that are registered",
@@ -56,39 +58,9 @@ _RUN = "The run"
     ),
 )
 @click.argument("answers", nargs=-1, metavar="[ANSWER.fst]...")
-@option(
-    "--keys",
-    metavar="DIR",
-    group=_SITES,
-    help="Folder made by 'fedsolve keys', with the sites' public keys.  [default: FEDSOLVE_KEYS, else keys]",
-)
-@option(
-    "--classes",
-    metavar="A,B,...",
-    group=_SITES,
-    help="The class list.  [default: the union of what sites agree to send]",
-)
-@schema_option(
-    _SITES, "What a row of the sites' tables is; all of them must have the same.  [default: plain numbers]"
-)
-@method_option(_RUN)
-@class_weight_option(_RUN)
-@option(
-    "--task",
-    more=True,
-    type=Choice(["classification", "regression"]),
-    default="classification",
-    group=_RUN,
-    help="What the labels are.",
-)
-@option(
-    "--state",
-    metavar="DIR",
-    default="fedsolve-exchange",
-    group=_RUN,
-    help="Requests, answers, checkpoint, report and model; the same folder continues the run.",
-)
-@option("--out", metavar="FILE", group=_RUN, help="Where to save the model too.")
+@sums_options(_SITES)
+@cohort_options(_SITES)
+@training_options(_RUN, "fedsolve-exchange")
 @config_option
 @output_options
 @click.pass_context
@@ -101,12 +73,16 @@ def exchange(ctx: click.Context, /, **given: Any) -> None:
     """
     output = Output(given["as_json"], given["quiet"])
     method = chosen_method(ctx)
+    given |= {"insecure": False, "missing": "wait"}
     given["classes"] = class_names(given["classes"])
     if given["schema"] is not None:
         take_schema(given)
     method = weighed(method, given["schema"], given["class_weight"])
     check_target(given["out"], *given["answers"])
+    require_ciphers()
     folder, keys = Path(given["state"]), Keys(key_folder(given["keys"]))
+    given["clients"] = _sites(keys)
+    check_secure(ctx, given, method)
     started = time.perf_counter()
     private_folder(folder)
     with locked(folder / "lock", f"the state folder {folder} is used"):
@@ -124,22 +100,24 @@ def _go_on(
     from fedsolve.network.security import verify_server
 
     verify_server(keys)
-    link, state = FileLink(folder, keys), State(folder)
+    link, state = FileLink(folder, keys, secure=not given["plain"]), State(folder)
     for path in map(Path, given["answers"]):
         remark = link.take(path, state.checkpoint.exists())
         output.note(f"{path}: {remark or 'taken'}")
-    sites = len(link.registered() or ())
+    sites = len(link.nodes())
     model = finished(method, state, given["classes"], given["task"], sites, given["schema"])
     try:
         if model is None:
-            model, _ = run_method(
-                method, _federate(given, output, link, sites), state, [ExchangeNotes(output)]
-            )
+            federate = _federate(given, output, link, sites)
+            around = None if given["plain"] else secured(given, state, lasting=True)
+            model, _ = run_method(method, federate, state, [ExchangeNotes(output)], around)
     except Awaited as waiting:
         return {
             "status": "waiting",
-            "request": str(waiting.request),
-            "bytes": waiting.request.stat().st_size,
+            "requests": [
+                {"file": str(path), "bytes": path.stat().st_size, "waiting_for": list(names)}
+                for path, names in waiting.requests.items()
+            ],
             "waiting_for": list(waiting.sites),
             "state": str(folder),
         }
@@ -160,6 +138,7 @@ def _federate(given: dict[str, Any], output: Output, link: Any, sites: int) -> A
             task=given["task"],
             patience=0.0,
             schema=given["schema"],
+            secure=not given["plain"],
             spec=spec,
             report=report,
             tell=output.note,
@@ -170,13 +149,19 @@ def _federate(given: dict[str, Any], output: Output, link: Any, sites: int) -> A
     return federate
 
 
+def _sites(keys: Keys) -> int:
+    from fedsolve.network.security import registered
+
+    return len(registered(keys))
+
+
 def _show_waiting(page: Console, document: dict[str, Any]) -> None:
-    facts(
-        page,
-        [
-            ("request", f"{document['request']} ({document['bytes']:,} bytes)"),
-            ("waiting for", ", ".join(document["waiting_for"])),
-            ("at each site", f"fedsolve answer {Path(document['request']).name} --name NAME --data ... "),
-            ("then here", "the same command with the answers: fedsolve exchange NAME.fst ..."),
-        ],
-    )
+    lines = [
+        ("request", f"{one['file']} ({one['bytes']:,} bytes), for {', '.join(one['waiting_for'])}")
+        for one in document["requests"]
+    ]
+    lines += [
+        ("at each site", "fedsolve answer REQUEST.fsq --name NAME --data ..."),
+        ("then here", "the same command with the answers: fedsolve exchange NAME.fst ..."),
+    ]
+    facts(page, lines)

@@ -13,11 +13,13 @@ from rich.console import Console
 from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
+from fedsolve.cli.report import figures
 from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.watched import watch_option, watched_page
 from fedsolve.errors import DataError
+from fedsolve.experiments.algorithms import EXTRA
 from fedsolve.experiments.config import Experiment
-from fedsolve.experiments.reading import read_experiment
+from fedsolve.experiments.reading import read_experiment, shipped
 from fedsolve.experiments.rendering import latex, markdown
 from fedsolve.experiments.result_tables import tables_of
 from fedsolve.experiments.run_folder import TEXT, load_run
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     (
         "every family of experiments at a small size, offline, then the tables",
-        "fedsolve experiment run experiments/small/*.toml\nfedsolve experiment table runs/small-*",
+        "fedsolve experiment run small\nfedsolve experiment table runs/small-*",
     ),
 )
 
@@ -44,6 +46,8 @@ def experiment() -> None:
     """
 
 
+experiment.add_command(figures)
+
 _runs = option(
     "--runs", metavar="DIR", default="runs", group="Where things are", help="Folder of all runs, one each."
 )
@@ -52,7 +56,7 @@ _runs = option(
 @experiment.command(
     cls=Command,
     examples=(
-        ("every family at a small size, offline", "fedsolve experiment run experiments/small/*.toml"),
+        ("every family at a small size, offline, from any folder", "fedsolve experiment run small"),
         (
             "a table of the paper at full size, on files of your own",
             "fedsolve experiment run experiments/deepafl/table-03.toml --data-root ~/datasets",
@@ -103,7 +107,9 @@ def run(
 ) -> None:
     """Run the missing cells of experiment FILEs; stop and continue at any time.
 
-    The seed of a cell is that of the partition, of the label noise and of the method's projections.
+    'small' stands for the experiments that are part of fedsolve, 'small/afl-table-1' for one of them. Cells
+    that need a package which is not installed are left out, and named. The seed of a cell is that of the
+    partition, of the label noise and of the method's projections.
     """
     output = Output(as_json, quiet)
     experiments = _read(files)
@@ -134,6 +140,7 @@ def run(
             output.note(_told(summaries[-1]))
         if page is not None:
             page.complete()
+    _tell_left_out(output, summaries)
     document = {"runs": [vars(summary) for summary in summaries]}
     output.result(document, lambda page: _show_runs(page, summaries))
 
@@ -216,9 +223,12 @@ def table_(runs: tuple[str, ...], style: str, out: str | None, as_json: bool, qu
 
 def _read(files: Sequence[str]) -> list[Experiment]:
     """The experiments of these files; two of the same name would share a folder."""
-    found = [read_experiment(path) for path in files]
-    names: dict[str, str] = {}
-    for one, path in zip(found, files, strict=True):
+    paths: list[Path] = []
+    for word in files:
+        paths += [Path(word)] if Path(word).is_file() else shipped(word) or [Path(word)]
+    found = [read_experiment(path) for path in paths]
+    names: dict[str, Path] = {}
+    for one, path in zip(found, paths, strict=True):
         if one.name in names:
             raise DataError(f"{names[one.name]} and {path} are both called '{one.name}'; rename one of them.")
         names[one.name] = path
@@ -274,6 +284,24 @@ def _told(summary: Summary) -> str:
     if summary.damaged:
         parts.append(f"{summary.damaged} unreadable lines set aside")
     return f"{summary.folder}: {', '.join(parts)}."
+
+
+def _tell_left_out(output: Output, summaries: Sequence[Summary]) -> None:
+    """Name the methods that a missing package kept from running; with nothing left, that is an error."""
+    counts: dict[str, int] = {}
+    for summary in summaries:
+        for method, cells in summary.left_out.items():
+            counts[method] = counts.get(method, 0) + cells
+    if not counts:
+        return
+    methods = ", ".join(sorted(counts))
+    told = (
+        f"{sum(counts.values())} cells were left out, since torch is not installed here: those of {methods}."
+    )
+    remedy = f"pip install '{EXTRA}' and run the same command: it runs what is missing."
+    if not any(summary.ran + summary.found for summary in summaries):
+        raise DataError(f"nothing was run. {told} {remedy}")
+    output.warn(f"{told} {remedy}")
 
 
 def _stopped(summaries: Sequence[Summary]) -> str:

@@ -13,8 +13,8 @@ from rich.table import Table
 from fedsolve.cli.command import Command, ExamplesGroup, F, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts, table
-from fedsolve.network import certificates, require_flower, security
-from fedsolve.network.keyfolder import Keys
+from fedsolve.network import certificates, security
+from fedsolve.network.keyfolder import Keys, require_ciphers
 from fedsolve.network.security import Site
 
 _FILES = "The files"
@@ -42,10 +42,10 @@ def keys() -> None:
 
 
 class _KeysCommand(Command):
-    """A command that needs the Flower extra to run, but not to show its help."""
+    """A command that needs a library of ciphers to run, but not to show its help."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        require_flower()
+        require_ciphers()
         return super().invoke(ctx)
 
 

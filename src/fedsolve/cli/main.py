@@ -12,31 +12,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
-from fedsolve.cli.answer_command import answer
-from fedsolve.cli.client import client
 from fedsolve.cli.command import CONTEXT, write_examples
-from fedsolve.cli.datasets import datasets
-from fedsolve.cli.demo import demo
-from fedsolve.cli.doctor import doctor
-from fedsolve.cli.exchange_command import exchange
-from fedsolve.cli.experiment import experiment
-from fedsolve.cli.export_command import export
-from fedsolve.cli.features import features
-from fedsolve.cli.info import info
-from fedsolve.cli.keys import keys
-from fedsolve.cli.methods import methods
 from fedsolve.cli.output import Interrupted, harmless, logging_lines, one_line, say, warnings_told
-from fedsolve.cli.personalise import personalise
-from fedsolve.cli.predict import evaluate, predict
-from fedsolve.cli.report import figures, report
-from fedsolve.cli.schema_command import schema
-from fedsolve.cli.server import server
-from fedsolve.cli.status_command import status
-from fedsolve.cli.train import train
 from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError
 from fedsolve.version import __version__
 
@@ -50,8 +32,45 @@ EXAMPLES = (
 )
 
 
+LOCAL = {
+    "demo": "demo",
+    "methods": "methods",
+    "schema": "schema_command",
+    "train": "train",
+    "personalise": "personalise",
+    "evaluate": "predict",
+    "predict": "predict",
+    "info": "info",
+    "export": "export_command",
+    "datasets": "datasets",
+    "features": "features",
+    "experiment": "experiment",
+    "report": "report",
+}
+NETWORK = {
+    "server": "server",
+    "client": "client",
+    "status": "status_command",
+    "exchange": "exchange_command",
+    "answer": "answer_command",
+    "keys": "keys",
+    "doctor": "doctor",
+}
+COMMANDS = LOCAL | NETWORK
+"""In which module of this package a command is; it is imported when the command is given."""
+
+
 class CommandGroup(click.Group):
     """A group that turns every error into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands or cmd_name not in COMMANDS:
+            return self.commands.get(cmd_name)
+        found: click.Command = getattr(import_module(f"fedsolve.cli.{COMMANDS[cmd_name]}"), cmd_name)
+        return found
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
@@ -146,25 +165,3 @@ def main(ctx: click.Context) -> None:
     """Federated learning by solving, not by descending: exact closed-form models across data silos."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-LOCAL = (
-    demo,
-    methods,
-    schema,
-    train,
-    personalise,
-    evaluate,
-    predict,
-    info,
-    export,
-    datasets,
-    features,
-    experiment,
-    report,
-)
-NETWORK = (server, client, status, exchange, answer, keys, doctor)
-
-for command in (*LOCAL, *NETWORK):
-    main.add_command(command)
-experiment.add_command(figures)

@@ -15,8 +15,7 @@ from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts
 from fedsolve.cli.parameter_page import parameter_lists, parameter_page
 from fedsolve.errors import DataError
-
-EXTRA = "fedsolve[torch]"
+from fedsolve.experiments.algorithms import EXTRA
 
 
 @click.command(

@@ -11,22 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from fedsolve import container, log_lines
+from fedsolve import log_lines
 from fedsolve.cli.command import WIDTH
-from fedsolve.data.datasets.dataset_address import Address
 from fedsolve.errors import ModelFileError
-from fedsolve.federation.method import Record
 from fedsolve.log_lines import Style
+
+# Every command comes through here: what only some of them need is imported where it is used.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedsolve.federation.method import Record
 
 _PAGES = (".html", ".md", ".tex")
 
@@ -42,6 +41,8 @@ class Interrupted(click.ClickException):
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console on stdout; of fixed width where there is no terminal to measure."""
+    from rich.console import Console
+
     stream = stream or sys.stdout
     measured = stream.isatty() or "COLUMNS" in os.environ
     return Console(file=stream, width=None if measured else WIDTH, highlight=False, soft_wrap=False)
@@ -68,6 +69,8 @@ class Output:
         """The page that grows while the command works; swallowed by --json and --quiet."""
         if not (self.as_json or self.quiet):
             return console()
+        from rich.console import Console
+
         return Console(quiet=True)
 
     def note(self, text: str, /, **fields: Any) -> None:
@@ -97,6 +100,8 @@ class Output:
         if self.as_json or self.quiet or self.log == "json" or not sys.stderr.isatty():
             yield lambda done, expected, remark: None
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=28),
@@ -171,6 +176,10 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
     """A plain table; all columns but `left` are flush right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         drawn.add_column(name, justify="left" if index in left else "right", overflow="fold")
@@ -181,6 +190,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
     """Names and values in two columns, without rules."""
+    from rich.markup import escape
+    from rich.table import Table
+
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -203,6 +215,8 @@ def megabytes(nbytes: float) -> str:
 
 def plain(value: Any) -> Any:
     """The value as JSON can hold it; NaN and infinity become null."""
+    import numpy as np
+
     if isinstance(value, dict):
         return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -246,6 +260,8 @@ def _places(text: str | None, root: str | None) -> Iterator[Path]:
     """Where an input may lie: a path, or the paths in an address."""
     if text is None:
         return
+    from fedsolve.data.datasets.dataset_address import Address
+
     address = Address.parse(text)
     for name in (text, address.rest, address.options.get("test", "")):
         if name:
@@ -266,6 +282,8 @@ def _would_lose(target: Path, source: Path) -> bool:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a whole file in one step."""
+    from fedsolve import container
+
     container.write_atomically(path, text.encode())
 
 

@@ -15,14 +15,7 @@ from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
 from fedsolve.cli.keys import key_folder
-from fedsolve.cli.method_options import (
-    MethodCommand,
-    chosen_method,
-    class_weight_option,
-    is_given,
-    method_option,
-    weighed,
-)
+from fedsolve.cli.method_options import MethodCommand, chosen_method, is_given, weighed
 from fedsolve.cli.options import log_option, output_options
 from fedsolve.cli.options_file import config_option
 from fedsolve.cli.output import (
@@ -35,7 +28,7 @@ from fedsolve.cli.output import (
     megabytes,
     percent,
 )
-from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.run_options import cohort_options, sums_options, training_options
 from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.watched import status_option, watched_run
 from fedsolve.data.lock import locked
@@ -94,42 +87,15 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     group=_NET,
     help="Where sites connect; nothing else is open.",
 )
-@option(
-    "--keys",
-    metavar="DIR",
-    group=_NET,
-    help="Folder made by 'fedsolve keys'.  [default: FEDSOLVE_KEYS, else keys]",
-)
+@sums_options(_NET)
 @option(
     "--insecure",
     is_flag=True,
     group=_NET,
     help="Neither TLS nor keys: whoever reaches the port takes part and reads all.",
 )
-@option(
-    "--plain",
-    is_flag=True,
-    group=_NET,
-    help="No secure sums: this server sees each site's own. Sites must allow it.",
-)
 @option("--clients", type=click.IntRange(1), required=True, group=_SITES, help="Sites to wait for.")
-@option(
-    "--colluders",
-    more=True,
-    type=click.IntRange(0),
-    default=0,
-    group=_SITES,
-    help="Sites that might side with this server: more must then help to open a secure sum.",
-)
-@option(
-    "--classes",
-    metavar="A,B,...",
-    group=_SITES,
-    help="The class list.  [default: the union of what sites agree to send]",
-)
-@schema_option(
-    _SITES, "What a row of the sites is; all of them must have the same.  [default: plain numbers]"
-)
+@cohort_options(_SITES)
 @option(
     "--missing",
     more=True,
@@ -164,24 +130,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     group=_SITES,
     help="How long to wait for the sites at the beginning.  [default: for ever]",
 )
-@method_option(_RUN)
-@option(
-    "--task",
-    more=True,
-    type=Choice(["classification", "regression"]),
-    default="classification",
-    group=_RUN,
-    help="What the labels are.",
-)
-@class_weight_option(_RUN)
-@option(
-    "--state",
-    metavar="DIR",
-    default="fedsolve-server",
-    group=_RUN,
-    help="Checkpoint, report, model and logs; the same folder continues the run.",
-)
-@option("--out", metavar="FILE", group=_RUN, help="Where to save the model too.")
+@training_options(_RUN, "fedsolve-server")
 @status_option(_RUN)
 @option(
     "--device",
@@ -227,7 +176,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     if given["calibrate"]:
         method = Calibrated(method)
     keys = _keys(ctx, given)
-    _check_secure(ctx, given, method)
+    check_secure(ctx, given, method)
     check_target(given["out"])
     tracked = ctx.with_resource(trackers(given["track"]))
     state = Path(given["state"])
@@ -284,7 +233,7 @@ def _run(
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link, board)
-            around = None if given["plain"] else _secured(given, held)
+            around = None if given["plain"] else secured(given, held)
             model, engine = run_method(
                 method, federate, held, [ExchangeNotes(output), board, tracked], around
             )
@@ -351,8 +300,8 @@ def _federate(given: dict[str, Any], output: Output, link: Any, board: Board | N
     return federate
 
 
-def _secured(given: dict[str, Any], held: Any) -> Any:
-    """Secure sums around the engine that carries messages."""
+def secured(given: dict[str, Any], held: Any, lasting: bool = False) -> Any:
+    """Secure sums around the engine that carries messages; lasting: whether what sites reply stays there."""
     from fedsolve.network.flower import CohortReport, FlowerFederation
     from fedsolve.privacy import SecureFederation
 
@@ -364,13 +313,14 @@ def _secured(given: dict[str, Any], held: Any) -> Any:
             missing="continue" if goes_on else "error",
             changing=goes_on,
             store=held.secure,
+            lasting=lasting,
             report=heard,
         )
 
     return around
 
 
-def _check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]) -> None:
+def check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]) -> None:
     """Refuse, before anything starts, what cannot be done in secure sums."""
     if given["plain"]:
         return

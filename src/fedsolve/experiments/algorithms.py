@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import fedsolve.closedform.cascade
@@ -10,6 +11,7 @@ import fedsolve.gradient  # noqa: F401  (both enter the registry)
 from fedsolve import parameters, registry
 from fedsolve.experiments.comparisons import AggregationLaw, LocalRidge
 from fedsolve.experiments.softmax_fedavg import SoftmaxFedAvg
+from fedsolve.gradient.gradient_method import GradientMethod
 
 COMPARISONS: dict[str, type] = {
     "local": LocalRidge,
@@ -17,6 +19,10 @@ COMPARISONS: dict[str, type] = {
     "fedavg-numpy": SoftmaxFedAvg,
 }
 """What methods are compared with and is no method of a federation; each has a `run` of its own."""
+
+
+EXTRA = "fedsolve[torch]"
+"""What gradient methods need besides the core of fedsolve."""
 
 
 def algorithms() -> dict[str, type]:
@@ -27,6 +33,12 @@ def algorithms() -> dict[str, type]:
 def algorithm_class(key: str) -> type:
     """The class of an algorithm: a comparison, a method of ours, or one of other people by its address."""
     return COMPARISONS[key] if key in COMPARISONS else registry.method_class(key)
+
+
+def lacking(key: str) -> str | None:
+    """The package that an algorithm needs and that is not installed here, as pip calls it."""
+    needs_torch = issubclass(algorithm_class(key), GradientMethod)
+    return EXTRA if needs_torch and find_spec("torch") is None else None
 
 
 def parameter_names(key: str) -> list[str]:

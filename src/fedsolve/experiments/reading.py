@@ -32,6 +32,18 @@ from fedsolve.experiments.config import (
 from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.papers import check_tables
 
+_SHIPPED = Path(__file__).parent
+SIZES = ("small",)
+"""Folders of experiments that are part of fedsolve itself."""
+
+
+def shipped(name: str) -> tuple[Path, ...]:
+    """The files of experiments under this name: a folder of `SIZES`, or FOLDER/STEM; () for other names."""
+    folder, _, stem = name.partition("/")
+    if folder not in SIZES:
+        return ()
+    return tuple(sorted((_SHIPPED / folder).glob(f"{stem or '*'}.toml")))
+
 
 def read_experiment(path: str | Path, name: str | None = None) -> Experiment:
     """The experiment of a TOML file; `name` overrides the file's own (its stem unless it gives one)."""

@@ -18,6 +18,7 @@ import numpy as np
 from fedsolve import container
 from fedsolve.data.lock import locked
 from fedsolve.data.partitions import class_counts
+from fedsolve.experiments.algorithms import lacking
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import Cell, Experiment
 from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
@@ -47,13 +48,17 @@ class CellProgress:
 
 @dataclass
 class Summary:
-    """What a run did."""
+    """What a run did.
+
+    left_out: cells that need a package which is not installed here, by method; the next run tries them again.
+    """
 
     folder: Path
     total: int
     found: int = 0
     ran: int = 0
     damaged: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -103,6 +108,9 @@ def run_experiment(
             key = cell.key(rows.key)
             if journal.has(cell.id, key):
                 tally.found += 1
+                pace.skip(cell)
+            elif lacking(cell.method.algorithm) is not None:
+                tally.left_out[cell.method.name] = tally.left_out.get(cell.method.name, 0) + 1
                 pace.skip(cell)
             else:
                 tick("")

@@ -89,6 +89,8 @@ def step(kind: str, *, over_rows: bool = False) -> Callable[[Step], Step]:
     """
 
     def register(function: Step) -> Step:
+        if function.__module__.partition(".")[0] != "fedsolve":
+            registry.enter_all()  # what is there already must be known
         known = _STEPS.get(kind)
         if known is not None and _place(known) != _place(function):
             raise DataError(
@@ -105,6 +107,7 @@ def step(kind: str, *, over_rows: bool = False) -> Callable[[Step], Step]:
 
 def adds_up(kind: str) -> bool:
     """Whether answers to requests of this kind are sums over rows."""
+    _is_known(kind)
     return kind in _ADDING_UP
 
 
@@ -119,11 +122,17 @@ def answers_in(request: Request) -> int:
 
 def step_of(kind: str) -> Step:
     """The client step that answers requests of this kind."""
-    if kind not in _STEPS:
+    if not _is_known(kind):
         raise TermError(
             f"requests of kind '{kind}' are not known here. Install the same fedsolve version as the server."
         )
     return _STEPS[kind]
+
+
+def _is_known(kind: str) -> bool:
+    if kind not in _STEPS:
+        registry.enter_all()
+    return kind in _STEPS
 
 
 def _place(function: Any) -> str:
@@ -147,13 +156,14 @@ def group_step(kind: str, together: Callable[[Request, Chain], int]) -> Callable
 
 def group_size(request: Request, chain: Chain) -> int:
     """How many clients of one process answer this request together."""
+    _is_known(request.kind)
     entry = _GROUP_STEPS.get(request.kind)
     return 1 if entry is None else max(1, entry[1](request, chain))
 
 
 def answered_by(kind: str, data: ClientData, request: Request, memory: Memory) -> Term:
     """The term of these rows, where it was computed."""
-    return _STEPS[kind](data, request, memory)
+    return step_of(kind)(data, request, memory)
 
 
 class Participant:
@@ -199,7 +209,7 @@ class Participant:
         if not self._memory.chain.accept(request):
             return Needs(len(self._memory.chain))
         self._admit_method()
-        if request.kind not in _STEPS:
+        if not _is_known(request.kind):
             raise TermError(
                 f"'{self.name}' does not know requests of kind '{request.kind}'. "
                 "Install the same fedsolve version as the server."

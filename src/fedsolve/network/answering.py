@@ -29,7 +29,7 @@ from fedsolve.container import Array
 from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
-from fedsolve.federation.messages import Block, Chain, Needs, Request
+from fedsolve.federation.messages import Block, Chain, Needs
 from fedsolve.federation.participant import ClientData, Guarding, Participant
 from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
 from fedsolve.network.row_marks import RowMarks
@@ -126,6 +126,7 @@ class Answerer:
         self._device = device
         self._show = show or (lambda event: None)
         self._kept = None if state is None else state / "model-so-far.safetensors"
+        self._remembered = Chain().digest
         self._states = states
         self._rows = None if rows is None else RowMarks(rows, data)
         self._attend = attend
@@ -306,7 +307,7 @@ class Answerer:
         self._check_secure(False)
         self._check_run(note)
         answer = self._participant.answer(request)
-        self._remember(request)
+        self._remember()
         encoded = encode_term(answer)
         if isinstance(answer, Needs):
             text = f"asked for the model from block {answer.have} on"
@@ -331,7 +332,9 @@ class Answerer:
     def _letter(self, note: Note, payload: Array) -> tuple[Note, bytes]:
         self._check_run(note)
         channel = str(note.get("channel"))
-        return {"name": self.name, "channel": channel}, self._participant.reply(channel, payload.tobytes())
+        reply = self._participant.reply(channel, payload.tobytes())
+        self._remember()
+        return {"name": self.name, "channel": channel}, reply
 
     def _check_run(self, note: Note) -> None:
         """Refuse a message of a run that this site, as it is now, cannot be part of."""
@@ -350,10 +353,12 @@ class Answerer:
             self._attend(made)
         return made
 
-    def _remember(self, request: Request) -> None:
-        if self._kept is None or not request.blocks:
-            return
+    def _remember(self) -> None:
+        """Keep the model so far, where it has changed."""
         chain = self._participant.chain
+        if self._kept is None or chain.digest == self._remembered:
+            return
+        self._remembered = chain.digest
         arrays = {
             f"{index}.{name}": array
             for index, block in enumerate(chain.blocks)
@@ -373,7 +378,9 @@ class Answerer:
         except (FedsolveError, KeyError, TypeError):
             os.unlink(path)
             return
-        self._participant.take_back(Chain(blocks))
+        chain = Chain(blocks)
+        self._remembered = chain.digest
+        self._participant.take_back(chain)
 
 
 def _check_peer(note: Note) -> None:

@@ -1,16 +1,18 @@
 """A network of files: requests that the server leaves, answers that people bring.
 
-What the engine would send is written to a file for all sites it is for; when it would wait, it stops, and
-says for which answers. Started again with them, it comes to the same question, finds the answers, and goes
-on. A message is known by its digest, so that the same question asked again is the same file.
+What the engine would send is written to a file for all sites it is for (secure sums have letters that differ
+from site to site: a file for each); when it would wait, it stops, and says for which answers. Started again
+with them, it comes to the same question, finds the answers, and goes on. A message is known by its digest, so
+that the same question asked again is the same file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,18 +31,25 @@ _SHORT = 8
 
 
 class Awaited(Exception):
-    """The answers that a run waits for: in which file the question stands, and who has not answered it."""
+    """The answers that a run waits for, by the file in which a question stands: who has not answered it."""
 
-    def __init__(self, request: Path, sites: Sequence[str]) -> None:
-        super().__init__(f"{request}: {', '.join(sites)}")
-        self.request = request
-        self.sites = tuple(sites)
+    def __init__(self, requests: Mapping[Path, tuple[str, ...]]) -> None:
+        super().__init__("; ".join(f"{path}: {', '.join(sites)}" for path, sites in requests.items()))
+        self.requests = dict(requests)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """All who have not answered."""
+        return tuple(sorted({name for sites in self.requests.values() for name in sites}))
 
 
 class FileLink:
-    """The server's end: a folder with the run's mark, its requests and the answers that were brought."""
+    """The server's end: a folder with the run's mark, its requests and the answers that were brought.
 
-    def __init__(self, folder: Path, keys: Keys) -> None:
+    A run is for the sites that are registered when it begins, and as it begins, secure or not, it goes on.
+    """
+
+    def __init__(self, folder: Path, keys: Keys, secure: bool = False) -> None:
         from cryptography.hazmat.primitives import serialization
 
         self.folder = folder
@@ -50,17 +59,29 @@ class FileLink:
         load_certificate(keys.server_certificate)  # says what is wrong with it
         self._certificate = container.read(keys.server_certificate).decode("ascii")
         self._largest = LARGEST
-        self.run = self._mark()
+        self._sent: dict[str, None] = {}
+        mark = self._mark(secure)
+        self.run, self._members = str(mark["run"]), frozenset(mark["sites"])
+        self._round = 1 + max(
+            (int(path.name.split("-")[1]) for path in self.folder.glob("request-*-*.fsq")), default=0
+        )
 
-    def _mark(self) -> str:
+    def _mark(self, secure: bool) -> dict[str, Any]:
         path = self.folder / "run.json"
         if not path.exists():
-            container.write_atomically(path, container.sealed_json({"run": secrets.token_hex(8)}))
+            mark = {"run": secrets.token_hex(8), "sites": sorted(self._sites), "secure": secure}
+            container.write_atomically(path, container.sealed_json(mark))
         remedy = "Put a copy of it back, or start afresh with another state folder."
         note = container.from_sealed_json(
             container.read(path), what=str(path), error=ModelFileError, remedy=remedy
         )
-        return str(note["run"])
+        if note.get("secure") != secure:
+            how, remedy = ("in the open", "Give") if secure else ("in secure sums", "Leave out")
+            raise ModelFileError(
+                f"{self.folder} holds a run that was begun {how}. {remedy} --plain, or choose another state "
+                "folder."
+            )
+        return note
 
     # -- what the engine needs -------------------------------------------------------------------
 
@@ -68,7 +89,8 @@ class FileLink:
         return frozenset(self._sites)
 
     def nodes(self) -> dict[int, Node]:
-        return {number: Node(number, name=name) for number, name in enumerate(sorted(self._sites), 1)}
+        there = sorted(self._members & self._sites.keys())
+        return {number: Node(number, name=name) for number, name in enumerate(there, 1)}
 
     def expect(self, largest: int) -> None:
         self._largest = largest
@@ -80,16 +102,20 @@ class FileLink:
         names = [str(there[number].name) for number in nodes]
         message = _digest(note, payload)
         path, known = self._request(message)
-        to = tuple(sorted({*names, *(() if known is None else known.to)}))
+        everybody = [str(node.name) for node in there.values()] if note["ask"] == "describe" else []
+        to = tuple(sorted({*names, *everybody, *(() if known is None else known.to)}))
         if known is None or known.to != to:
-            number = len(list(self.folder.glob("request-*.fsq"))) + 1 if known is None else known.number
+            number = self._round if known is None else known.number
             data = np.frombuffer(payload, np.uint8)
             envelope = Envelope(
                 "request", self.run, message, "server", dict(note), data, to, number, self._certificate
             )
-            path = self.folder / f"request-{number}-{message[:_SHORT]}.fsq"
+            for_whom = f"{to[0]}-" if len(to) == 1 else ""
+            path = self.folder / f"request-{number}-{for_whom}{message[:_SHORT]}.fsq"
             container.write_atomically(path, envelope.seal(self._sign))
-        return [f"{message}/{name}" for name in names]
+        sent = [f"{message}/{name}" for name in names]
+        self._sent.update(dict.fromkeys(sent))
+        return sent
 
     def receive(self, message: str, go_on: GoOn) -> Reply | None:
         if message == _TOLD:
@@ -97,9 +123,7 @@ class FileLink:
         digest, name = message.split("/")
         path = self._answer(digest, name)
         if not path.exists():
-            request, asked = self._request(digest)
-            assert asked is not None
-            raise Awaited(request, [site for site in asked.to if not self._answer(digest, site).exists()])
+            raise Awaited(self._unanswered())
         answer = self._open(path)
         if answer.payload.nbytes > self._largest:
             return Reply(
@@ -108,6 +132,16 @@ class FileLink:
                 damaged=True,
             )
         return Reply(answer.note, answer.payload)
+
+    def _unanswered(self) -> dict[Path, tuple[str, ...]]:
+        """The files whose questions are open, and who has not answered them."""
+        waiting: dict[Path, tuple[str, ...]] = {}
+        for message in self._sent:
+            digest, name = message.split("/")
+            if not self._answer(digest, name).exists():
+                path = self._request(digest)[0]
+                waiting[path] = (*waiting.get(path, ()), name)
+        return waiting
 
     # -- what people bring -----------------------------------------------------------------------
 
@@ -166,7 +200,11 @@ class FileLink:
 
 def _digest(note: Note, payload: bytes) -> str:
     """Under what a message is known. What sites have is asked once, whatever the run has learnt since."""
-    named = {name: note[name] for name in ("ask", "run", "schema")} if note["ask"] == "describe" else note
+    named = (
+        {name: note[name] for name in ("ask", "run", "schema", "secure")}
+        if note["ask"] == "describe"
+        else note
+    )
     return hashlib.sha256(container.canonical_json(named).encode() + b"|" + payload).hexdigest()
 
 

@@ -19,6 +19,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedsolve.errors import DataError, ModelFileError
@@ -68,6 +69,15 @@ class Keys:
 
     def client_public_key(self, name: str) -> Path:
         return self.clients / f"{site_name(name)}.pub"
+
+
+def require_ciphers() -> None:
+    """Refuse, with the extra to install, where the library for keys and signatures is missing."""
+    if find_spec("cryptography") is None:
+        raise DataError(
+            "keys and signatures need the package cryptography, which is not installed. "
+            "Install it: pip install 'fedsolve[privacy]'."
+        )
 
 
 def site_name(text: str) -> str:

@@ -50,7 +50,8 @@ class Course:
     """A run as its server knows it.
 
     opening: digest of the block that names the method; None until the first request.
-    members: who took part in the last setup. cohort: whom the last total is over.
+    invited: who is asked for keys in a setup under way. members: who took part in the last one.
+    cohort:  whom the last total is over.
     opened:  all totals that anybody was asked to open, in order. sizes: of `KnownTotals`.
     """
 
@@ -59,6 +60,7 @@ class Course:
     opening: str | None = None
     epoch: int = -1
     slot: int = 0
+    invited: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
     cohort: tuple[str, ...] | None = None
     opened: list[Opening] = field(default_factory=list)
@@ -75,12 +77,14 @@ class Course:
     @classmethod
     def from_note(cls, note: dict[str, Any]) -> Course:
         opened = [Opening(note["run"], request, tuple(cohort)) for request, cohort in note.pop("opened")]
-        asked, cohort, members = note.pop("asked"), note.pop("cohort"), tuple(note.pop("members"))
+        asked, cohort = note.pop("asked"), note.pop("cohort")
+        for name in ("invited", "members"):
+            note[name] = tuple(note.get(name, ()))
         if asked is not None:
             layout = Layout.from_note(asked["layout"])
             asked = Asked(asked["request"], asked["slot"], tuple(asked["cohort"]), layout)
         whole = None if cohort is None else tuple(cohort)
-        return cls(opened=opened, asked=asked, cohort=whole, members=members, **note)
+        return cls(opened=opened, asked=asked, cohort=whole, **note)
 
 
 class RunStore:

@@ -91,6 +91,8 @@ class SecureFederation:
                anybody, and each client that checks would repeat the server's work there.
     signatures: how many clients must agree to a question; more than half when None.
     store:     folder of one run, which goes on from it when the server was stopped at any moment.
+    lasting:   whether replies stay with the engine over a restart of the server, as files do: then a setup
+               that was stopped goes on, and every letter is the same whenever it is written.
     report:    called after every exchange with who took part.
     """
 
@@ -106,6 +108,7 @@ class SecureFederation:
         signatures: int | None = None,
         ledgers: str | Path | None = None,
         store: str | Path | None = None,
+        lasting: bool = False,
         report: Callable[[CohortReport], None] | None = None,
     ) -> None:
         if not isinstance(federation, CarriesLetters):
@@ -128,6 +131,7 @@ class SecureFederation:
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: set[str] = set()
         self._store = RunStore(None if store is None else Path(store))
+        self._lasting = lasting
         self._report = report or (lambda report: None)
         self.plan(_SLOTS - _SPARE_SLOTS)
 
@@ -363,7 +367,7 @@ class SecureFederation:
         letters = {}
         for name, request in asked.items():
             parts = {"request": encoded[id(request)]}
-            if name not in self._received:
+            if self._lasting or name not in self._received:
                 parts["sealed"] = self._server.shares_for(name)
             letters[name] = letter("ask", self._server.setup, note, parts)
         return self._engine.carry(CHANNEL, letters, largest + _SLACK)
@@ -475,15 +479,18 @@ class SecureFederation:
                 "learn another's term. Train in the open, or pool rows."
             )
         threshold = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
-        course.epoch, course.slot, course.asked = course.epoch + 1, 0, None
-        self._store.keep(course)  # an epoch that was begun is not begun again: others might come
+        goes_on = self._lasting and self._server is None and course.invited == names
+        if not goes_on:  # an epoch that was begun is not begun again: others might come
+            course.epoch, course.invited = course.epoch + 1, names
+        course.slot, course.asked = 0, None
+        self._store.keep(course)
         setup = Setup(course.run, course.epoch, course.slots, threshold)
         server, report = Server(setup), CohortReport(0, "setup", names)
         self._received = set()
         begin = dict.fromkeys(names, letter("begin", setup, opened_note(course.opened), {}))
         keys = self._gathered(begin, report, server.add_keys)
         shares = self._gathered(dict.fromkeys(server.members, server.keys()), report, server.add_shares)
-        course.members = self.federation.clients
+        course.invited, course.members = (), self.federation.clients
         self._store.keep_setup(setup, keys, shares)
         return server
 
