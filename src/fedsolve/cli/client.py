@@ -33,6 +33,8 @@ _DATA = "This site's data"
 _SITE = "This site"
 _SECURE = "SECURE SUMS: what this site sends is masked; the server sees totals over all sites"
 _PLAIN = "PLAIN: the server sees this site's own sums"
+_CHECKED = "Where there are four sites at least, this one answers only what sites have checked"
+_UNCHECKED = "It answers what nobody has checked, too (its policy: verified = false)"
 
 
 @click.command(
@@ -142,7 +144,7 @@ def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) ->
     connection = _connection(given, name)
     policy = _policy(given)
     attending = None if given["plain"] else _Secure(given, name, state, policy)
-    output.note(_PLAIN if attending is None else _SECURE)
+    output.note(_PLAIN if attending is None else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
     data, columns = site_rows(given, output)
     from fedsolve.network.answering import Answerer
     from fedsolve.network.node import FleetNode
