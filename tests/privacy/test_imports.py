@@ -12,7 +12,7 @@ import pytest
 import fedsolve.privacy
 
 BELOW = ("fedsolve.federation", "fedsolve.privacy")
-SMALL = {"checks", "container", "errors", "labels", "model", "registry", "threads"}
+SMALL = {"checks", "container", "errors", "labels", "model", "permissions", "registry", "threads"}
 FILES = sorted(Path(fedsolve.privacy.__file__).parent.glob("*.py"))
 
 

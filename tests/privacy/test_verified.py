@@ -335,10 +335,10 @@ def test_a_model_that_the_totals_do_not_give_is_not_evaluated() -> None:
     assert secure.evaluate(model) == federation(4).evaluate(model)
     crafted = method.fit(federation(4))
     crafted.weight = crafted.weight + 0.01
-    with pytest.raises(fs.CohortError, match="the model of 'evaluate' is not the one.*'weight' differs by"):
+    with pytest.raises(fs.CohortError, match=r"the model of 'evaluate' is not the one.*'weight' differs by"):
         secure.evaluate(crafted)
     other = fs.AFL(ridge=2.0).fit(federation(4))
-    with pytest.raises(fs.CohortError, match="the model of 'evaluate' is not the one"):
+    with pytest.raises(fs.CohortError, match=r"the model of 'evaluate' is not the one"):
         secure.evaluate(other)
     with pytest.raises(fs.DataError, match="no training has begun whose model sites could know"):
         checked().evaluate(model)
@@ -447,7 +447,7 @@ def test_a_run_cannot_be_resumed_with_sites_that_know_nothing_of_it(tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         PLAIN_RUN.fit(checked(), tmp_path / "run", progress=stop)
-    with pytest.raises(fs.CohortError, match="its step is 1, not 0|position is 2, not 1"):
+    with pytest.raises(fs.CohortError, match=r"its step is 1, not 0|position is 2, not 1"):
         PLAIN_RUN.fit(checked(), tmp_path / "run", resume=True)
 
 

@@ -41,6 +41,20 @@ def cohort_options(group: str) -> Callable[[F], F]:
             help="Sites that might side with this server: more must then help to open a secure sum.",
         ),
         option(
+            "--unverified",
+            is_flag=True,
+            more=True,
+            group=group,
+            help="Sites do not check what is asked against the opened totals; each must allow it (verified = false).",
+        ),
+        option(
+            "--signatures",
+            more=True,
+            type=click.IntRange(1),
+            group=group,
+            help="Sites that must have checked a question.  [default: more than half]",
+        ),
+        option(
             "--classes",
             metavar="A,B,...",
             group=group,

@@ -214,7 +214,7 @@ def _run(
 
     require_flower()
     certificates = _verify(keys, output, given)
-    output.note(_PLAIN if given["plain"] else _SECURE)
+    output.note(_PLAIN if given["plain"] else f"{_SECURE}. {_said_of_checks(given)}")
     held = State(state)
     model = finished(method, held, given["classes"], given["task"], given["clients"], given["schema"])
     accuracy = None
@@ -312,6 +312,8 @@ def secured(given: dict[str, Any], held: Any, lasting: bool = False) -> Any:
             colluders=given["colluders"],
             missing="continue" if goes_on else "error",
             changing=goes_on,
+            verify=not given["unverified"],
+            signatures=given["signatures"],
             store=held.secure,
             lasting=lasting,
             report=heard,
@@ -320,11 +322,27 @@ def secured(given: dict[str, Any], held: Any, lasting: bool = False) -> Any:
     return around
 
 
+def _said_of_checks(given: dict[str, Any]) -> str:
+    """Whether sites check what this server asks."""
+    from fedsolve.privacy.notes import least_threshold, least_verified
+
+    clients, least = given["clients"], least_verified(given["colluders"])
+    if given["unverified"]:
+        return (
+            "NOT CHECKED: sites answer whatever this server asks (--unverified), if their policies allow it"
+        )
+    if clients < least:
+        return f"NOT CHECKED: {clients} sites are too few to check what this server asks, {least} are needed"
+    needed = given["signatures"] or least_threshold(clients, given["colluders"])
+    return f"CHECKED: {needed} of {clients} sites check every question against the totals that were opened"
+
+
 def check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any]) -> None:
     """Refuse, before anything starts, what cannot be done in secure sums."""
     if given["plain"]:
         return
-    from fedsolve.privacy.notes import LEAST_COHORT
+    from fedsolve.federation.recipes import recipe
+    from fedsolve.privacy.notes import LEAST_COHORT, least_verified
 
     if given["insecure"]:
         raise click.UsageError(
@@ -336,6 +354,8 @@ def check_secure(ctx: click.Context, given: dict[str, Any], method: Method[Any])
             "part; for fewer give --plain, here and at the sites",
             ctx,
         )
+    if not given["unverified"] and given["clients"] >= least_verified(given["colluders"]):
+        recipe(method)  # refuses what sites cannot check
     if is_given(ctx, "seed"):
         raise click.UsageError("in secure sums the sites draw the seed together; leave --seed out", ctx)
     inner = unwrapped(method)

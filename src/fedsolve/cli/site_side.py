@@ -24,6 +24,8 @@ SITE = "This site"
 _DATA = "This site's data"
 _SECURE = "SECURE SUMS: what this site sends is masked; the server sees totals over all sites"
 _PLAIN = "PLAIN: the server sees this site's own sums"
+_CHECKED = "Where there are four sites at least, this one answers only what sites have checked"
+_UNCHECKED = "It answers what nobody has checked, too (its policy: verified = false)"
 
 
 def trust_options(group: str) -> Callable[[F], F]:
@@ -113,7 +115,7 @@ def answerer(
 
     policy = _policy(given)
     attending = None if given["plain"] else _SecureSide(given, folder, policy)
-    output.note(_PLAIN if attending is None else _SECURE)
+    output.note(_PLAIN if attending is None else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
     data, columns = site_rows(given, output)
     diary = Diary(output, folder / "sent.jsonl")
     if attending is not None:

@@ -47,6 +47,13 @@ def method_from(note: Mapping[str, Any]) -> Method[Any]:
         ) from problem
 
 
+def innermost(note: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe that others are around."""
+    while "around" in note and isinstance(note.get("method"), Mapping):
+        note = note["method"]
+    return note
+
+
 def _note(value: Any) -> Any:
     if isinstance(value, Schema):
         return {"schema": value.to_note()}

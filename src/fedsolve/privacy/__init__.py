@@ -3,6 +3,10 @@
     secure         the engine: a federation whose server sees sums only
     secure_client  the client's side of it: letters in, letters out
     ledger         what a client remembers of sums
+    verifying      a client's own copy of a run, by which it checks what is asked
+    signed_questions  what it answers: what enough clients have checked
+    question_trips the server's side of that: what clients are shown, and their signatures
+    witness        what shows a client that a total is the sum of what was sent
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site
     rules          what it does not help to open, from all that it remembers

@@ -29,6 +29,7 @@ from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.federation.parts import part_of
+from fedsolve.federation.recipes import innermost
 from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
@@ -281,12 +282,16 @@ class SecureClient:
             )
         request, model = (decode_request(octets(arrays, part).tobytes()) for part in ("request", "model"))
         asked = dataclasses.replace(request, cohort=cohort)
+        training, digest = training_of(note), request_digest(request)
         for block in model.blocks:
             if self.policy is not None and "opening" in block.note:
-                self.policy.check_opening(block.note["opening"])
+                opening = block.note["opening"]
+                self.policy.check_opening(opening)
+                # Sizes of what is started here; which methods are allowed, the opening has said.
+                sizes = dataclasses.replace(self.policy, methods=None)
+                sizes.check_opening({**opening, **innermost(training.recipe)})
                 if self.policy.joint_seed:
-                    self.seeds.book.check(block.note["opening"])
-        training, digest = training_of(note), request_digest(request)
+                    self.seeds.book.check(opening)
         shown = self._shown(client, arrays, note) if "evidence" in note else None
         absorbs = self._check.agree(training, asked, digest, model, shown)
         signature = self._sign(agreed_message(training.name, digest))

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedsolve import registry
 from fedsolve.container import from_bytes, read, to_bytes, write_atomically
 from fedsolve.errors import DataError, ModelFileError, TermError
 from fedsolve.federation.engine import Spec
@@ -28,14 +29,18 @@ from fedsolve.federation.evaluation import about
 from fedsolve.federation.meaning import arrays_differ, notes_differ, settling
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Run
-from fedsolve.federation.recipes import method_from
+from fedsolve.federation.recipes import innermost, method_from
 from fedsolve.labels import labels_from_note
+from fedsolve.permissions import check_allowed
 
 _MEMBER = "member"
 _ALONE = threading.Lock()  # warnings are muted for the whole process, and several sites may live in it
 
-_MAY_BE_MORE = frozenset({"part", "schema", "card"})
-"""Entries of a question about a model that say nothing of what the model is."""
+_ABOUT_MODELS = frozenset({"evaluate", "tally"})
+"""Questions about a model that a site agrees to at any moment: of others the server chooses more."""
+
+_MAY_BE_MORE = frozenset({"part", "schema"})
+"""Entries of such a question that say nothing of what the model is."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,9 @@ class QuestionCheck:
     def _under_way(self) -> Run[Any]:
         if self._run is None:
             assert self._training is not None
+            key = innermost(self._training.recipe).get("method")
+            if registry.is_foreign(key):
+                check_allowed("method", key)
             method = method_from(self._training.recipe)
             opening = self._opening
             try:
@@ -164,7 +172,7 @@ class QuestionCheck:
     @staticmethod
     def _about_the_model(run: Run[Any], asked: Request) -> None:
         """Refuse a question about another model than the one that the opened totals give."""
-        if asked.position:
+        if asked.position or asked.kind not in _ABOUT_MODELS:
             raise TermError(
                 f"the request '{asked.kind}', step {asked.step}, is not the one that follows from the totals "
                 "that were opened."
@@ -176,10 +184,9 @@ class QuestionCheck:
             raise TermError(
                 f"a question about a model ('{asked.kind}') comes before the opened totals make one."
             ) from problem
-        more = {name: value for name, value in asked.note.items() if name not in mine.note}
         known = {name: value for name, value in asked.note.items() if name in mine.note}
-        forbidden = sorted(name for name in more if name.endswith("calibration"))
-        if forbidden or (set(more) - _MAY_BE_MORE and asked.kind in ("evaluate", "tally")):
+        more = asked.note.keys() - mine.note.keys() - _MAY_BE_MORE
+        if more:
             raise TermError(f"the model of '{asked.kind}' has {sorted(more)}, which this run's has not.")
         unlike = {"schema"} if model.preparing is None else set()
         why = notes_differ(mine.note, known, unlike) or arrays_differ(run, mine.arrays, asked.arrays)
