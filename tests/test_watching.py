@@ -219,6 +219,7 @@ def test_a_page_that_cannot_be_made_says_so_and_stops_nothing(caplog):
 def test_status_on_the_terminal(federation, tmp_path):
     board = of_a_server(path=tmp_path / "status.json")
     fs.DeepAFL(layers=2, width=16).fit(federation, follow=(board, within := Within(board)))
+    board.close()
     (tmp_path / "status.json").write_text(json.dumps(within.seen[-1] | {"now": time.time()}))
     done = fedsolve("status", tmp_path)
     assert done.exit_code == 0, done.stderr
@@ -245,7 +246,6 @@ def test_status_on_the_terminal(federation, tmp_path):
     refused(fedsolve("status", tmp_path / "none"), 4, "tells of no run", "the port of a page")
     (tmp_path / "status.json").write_text('{"form": 99}')
     refused(fedsolve("status", tmp_path), 4, "another version of fedsolve")
-    board.close()
 
 
 def test_training_and_experiments_can_be_watched(tmp_path, monkeypatch):
@@ -271,12 +271,17 @@ def test_training_and_experiments_can_be_watched(tmp_path, monkeypatch):
         'name = "small"\ntitle = "t"\nseeds = [0, 1]\n[dataset]\naddress = "digits"\n'
         '[[partition]]\nkind = "iid"\nclients = 3\n[[method]]\nname = "AFL"\nmethod = "afl"\n'
     )
+    ends: list[dict] = []
+    monkeypatch.setattr(
+        StatusPage, "close", lambda page: (ends.append(page.document()), page._server.close())
+    )
     done = fedsolve("experiment", "run", tmp_path / "small.toml", "--runs", tmp_path / "runs", "--watch")
     assert done.exit_code == 0, done.stderr
     assert [(one["what"], one["cells"]["done"], one["cells"]["total"]) for one in told] == [
         ("experiment", 0, 2),
         ("experiment", 1, 2),
     ]
+    assert [(one["phase"], one["cells"]["done"]) for one in ends] == [("complete", 2)]
     (cell,) = told[1]["finished_cells"]
     assert 0.9 < cell["scores"]["accuracy"] <= 1.0
     assert cell["name"] in html_status(told[1])

@@ -208,6 +208,8 @@ class Board(Follower):
         """The whole is done: all cells of an experiment, or what a server does after its training."""
         with self._lock:
             self._phase, self._under = "complete", None
+            if self._cells is not None:
+                self._cells |= {"done": self._cells["total"], "now": "", "remark": "", "left": 0.0}
 
     def stopped(self, problem: BaseException) -> None:
         with self._lock:
