@@ -151,9 +151,9 @@ def test_train_gives_the_model_of_the_library(files, tmp_path):
         (("--exchange", "single"), {"exchange": "single"}),
         (("--participation", "0.6", "--inconsistent"), {"participation": 0.6, "consistent": False}),
         (("--scale", "standard", "--intercept"), {"scale": "standard", "intercept": True}),
-        (("--scale", "none", "--no-intercept", "--track", "none"), {}),
+        (("--scale", "none", "--no-intercept", "--measure", "none"), {}),
         (
-            ("--track", "accuracy", "--precision", "float32", "--seed", "3"),
+            ("--measure", "accuracy", "--precision", "float32", "--seed", "3"),
             {"track": "accuracy", "precision": "float32", "seed": 3},
         ),
     ],

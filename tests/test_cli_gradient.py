@@ -24,6 +24,7 @@ from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import load_dataset
 from fedsolve.errors import DataError
 from fedsolve.gradient import FedAvg, FedProx
+from fedsolve.parameters import described
 from tests.command import document, fedsolve, refused
 
 GRADIENT = [key for key in method_keys() if is_gradient(key)]
@@ -71,8 +72,8 @@ def python(script: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_help_page_of_one_method(words):
     page = " ".join(fedsolve("train", *words).stdout.split())
     assert "Li et al., MLSys 2020" in page
-    for field in dataclasses.fields(FedProx):
-        assert f"--{field.name.replace('_', '-')} " in page
+    for description in described(FedProx).values():
+        assert f"{description.option.partition('/')[0]} " in page
     options = page.split(" Training: ")[1]
     for absent in ("--ridge", "--layers", "--contrast"):
         assert absent not in options
@@ -134,7 +135,7 @@ def test_listing_methods_and_help_do_not_load_torch():
 def test_train_gives_the_model_of_the_library(digits, tmp_path):
     out = tmp_path / "m.safetensors"
     words = ("--method", "fedprox", "--network", "mlp:8", "--feedback-alignment", "lowest")
-    more = ("--proximal", "0.1", "--track", "drift", "--out", out)
+    more = ("--proximal", "0.1", "--measure", "drift", "--out", out)
     told = document("train", digits, *QUICK, *words, *more)
     data = np.load(digits)
     owners = fs.partition.iid(data["y_train"], 4)
@@ -212,7 +213,7 @@ def test_progress_tells_round_loss_and_total(digits, monkeypatch, track):
         return _Recording(told)
 
     monkeypatch.setattr(Output, "bar", bar)
-    assert fedsolve("train", digits, *QUICK, "--method", "fedavg", "--track", track).exit_code == 0
+    assert fedsolve("train", digits, *QUICK, "--method", "fedavg", "--measure", track).exit_code == 0
     each = 2 if track == "drift" else 1
     assert [(done, total) for done, total, _ in told] == [(r, 3) for r in (1, 2, 3) for _ in range(each)]
     assert all(remark.startswith("loss ") for _, _, remark in told)
@@ -264,7 +265,7 @@ BAD_WORDS = {
     ),
     "other method's parameter": (("--contrast", "1"), 2, "--contrast belongs to moon, not to fedavg"),
     "other family's value": (
-        ("--track", "accuracy"),
+        ("--measure", "accuracy"),
         2,
         "track must be None or 'drift'; got 'accuracy'",
     ),
@@ -298,7 +299,7 @@ def test_gradient_words_do_not_go_with_closed_forms(digits, tmp_path):
         "--rounds belongs to gradient methods, not to afl",
     )
     refused(
-        fedsolve("train", digits, "--track", "drift"),
+        fedsolve("train", digits, "--measure", "drift"),
         2,
         "track must be None or 'accuracy'; got 'drift'",
     )

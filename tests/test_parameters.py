@@ -213,11 +213,11 @@ def test_help_fits_on_a_screen_and_a_half(command: str) -> None:
     assert len(page) <= 65
     assert max(map(len, page)) <= 100
     text = "\n".join(page)
-    for name in described(fs.Auto if command == "train" else fs.DeepAFL):
-        assert f"  --{name.replace('_', '-')} " in text
+    for description in described(fs.Auto if command == "train" else fs.DeepAFL).values():
+        assert f"  {description.option.partition('/')[0]} " in text
     deep = helped(command, "--method", "deepafl", "--help")
-    for name in described(fs.DeepAFL):
-        assert f"  --{name.replace('_', '-')} " in deep
+    for description in described(fs.DeepAFL).values():
+        assert f"  {description.option.partition('/')[0]} " in deep
     assert len(deep.splitlines()) <= 72
     for absent in ("--rounds", "--balance", "--debug"):
         assert absent not in text

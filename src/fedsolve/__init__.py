@@ -32,6 +32,7 @@ from fedsolve.errors import (
     FedsolveError,
     ModelFileError,
     TermError,
+    TrackingWarning,
 )
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.described import Described
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         SoftmaxClassifier,
     )
     from fedsolve.network.flower import FlowerFederation
+    from fedsolve.tracking import tracker
     from fedsolve.watching.loopback import StatusPage
 
 __all__ = [
@@ -104,6 +106,7 @@ __all__ = [
     "SoftmaxClassifier",
     "StatusPage",
     "TermError",
+    "TrackingWarning",
     "__version__",
     "evaluate",
     "evaluation",
@@ -116,6 +119,7 @@ __all__ = [
     "propose_schema",
     "read_described",
     "read_schema",
+    "tracker",
     "write_schema",
 ]
 
@@ -125,6 +129,7 @@ _LATER = {
     "RayFederation": "fedsolve.cluster.ray_federation",
     "RowFile": "fedsolve.cluster.row_file",
     "StatusPage": "fedsolve.watching.loopback",
+    "tracker": "fedsolve.tracking",
 }
 """Names that are imported when they are asked for, and where from."""
 

@@ -38,6 +38,10 @@ class CalibrationWarning(UserWarning):
     """Probabilities could not be calibrated; the model is otherwise what it would be."""
 
 
+class TrackingWarning(UserWarning):
+    """A tracker's store failed while a training went on; the model is what it would be."""
+
+
 def did_you_mean(word: str, known: Iterable[object]) -> str:
     """The end of a message, " Did you mean 'x'?", with the known word nearest to one that was mistyped.
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
+from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.watched import watch_option, watched_page
 from fedsolve.errors import DataError
 from fedsolve.experiments.config import Experiment
@@ -83,8 +84,11 @@ _runs = option(
     "--workers", type=click.IntRange(1), group="What runs", help="Clients at a time.  [default: all cores]"
 )
 @watch_option("What runs")
+@track_option("What runs")
 @output_options
+@click.pass_context
 def run(
+    ctx: click.Context,
     files: tuple[str, ...],
     root: str | None,
     store: str | None,
@@ -93,6 +97,7 @@ def run(
     backbone: str | None,
     workers: int | None,
     watch: bool,
+    track: tuple[str, ...],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -104,6 +109,7 @@ def run(
     experiments = _read(files)
     if dataset:
         experiments = [one.only(dataset) for one in experiments]
+    tracked = ctx.with_resource(trackers(track))
     source = StoredRows(root, store)
     summaries: list[Summary] = []
     with watched_page(watch, experiments[0].name, output, experiment=True) as page:
@@ -120,7 +126,7 @@ def run(
                         backbone=backbone,
                         workers=workers,
                         progress=progress,
-                        follow=() if page is None else (page,),
+                        follow=[tracked] if page is None else [tracked, page],
                         summary=summaries[-1],
                     )
             except KeyboardInterrupt as stop:

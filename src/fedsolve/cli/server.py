@@ -36,13 +36,14 @@ from fedsolve.cli.output import (
     percent,
 )
 from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.watched import status_option, watched_run
 from fedsolve.data.lock import locked
 from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.engine import Wraps
-from fedsolve.federation.followers import Follower
+from fedsolve.federation.followers import Follower, Followers
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
@@ -204,6 +205,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     group=_RUN,
     help="Calibrated probabilities: the training's exchanges twice, and two to four more.",
 )
+@track_option(_RUN, more=True)
 @config_option
 @log_option
 @output_options
@@ -227,6 +229,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
     keys = _keys(ctx, given)
     _check_secure(ctx, given, method)
     check_target(given["out"])
+    tracked = ctx.with_resource(trackers(given["track"]))
     state = Path(given["state"])
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.perf_counter()
@@ -237,7 +240,7 @@ def server(ctx: click.Context, /, **given: Any) -> None:
             title = f"{unwrapped(method).key} over {given['clients']} sites"
             with watched_run(state, title, given["clients"], given["status"], output) as board:
                 output = dataclasses.replace(output, heard=board.note)
-                document = _run(given, output, method, state, keys, board)
+                document = _run(given, output, method, state, keys, board, tracked)
     except KeyboardInterrupt as stop:
         raise Interrupted(
             f"interrupted; {state} holds the last exchange. Run the same command to go on."
@@ -253,6 +256,7 @@ def _run(
     state: Path,
     keys: Path | None,
     board: Board,
+    tracked: Follower,
 ) -> dict[str, Any]:
     from fedsolve.federation.evaluation import evaluate
     from fedsolve.network import require_flower
@@ -281,10 +285,11 @@ def _run(
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link, board)
             around = None if given["plain"] else _secured(given, held)
-            model, engine = run_method(method, federate, held, [ExchangeNotes(output), board], around)
+            heard = Followers(board, tracked)
+            model, engine = run_method(method, federate, held, [ExchangeNotes(output), heard], around)
             if given["evaluate"]:
                 accuracy = evaluate(engine, model)
-                board.scored({"accuracy": accuracy})
+                heard.scored({"accuracy": accuracy})
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
             board.complete()
     if given["out"] is not None:

@@ -46,6 +46,7 @@ from fedsolve.cli.own_models import (
     personalise,
     warn_of_few_rows,
 )
+from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.tried import tried_table
 from fedsolve.cli.watched import watch_option, watched_page
 from fedsolve.data.partitions import heterogeneity
@@ -55,6 +56,7 @@ from fedsolve.errors import ModelFileError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.card import card, training_card
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.followers import Followers
 from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
@@ -206,6 +208,7 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     help="Gradient methods: evaluate on the test rows every N rounds too.",
 )
+@track_option(_GROUP, more=True)
 @option(
     "--schema",
     metavar="FILE",
@@ -242,6 +245,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         what = "--secure" if given["secure"] else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local", ctx)
 
+    tracked = ctx.with_resource(trackers(given["track"]))
     reader = Reader(given, output)
     owned = split.kind is None
     if len(files) > 1:
@@ -262,6 +266,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         whole = Calibrated(whole)
     title = f"{method.key} on {', '.join(files[:3])}"
     with watched_page(given["watch"], title, output) as page, _engine(federation, given) as engine:
+        heard = tracked if page is None else Followers(tracked, page)
         started = time.perf_counter()
         try:
             with _progress(output, method) as progress:
@@ -271,7 +276,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
                     resume=given["resume"],
                     progress=progress,
                     watch=_watch(ctx, given, test),
-                    follow=() if page is None else page,
+                    follow=heard,
                 )
         except KeyboardInterrupt as stop:
             raise Interrupted(_stopped(checkpoint)) from stop
@@ -281,11 +286,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
             model.parameters[pixel_rows.NOTED] = given["backbone"]
         check_finite(model, "the model, which was not saved,")
         accuracy = _accuracy(model, engine, data, test)
-        if page is not None:
-            page.scored({f"{part}_accuracy": value for part, value in accuracy.items() if value is not None})
         accuracy["held_out"] = next(
             (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
         )
+        heard.scored({f"{part}_accuracy": share for part, share in accuracy.items() if share is not None})
         model.card = training_card(model, whole, rows=len(data), accuracy=accuracy, secure=given["secure"])
         if given["out"] is not None:
             model.save(given["out"])

@@ -132,7 +132,9 @@ class DeepAFL(Method[DeepModel]):
         None, "standard, centred or auto; one exchange more.", metavar="HOW"
     )
     intercept: bool = parameter(False, "Fit an intercept from sums.")
-    track: Literal["accuracy"] | None = parameter(None, "Count correct training rows on the way.")
+    track: Literal["accuracy"] | None = parameter(
+        None, "Count correct training rows on the way.", flag="--measure"
+    )
     precision: Literal["float64", "float32"] = parameter("float64", "float32 is faster, but not exact.")
     seed: int = parameter(0, "Seed of projections and participation.", least=0)
 

@@ -135,7 +135,9 @@ class GradientMethod(Method[GradientModel]):
         least=0,
         group=FEEDBACK,
     )
-    track: Literal["drift"] | None = parameter(None, "Measure drift: one more exchange a round.")
+    track: Literal["drift"] | None = parameter(
+        None, "Measure drift: one more exchange a round.", flag="--measure"
+    )
     shape: str | None = parameter(
         None,
         "Images as channels,height,width.",

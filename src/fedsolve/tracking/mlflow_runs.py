@@ -1,0 +1,114 @@
+"""MLflow: a run for every training, in a database of one's own or on a server.
+
+Runs of an experiment file are in the MLflow experiment of its name, others in the one called "fedsolve".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fedsolve.data.backbones.common import first_line, require
+from fedsolve.errors import DataError
+from fedsolve.tracking.tracked_runs import COMPLETE, FAILED, INTERRUPTED, Tracker
+
+EXPERIMENT = "fedsolve"
+IDENTITY = "fedsolve.identity"
+"""The tag by which a training that is resumed finds its run."""
+
+_STATUS = {COMPLETE: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+"""Unless the environment says otherwise: nobody else is told of a run, and no training waits long for one."""
+
+
+def open_store(place: str) -> MLflowTracker:
+    """A tracker that writes to the tracking store of this address, once the store has answered."""
+    if "://" not in place:
+        raise DataError(
+            f"mlflow:{place}: '{place}' is no address of a tracking store. Write mlflow:sqlite:///FILE.db "
+            "for a file, or mlflow:http://HOST:PORT for a server."
+        )
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    mlflow = require("mlflow", "mlflow", "mlflow:URI")
+    try:
+        with _quiet():
+            client = mlflow.MlflowClient(place)
+            client.search_experiments(max_results=1)
+    except Exception as problem:  # of its own, of its database's, or of the network's
+        raise DataError(
+            f"mlflow:{place} cannot be used ({type(problem).__name__}: {first_line(problem)}). Check the "
+            "address: mlflow:sqlite:///FILE.db for a file, mlflow:http://HOST:PORT for a server."
+        ) from problem
+    return MLflowTracker(client, f"mlflow:{place}")
+
+
+class MLflowTracker(Tracker):
+    """Writes to an MLflow client."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        super().__init__(address)
+        self._client = client
+        self._entities = require("mlflow.entities", "mlflow", "mlflow:URI")
+        self._run = ""
+
+    def begin(
+        self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
+    ) -> Collection[int]:
+        with _quiet():
+            experiment = self._experiment(facts.get("experiment", EXPERIMENT))
+            found = self._earlier(experiment, identity)
+            if found and resumed:
+                self._run = found[0].info.run_id
+                self._client.update_run(self._run, status="RUNNING")
+                return {one.step for one in self._client.get_metric_history(self._run, "seconds")}
+            for run in found:
+                if run.info.status == "RUNNING":  # killed before it could say so
+                    self._client.set_terminated(run.info.run_id, "KILLED")
+            tags = {} if identity is None else {IDENTITY: identity}
+            self._run = self._client.create_run(experiment, run_name=name, tags=tags).info.run_id
+            told = [self._entities.Param(key, value) for key, value in facts.items()]
+            self._client.log_batch(self._run, params=told)
+        return ()
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        told = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=told)
+
+    def end(self, how: str) -> None:
+        self._client.set_terminated(self._run, _STATUS[how])
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+
+    def _earlier(self, experiment: str, identity: str | None) -> list[Any]:
+        """Runs of the same training, the latest first."""
+        if identity is None:
+            return []
+        wanted = f"tags.`{IDENTITY}` = '{identity}'"
+        order = ["attributes.start_time DESC"]
+        return list(self._client.search_runs([experiment], wanted, order_by=order))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the remarks of a database that is made: stderr is for what a person must know."""
+    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

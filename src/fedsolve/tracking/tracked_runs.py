@@ -1,0 +1,148 @@
+"""What all trackers share: which numbers of a training are written, under which names, to which run.
+
+Numbers of the training as a whole leave a federation, and nothing of a client by itself: not even its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsolve.data.backbones.common import first_line
+from fedsolve.errors import TrackingWarning
+from fedsolve.federation.followers import Follower, Training
+from fedsolve.federation.history import totals
+from fedsolve.federation.method import Record
+from fedsolve.model import Model
+from fedsolve.version import __version__
+
+COMPLETE, INTERRUPTED, FAILED = "complete", "interrupted", "failed"
+
+_COUNTED = ("bytes_up", "bytes_down", "catch_up_bytes", "seconds", "step")
+_MEASURED = ("risk", "accuracy")
+
+
+class Tracker(Follower):
+    """Writes every training that it hears of as one run of a store.
+
+    address: what it was made from, for messages. A training that is resumed, known by its checkpoint, goes on
+    with its run.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._lost = False
+        self._step = 0
+
+    @abstractmethod
+    def begin(
+        self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
+    ) -> Collection[int]:
+        """Begin the run of a training, or go on with it; the exchanges that the store has of it already.
+
+        identity: by which the same training is known again; None where it is not.
+        facts:    what was trained, on what.
+        """
+
+    @abstractmethod
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Add numbers, at the exchange `step`."""
+
+    @abstractmethod
+    def end(self, how: str) -> None:
+        """The training is over: complete, interrupted or failed. Scores may still follow."""
+
+    # -- what is heard -----------------------------------------------------------------------------
+
+    def started(self, training: Training) -> None:
+        name = training.name or training.method
+        self._step = 0
+        self._safely(lambda: self._begin(name, training))
+
+    def _begin(self, name: str, training: Training) -> None:
+        there = self.begin(name, identity_of(training), bool(training.history), facts_of(training))
+        for record in training.history:
+            self._step = record.exchange
+            if record.exchange not in there:
+                self.write(values_of(record), record.exchange)
+
+    def advanced(self, record: Record, expected: int) -> None:
+        self._step = record.exchange
+        self._safely(lambda: self.write(values_of(record), record.exchange))
+
+    def finished(self, model: Model | None) -> None:
+        if model is not None and model.history:
+            spent = {f"total_{name}": float(value) for name, value in totals(model.history).items()}
+            self._safely(lambda: self.write(spent, self._step))
+        self._safely(lambda: self.end(COMPLETE))
+
+    def scored(self, scores: Mapping[str, float]) -> None:
+        found = {f"final_{name}": float(value) for name, value in scores.items()}
+        self._safely(lambda: self.write(found, self._step))
+
+    def stopped(self, problem: BaseException) -> None:
+        how = FAILED if isinstance(problem, Exception) else INTERRUPTED
+        self._safely(lambda: self.end(how))
+
+    def _safely(self, write: Callable[[], None]) -> None:
+        """Write; a store that fails is left from then on, and the training goes on."""
+        if self._lost:
+            return
+        try:
+            write()
+        except Exception as problem:  # whatever a database, a disk or a network can raise
+            self._lost = True
+            why = f"{type(problem).__name__}: {first_line(problem)}"
+            warnings.warn(
+                f"{self.address} takes nothing more ({why}). The training goes on without it; with a "
+                "checkpoint it can be resumed, and is then written whole.",
+                TrackingWarning,
+                stacklevel=3,
+            )
+
+
+def values_of(record: Record) -> dict[str, float]:
+    """The numbers of an exchange by name; those of a mapping among its metrics as NAME/KEY."""
+    values = {name: float(getattr(record, name)) for name in _COUNTED}
+    values |= {name: float(v) for name in _MEASURED if (v := getattr(record, name)) is not None}
+    values |= {"clients": float(len(record.cohort)), "missing_clients": float(len(record.missing))}
+    if record.error_bounds:
+        values["error_bound"] = max(record.error_bounds.values())
+    return values | dict(_numbers(record.metrics))
+
+
+def _numbers(metrics: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{before}{name}/")
+        elif isinstance(value, (bool, int, float, np.number)):
+            yield f"{before}{name}", float(value)
+
+
+def facts_of(training: Training) -> dict[str, str]:
+    """What was trained, on what, as text by name."""
+    classes = training.spec.classes
+    facts = {
+        **training.parameters,
+        **training.about,
+        "method": training.method,
+        "federation.clients": len(training.clients),
+        "federation.features": training.spec.features,
+        "federation.classes": 0 if classes is None else len(classes),
+        "fedsolve": __version__,
+    }
+    return {name: str(value) for name, value in facts.items()}
+
+
+def identity_of(training: Training) -> str | None:
+    """By what the same training is known when it is started again: its cell, or its checkpoint."""
+    known = training.about.get("cell")
+    if known is None and training.checkpoint is not None:
+        known = os.path.abspath(training.checkpoint)
+    return None if known is None else hashlib.sha256(str(known).encode()).hexdigest()[:16]

@@ -1,0 +1,64 @@
+"""Weights & Biases: a run for every training, kept on this machine until `wandb sync` is told to send it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedsolve.data.backbones.common import require
+from fedsolve.errors import DataError
+from fedsolve.tracking.tracked_runs import COMPLETE, Tracker
+
+_FORBIDDEN = r"/\#?%:"
+"""What a project's name must not have."""
+
+
+def open_store(place: str) -> WandbTracker:
+    """A tracker that writes runs of the project `place` below ./wandb, or WANDB_DIR."""
+    if found := re.search(rf"[{re.escape(_FORBIDDEN)}]", place):
+        raise DataError(
+            f"wandb:{place}: the name of a project must not have '{found[0]}'. Write wandb:PROJECT, with a "
+            "name of letters, digits, '-' and '_'."
+        )
+    return WandbTracker(require("wandb", "wandb", "wandb:PROJECT"), place)
+
+
+class WandbTracker(Tracker):
+    """Writes by the package `wandb`, offline unless WANDB_MODE says otherwise.
+
+    A training that is resumed is written whole into a new run: of one that is offline, nothing can be asked.
+    """
+
+    def __init__(self, wandb: Any, project: str) -> None:
+        super().__init__(f"wandb:{project}")
+        self._wandb, self._project = wandb, project
+        self._run: Any = None
+        self._how = COMPLETE
+
+    def begin(
+        self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
+    ) -> Collection[int]:
+        self.close()
+        self._run = self._wandb.init(
+            project=self._project,
+            name=name,
+            group=facts.get("experiment"),
+            config=dict(facts),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",
+            settings=self._wandb.Settings(silent=True, console="off"),
+        )
+        return ()
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def end(self, how: str) -> None:
+        self._how = how  # scores may follow
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=0 if self._how == COMPLETE else 1)
+            self._run, self._how = None, COMPLETE
