@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.cli import status_command
 from fedsolve.errors import CohortError, DataError
 from fedsolve.watching.board import SILENT, Board, SiteStanding, read_document, silent, thinned
 from fedsolve.watching.exposition import metrics
@@ -246,6 +247,29 @@ def test_status_on_the_terminal(federation, tmp_path):
     refused(fedsolve("status", tmp_path / "none"), 4, "tells of no run", "the port of a page")
     (tmp_path / "status.json").write_text('{"form": 99}')
     refused(fedsolve("status", tmp_path), 4, "another version of fedsolve")
+
+
+def test_status_follows_a_run_to_its_end(monkeypatch, capsys):
+    board = of_a_server()
+    server = StatusServer(board.document)
+    port = server.address.rsplit(":", 1)[1].strip("/")
+    looks = iter((board.document, board.complete, board.document))
+    look = status_command._look
+
+    def looking(where):
+        next(looks)()
+        return look(where)
+
+    monkeypatch.setattr(status_command, "_look", looking)
+    last = status_command._follow(port, board.document(), 0.01)
+    assert last["phase"] == "complete"
+    assert "waiting: 12.3 of 40.1 MB" in capsys.readouterr().out
+    board._phase = "running"
+    monkeypatch.setattr(status_command, "_look", look)
+    monkeypatch.setattr(status_command, "_AWAY", 0.2)
+    server.close()
+    with pytest.raises(CohortError, match="shows no run"):
+        status_command._follow(port, board.document(), 0.05)
 
 
 def test_training_and_experiments_can_be_watched(tmp_path, monkeypatch):
