@@ -14,7 +14,8 @@ import pytest
 import fedsolve as fs
 from fedsolve.cli import status_command
 from fedsolve.errors import CohortError, DataError
-from fedsolve.watching.board import SILENT, Board, SiteStanding, read_document, silent, thinned
+from fedsolve.federation.method import Record
+from fedsolve.watching.board import SILENT, Board, SiteStanding, read_document, silent
 from fedsolve.watching.exposition import metrics
 from fedsolve.watching.loopback import StatusPage, StatusServer
 from fedsolve.watching.status_page import html_status
@@ -123,9 +124,19 @@ def test_a_run_without_a_sign_of_life_is_not_believed():
     assert silent(told) is None
     assert silent(told, told["now"] + SILENT + 1) == pytest.approx(SILENT + 1)
     assert silent(told | {"phase": "complete"}, told["now"] + 1e6) is None
-    records = [{"exchange": number} for number in range(10_001)]
-    assert len(thinned(records)) <= 402
-    assert (thinned(records)[0], thinned(records)[-1]) == (records[0], records[-1])
+
+
+def test_a_long_run_keeps_some_hundred_records_spread_over_all_of_it():
+    board = Board("training")
+    for number in range(10_001):
+        board.advanced(Record(number, "round", number, ("a",), {}, (), 3, 2, 0, 0.5, risk=number / 7), 20_000)
+    told = board.document()
+    assert (told["done"], told["bytes"]["up"]) == (10_001, 30_003)
+    numbers = [one["exchange"] for one in told["records"]]
+    assert 200 < len(numbers) <= 400
+    assert (numbers[0], numbers[-1]) == (1, 10_001)
+    assert len(set(np.diff(numbers[:-1]))) == 1
+    assert [one["exchange"] for one in told["recent"]] == list(range(9_990, 10_002))
 
 
 def test_metrics_are_what_prometheus_reads(federation):

@@ -161,6 +161,12 @@ def test_a_proxy_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in finding.seen + finding.remedy
     monkeypatch.setenv("no_proxy", "fed.example")
     assert diagnosis._proxy("fed.example").state == "ok"
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.delenv("https_proxy")
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy.example:1080")  # the client's calls go there too
+    assert "ALL_PROXY sends calls to proxy.example" in diagnosis._proxy("fed.example").seen
+    checks = [finding.check for finding in diagnosis.connection("127.0.0.1:1", None, None)]
+    assert checks == ["proxy", "server port"]  # told where the server cannot be reached straight, too
 
 
 @pytest.mark.parametrize(("free", "state"), [(1e8, "failed"), (1e9, "warning"), (1e11, "ok")])

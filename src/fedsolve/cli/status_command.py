@@ -161,7 +161,7 @@ def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
             for site in document["sites"]
         ]
         yield table(("site", "connected", "what it is at"), rows, left=(0, 1, 2))
-    if records := document["records"][-_LAST:]:
+    if records := document["recent"][-_LAST:]:
         names = [name for name in phrases.CURVES if any(name in record["measures"] for record in records)]
         rows = []
         for record in records:
