@@ -1,4 +1,4 @@
-"""Who may pass the gate: the signature of a registered site, a body of known size, its own name only."""
+"""Who may pass the gate: registered sites, with a body of known size."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ import datetime
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-from fedsolve.container import write_atomically
 from fedsolve.errors import FedsolveError
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.security import Site, registered
-
-MOST_BYTES = 64 * 2**20
-"""Flower cuts arrays into objects of 5 MiB; nothing a node sends is much larger."""
 
 CLOCK_AHEAD = 5.0
 CLOCK_BEHIND = 305.0
@@ -72,45 +66,6 @@ class Register:
         self._seen = seen
 
 
-class Quota:
-    """How many bytes each site may push while one question is open; the server says so in a file.
-
-    The file holds the number of the question and the bytes of the largest answer to it. What a site pushes is
-    kept by the SuperLink in memory, so that one may not push what nobody asked for. An answer may be pushed
-    again after a broken connection: `_TIMES` in all. Without a file there is no limit.
-    """
-
-    _TIMES = 4
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._question = -1
-        self._most = 0
-        self._pushed: Counter[str] = Counter()
-
-    @staticmethod
-    def write(path: Path, question: int, largest: int) -> None:
-        """Say, at the server, what may be pushed from now on."""
-        write_atomically(path, f"{question} {largest}".encode(), durable=False)
-
-    def count(self, name: str, size: int) -> None:
-        """Enter bytes that a site pushes; refuse what is too much."""
-        if self._path is None or not self._path.exists():
-            return
-        question, largest = map(int, self._path.read_text().split())
-        if question != self._question:
-            self._question, self._most = question, self._TIMES * (largest + MOST_BYTES // 8)
-            self._pushed.clear()
-        self._pushed[name] += size
-        if self._pushed[name] > self._most:
-            raise Refusal(
-                413,
-                f"'{name}' has pushed more than {self._TIMES} times what an answer to this question takes "
-                f"({largest:,} bytes).",
-                "quota",
-            )
-
-
 def authenticate(headers: Mapping[str, str], register: Register, now: float | None = None) -> Site:
     """The registered site whose signature the headers carry; raises `Refusal` otherwise."""
     from cryptography.exceptions import InvalidSignature
@@ -143,36 +98,21 @@ def authenticate(headers: Mapping[str, str], register: Register, now: float | No
     return site
 
 
-def own_name_only(body: bytes) -> None:
-    """Refuse a reply whose named sender is not the node that pushes it."""
-    from flwr.proto.fleet_pb2 import PushMessagesRequest
-    from google.protobuf.message import DecodeError
-
-    request = PushMessagesRequest()
-    try:
-        request.ParseFromString(body)
-    except DecodeError as problem:
-        raise Refusal(400, "the announced reply cannot be read.") from problem
-    senders = {message.metadata.src_node_id for message in request.messages_list}
-    if senders != {request.node.node_id}:
-        raise Refusal(400, "a node may push replies in its own name only.")
-
-
 def single(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The headers by lower-case name; a signed header that comes twice is refused."""
     by_name: dict[str, str] = {}
     for name, value in headers:
-        if name in by_name and name.startswith(("flwr-", "content-")):
+        if name in by_name and name.startswith(("fedsolve-", "flwr-", "content-")):
             raise Refusal(400, f"the header {name[:80]!a} was given twice.", reason="headers")
         by_name[name] = value
     return by_name
 
 
-def declared_size(headers: Mapping[str, str]) -> int:
-    """The size of the body in bytes, from the headers."""
+def declared_size(headers: Mapping[str, str], most: int) -> int:
+    """The size of the body in bytes, from the headers; refused if it is not declared, or more than `most`."""
     declared = headers.get("content-length", "")
     if not declared.isdecimal():
         raise Refusal(411, "the size of the body must be declared.")
-    if len(declared) > 20 or int(declared) > MOST_BYTES:
-        raise Refusal(413, f"{declared[:20]} bytes in one call; the most is {MOST_BYTES}.", "size")
+    if len(declared) > 20 or int(declared) > most:
+        raise Refusal(413, f"{declared[:20]} bytes in one call; at most {most:,} are taken.", "size")
     return int(declared)
