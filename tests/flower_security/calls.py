@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import datetime
 import json
 import socket
 import ssl
@@ -11,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsolve.network import security
@@ -47,18 +45,6 @@ class Caller:
         client._counter += 1
         parts = {"counter": client._counter, "server": client._server, "session": client._session, **other}
         return Call("POST", path, body, **parts).headers(client._secret)
-
-    def headers(self, seconds: float = 0.0, public: str | None = None) -> dict[str, str]:
-        """Headers with a signed time, as the doctor sends them; so many seconds ahead, or of another site."""
-        key = security.load_client_key(self.keys, self.name)
-        stamp = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat()
-        signature = key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
-        claimed = key if public is None else security.load_client_key(self.keys, public)
-        return {
-            "flwr-public-key": base64.b64encode(pem(claimed).encode()).decode(),
-            "flwr-timestamp": stamp,
-            "flwr-signature": base64.b64encode(signature).decode(),
-        }
 
     def call(
         self, address: str, path: str, headers: dict[str, str], body: Any = b"", method: str = "POST"

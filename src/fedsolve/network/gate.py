@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import gc
 import hashlib
 import json
@@ -41,10 +42,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedsolve import formats
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.network.admission import Refusal, Register, authenticate, declared_size, single
+from fedsolve.network.admission import Refusal, Register, declared_size, single
 from fedsolve.network.certificates import load_certificate, load_key
 from fedsolve.network.doorway import Doorway
-from fedsolve.network.handshake import ANSWER, BODY, GREETING, HELLO, LEAVE, MESSAGE, PULL, identity
+from fedsolve.network.handshake import ABOUT, ANSWER, BODY, GREETING, HELLO, LEAVE, MESSAGE, PULL, identity
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.mailbox import Mailbox
 from fedsolve.network.parcels import PIECE
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 HEALTH = "/healthz"
-ABOUT = "/v1/fedsolve/about"
 CALLS = (GREETING, HELLO, PULL, ANSWER, LEAVE)
 """What sites call, besides the two that answer whoever looks for trouble."""
 
@@ -125,9 +125,7 @@ class Gate:
 
     async def _about(self, request: Request) -> Response:
         try:
-            name = "(insecure)"
-            if self._register is not None:
-                name = authenticate(single(request.headers.items()), self._register).name
+            name = await asyncio.to_thread(self._sessions.known, single(request.headers.items()))
         except Refusal as refusal:
             return self._refuse(request, refusal)
         return _json({"site": name, "time": time.time(), "versions": versions()})
@@ -138,10 +136,10 @@ class Gate:
     async def _earlier(self, request: Request) -> Response:
         """A site, or a node of Flower's own, that speaks the wire of before."""
         who = "a node"
-        with suppress(Refusal):
-            if self._register is not None:
-                found = authenticate(single(request.headers.items()), self._register)
-                who = f"the site '{found.name}'"
+        with suppress(ValueError):
+            shown = base64.b64decode(request.headers.get("flwr-public-key", ""), validate=True)
+            if self._register is not None and (site := self._register.site(shown)) is not None:
+                who = f"the site '{site.name}'"
         refusal = other_wire("Flower's wire, as fedsolve did before")
         self._once(f"{who} at {_sender(request)} is of another version: {refusal}", f"{who} wire")
         # Code and status with which Flower tells a node that is starting why it is refused.
@@ -193,6 +191,7 @@ class Gate:
 
     async def _pull(self, request: Request, session: SiteSession, body: str) -> Response:
         """The next message, when there is one."""
+        from starlette.requests import ClientDisconnect
         from starlette.responses import Response as Plain
         from starlette.responses import StreamingResponse
 
@@ -201,7 +200,16 @@ class Gate:
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise Refusal(400, "what the site has already is not said.", "pull") from problem
         hole = self.mailbox.hole(session)
-        post = await self.mailbox.next(hole, have, WAIT)
+        waiting = asyncio.ensure_future(self.mailbox.next(hole, have, WAIT))
+        ended = asyncio.ensure_future(request.receive())
+        await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
+        for task in (waiting, ended):
+            task.cancel()
+        try:
+            post = await waiting
+        except asyncio.CancelledError:
+            self.mailbox.hung_up(hole)
+            raise ClientDisconnect from None
         if post is None:
             return Plain(status_code=204)
         headers = {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}

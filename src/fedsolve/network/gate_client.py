@@ -29,7 +29,7 @@ from fedsolve.network.handshake import (
     identity,
     new_share,
     session_key,
-    sign_hello,
+    sign_text,
 )
 from fedsolve.network.parcels import Parcel, open_parcel
 from fedsolve.network.wire import Note
@@ -103,7 +103,7 @@ class GateClient:
             "challenge": told["challenge"],
             "process": self._process,
             "share": base64.b64encode(share).decode(),
-            "signature": "" if self._key is None else base64.b64encode(sign_hello(self._key, text)).decode(),
+            "signature": "" if self._key is None else base64.b64encode(sign_text(self._key, text)).decode(),
         }
         answer = _refused(self._http.post(HELLO, content=json.dumps(note).encode()))
         secret = session_key(kept, bytes.fromhex(answer["share"]), str(answer["session"]), text)

@@ -3,6 +3,7 @@
     GET  greeting   -> {"wire": VERSION, "challenge": ...}
     POST hello      {"wire", "key", "server", "challenge", "process", "share", "signature"}
                     -> {"session", "share", "wait"}
+    GET  about      -> {"site": NAME, ...}, for one who signs the challenge and asks whether he is known
     POST pull, answer/ID, leave                            each with the headers of `Call`
 
 The hello is signed with the site's P-384 key, once for a connection: over the server's identity (the SHA-256
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 PREFIX = "/v1/fedsolve/"
+ABOUT = f"{PREFIX}about"
 GREETING = f"{PREFIX}greeting"
 HELLO = f"{PREFIX}hello"
 PULL = f"{PREFIX}pull"
@@ -35,6 +37,9 @@ LEAVE = f"{PREFIX}leave"
 SESSION, COUNTER, SERVER = "fedsolve-session", "fedsolve-counter", "fedsolve-server"
 BODY, MAC, MESSAGE = "fedsolve-body", "fedsolve-mac", "fedsolve-message"
 """Names of headers; MESSAGE is the gate's, and says which message it hands over."""
+
+KEY, CHALLENGE, SIGNATURE = "fedsolve-key", "fedsolve-challenge", "fedsolve-signature"
+"""Names of the headers with which a site asks whether it is known."""
 
 INSECURE = "insecure"
 """The identity of a server without a certificate."""
@@ -61,16 +66,21 @@ def hello_text(server: str, challenge: str, process: str, share: bytes) -> bytes
     return _text("hello", server, challenge, process, share.hex())
 
 
-def sign_hello(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
-    """The site's signature of its hello."""
+def about_text(challenge: str) -> bytes:
+    """What a site signs that only asks whether it is known."""
+    return _text("about", challenge)
+
+
+def sign_text(key: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
+    """A site's signature of one of these texts."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return key.sign(text, ec.ECDSA(hashes.SHA384()))
 
 
-def said_hello(pem: bytes, text: bytes, signature: bytes) -> bool:
-    """Whether the holder of this public key signed this hello."""
+def signed_text(pem: bytes, text: bytes, signature: bytes) -> bool:
+    """Whether the holder of this public key signed this text."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -33,6 +33,9 @@ from fedsolve.network.sessions import SiteSession
 ALIVE = 20.0
 """Seconds without a sign of life after which a site counts as gone."""
 
+HUNG_UP = 10.0
+"""The same after its connection broke."""
+
 _COMING = 1.0
 _LONG = 1 << 20
 """Bytes of an answer whose first part is worth telling, too: its site may freeze after it."""
@@ -163,6 +166,10 @@ class Mailbox:
             hole.waits -= 1
             hole.seen = time.monotonic()
 
+    def hung_up(self, hole: Pigeonhole) -> None:
+        """A site's connection broke while it waited: its process has ended, or it will soon call again."""
+        hole.seen = time.monotonic() - ALIVE + HUNG_UP
+
     def wanted(self, hole: Pigeonhole, message: str) -> Post:
         """The message that an answer is for, while it is wanted."""
         post = hole.posts.get(message)
@@ -172,6 +179,7 @@ class Mailbox:
 
     def coming(self, hole: Pigeonhole, post: Post, done: int, size: int) -> None:
         """A part of an answer is there; the server hears of it once a second, where that takes long."""
+        self.wanted(hole, post.id)
         self.alive(hole)
         now = time.monotonic()
         if now - self._told.setdefault(post.id, 0.0 if size > _LONG else now) > _COMING:

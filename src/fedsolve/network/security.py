@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import hashlib
 import os
 from dataclasses import dataclass
@@ -229,18 +228,16 @@ def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
     return _site(_openssh(key.public_key(), name), name)
 
 
-def signed_headers(keys: Keys, name: str) -> dict[str, str]:
-    """The headers with which a site shows who it is: its public key and a signed time stamp."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
+def signed_headers(keys: Keys, name: str, challenge: str) -> dict[str, str]:
+    """The headers with which a site asks whether it is known: its public key, and the challenge signed."""
+    from fedsolve.network.handshake import CHALLENGE, KEY, SIGNATURE, about_text, sign_text
 
     key = load_client_key(keys, name)
-    stamp = datetime.datetime.now(datetime.UTC).isoformat()
-    signature = key.sign(stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    signature = sign_text(key, about_text(challenge))
     return {
-        "flwr-public-key": base64.b64encode(site_of(key, name).pem).decode(),
-        "flwr-timestamp": stamp,
-        "flwr-signature": base64.b64encode(signature).decode(),
+        KEY: base64.b64encode(site_of(key, name).pem).decode(),
+        CHALLENGE: challenge,
+        SIGNATURE: base64.b64encode(signature).decode(),
     }
 
 

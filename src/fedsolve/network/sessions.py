@@ -18,19 +18,23 @@ from fedsolve import formats
 from fedsolve.network.admission import Refusal, Register
 from fedsolve.network.handshake import (
     BODY,
+    CHALLENGE,
     COUNTER,
+    KEY,
     MAC,
     OTHER_WIRE,
     REPLACED,
     SERVER,
     SESSION,
+    SIGNATURE,
     UNKNOWN_SESSION,
     UNREGISTERED,
     Call,
+    about_text,
     hello_text,
     new_share,
-    said_hello,
     session_key,
+    signed_text,
 )
 from fedsolve.version import __version__
 
@@ -129,14 +133,31 @@ class Sessions:
                     400, "this server is insecure and knows no keys: start the site so, too.", "hello"
                 )
             return None, pem.decode("ascii")
-        found = self._register.site(pem)
+        name = self._signer(self._register, pem, text, signature)
+        return name, name
+
+    def _signer(self, register: Register, pem: bytes, text: bytes, signature: bytes) -> str:
+        found = register.site(pem)
         if found is None:
             raise Refusal(
                 401, "this key is not registered at the server: fedsolve keys register NAME.pub", UNREGISTERED
             )
-        if not said_hello(found.pem, text, signature):
+        if not signed_text(found.pem, text, signature):
             raise Refusal(401, "the signature is not by the key of this site.", "signature")
-        return found.name, found.name
+        return found.name
+
+    def known(self, headers: Mapping[str, str]) -> str:
+        """The name of the site that asks whether it is known; for a thread."""
+        if self._register is None:
+            return "(insecure)"
+        try:
+            pem, signature = (base64.b64decode(headers[name], validate=True) for name in (KEY, SIGNATURE))
+            challenge = headers[CHALLENGE]
+        except (KeyError, ValueError, binascii.Error) as problem:
+            raise Refusal(401, "the call is not signed by a site's key.", "not signed") from problem
+        if self._until(challenge) < time.time():
+            raise Refusal(401, "this call is signed too late. Ask again.", "challenge")
+        return self._signer(self._register, pem, about_text(challenge), signature)
 
     def _until(self, challenge: str) -> float:
         """When a challenge of ours runs out; anything else is refused."""
