@@ -141,9 +141,9 @@ def client(**given: Any) -> None:
 
 
 def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) -> dict[str, Any]:
-    from fedsolve.network import require_flower
+    from fedsolve.network import require_network
 
-    require_flower()
+    require_network()
     connection = _connection(given, name)
     policy = _policy(given)
     attending = None if given["plain"] else _Secure(given, name, state, policy)

@@ -259,11 +259,11 @@ def _run(
     tracked: Follower,
 ) -> dict[str, Any]:
     from fedsolve.federation.evaluation import evaluate
-    from fedsolve.network import require_flower
+    from fedsolve.network import require_network
     from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
     from fedsolve.network.service import serving
 
-    require_flower()
+    require_network()
     certificates = _verify(keys, output, given)
     output.note(_PLAIN if given["plain"] else _SECURE)
     held = State(state)
