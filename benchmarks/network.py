@@ -23,21 +23,21 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.machine import Memory
 from fedsolve.closedform.deepafl_client import KIND
+from fedsolve.network.children import free_port
 from fedsolve.network.flower import FlowerFederation
-from fedsolve.network.link import RuntimeLink
+from fedsolve.network.gate_link import GateLink
 from fedsolve.network.service import serving
-from fedsolve.network.superlink import free_port
 
 CLASSES = 10
 
 
 @contextmanager
-def federation(nodes: int, rows: int, features: int, secure: bool) -> Iterator[tuple[RuntimeLink, Path]]:
+def federation(nodes: int, rows: int, features: int, secure: bool) -> Iterator[tuple[GateLink, Path]]:
     """A server in this process and sites as processes of their own, with random rows."""
     with tempfile.TemporaryDirectory(prefix="fedsolve-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         address = f"127.0.0.1:{free_port()}"
-        keys = _keys(folder, nodes) if secure else None
+        keys = site_keys(folder, nodes) if secure else None
         link = stack.enter_context(serving(folder / "server", address, keys))
         rng = np.random.default_rng(0)
         for number in range(nodes):
@@ -52,11 +52,12 @@ def federation(nodes: int, rows: int, features: int, secure: bool) -> Iterator[t
                 "--state",
                 str(folder / f"state-{number}"),
             ]
-            stack.enter_context(_process([sys.executable, "-m", "fedsolve", *words], folder / "sites.log"))
+            stack.enter_context(process([sys.executable, "-m", "fedsolve", *words], folder / "sites.log"))
         yield link, folder
 
 
-def _keys(folder: Path, nodes: int) -> Path:
+def site_keys(folder: Path, nodes: int) -> Path:
+    """Keys of a server and of so many registered sites."""
     from fedsolve.network import certificates, security
     from fedsolve.network.keyfolder import Keys
 
@@ -69,7 +70,7 @@ def _keys(folder: Path, nodes: int) -> Path:
 
 
 @contextmanager
-def _process(line: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process(line: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with open(log, "ab") as stream:
         process = subprocess.Popen(

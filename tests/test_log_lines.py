@@ -16,9 +16,7 @@ CHILD = """
 import logging, sys
 from fedsolve import log_lines
 log_lines.begin("child")
-other = logging.getLogger("flwr")
-other.addHandler(logging.StreamHandler())
-log_lines.adopt("flwr")
+other = logging.getLogger("uvicorn")
 other.warning("\\x1b[93mWARNING\\x1b[0m the disk is \\x9b31m nearly full")
 print("\\x1b[1mprinted\\x1b[0m", 3, end="\\n\\n")
 logging.getLogger("fedsolve.child").info("site %s", "north", extra={"fields": {"site": "north"}})
@@ -48,7 +46,7 @@ def test_all_that_a_process_writes_is_lines_of_one_form(style, tmp_path, monkeyp
     assert all(set(one) == {"time", "level", "process", "message", "fields"} for one in told)
     assert {one["process"] for one in told} == {"child"}
     assert told[0]["message"] == "WARNING the disk is \ufffd31m nearly full"
-    assert (told[0]["level"], told[0]["fields"]) == ("WARNING", {"logger": "flwr"})
+    assert (told[0]["level"], told[0]["fields"]) == ("WARNING", {"logger": "uvicorn"})
     assert told[1]["message"] == "printed 3"
     assert (told[2]["message"], told[2]["fields"]) == ("site north", {"site": "north"})
     assert told[-1]["message"] == "KeyError: 'nothing'"  # what the interpreter says at the end

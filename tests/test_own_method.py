@@ -15,7 +15,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve import registry
-from fedsolve.network.superlink import free_port
+from fedsolve.network.children import free_port
 from tests.flower_security.processes import running
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to-own-method.md").read_text()

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.cli import status_command
 from fedsolve.errors import CohortError, DataError
-from fedsolve.watching.board import SILENT, Board, SiteStanding, read_document, silent, thinned
+from fedsolve.federation.method import Record
+from fedsolve.watching.board import SILENT, Board, SiteStanding, read_document, silent
 from fedsolve.watching.exposition import metrics
 from fedsolve.watching.loopback import StatusPage, StatusServer
 from fedsolve.watching.status_page import html_status
@@ -122,9 +124,19 @@ def test_a_run_without_a_sign_of_life_is_not_believed():
     assert silent(told) is None
     assert silent(told, told["now"] + SILENT + 1) == pytest.approx(SILENT + 1)
     assert silent(told | {"phase": "complete"}, told["now"] + 1e6) is None
-    records = [{"exchange": number} for number in range(10_001)]
-    assert len(thinned(records)) <= 402
-    assert (thinned(records)[0], thinned(records)[-1]) == (records[0], records[-1])
+
+
+def test_a_long_run_keeps_some_hundred_records_spread_over_all_of_it():
+    board = Board("training")
+    for number in range(10_001):
+        board.advanced(Record(number, "round", number, ("a",), {}, (), 3, 2, 0, 0.5, risk=number / 7), 20_000)
+    told = board.document()
+    assert (told["done"], told["bytes"]["up"]) == (10_001, 30_003)
+    numbers = [one["exchange"] for one in told["records"]]
+    assert 200 < len(numbers) <= 400
+    assert (numbers[0], numbers[-1]) == (1, 10_001)
+    assert len(set(np.diff(numbers[:-1]))) == 1
+    assert [one["exchange"] for one in told["recent"]] == list(range(9_990, 10_002))
 
 
 def test_metrics_are_what_prometheus_reads(federation):
@@ -219,6 +231,7 @@ def test_a_page_that_cannot_be_made_says_so_and_stops_nothing(caplog):
 def test_status_on_the_terminal(federation, tmp_path):
     board = of_a_server(path=tmp_path / "status.json")
     fs.DeepAFL(layers=2, width=16).fit(federation, follow=(board, within := Within(board)))
+    board.close()
     (tmp_path / "status.json").write_text(json.dumps(within.seen[-1] | {"now": time.time()}))
     done = fedsolve("status", tmp_path)
     assert done.exit_code == 0, done.stderr
@@ -245,7 +258,29 @@ def test_status_on_the_terminal(federation, tmp_path):
     refused(fedsolve("status", tmp_path / "none"), 4, "tells of no run", "the port of a page")
     (tmp_path / "status.json").write_text('{"form": 99}')
     refused(fedsolve("status", tmp_path), 4, "another version of fedsolve")
-    board.close()
+
+
+def test_status_follows_a_run_to_its_end(monkeypatch, capsys):
+    board = of_a_server()
+    server = StatusServer(board.document)
+    port = server.address.rsplit(":", 1)[1].strip("/")
+    looks = iter((board.document, board.complete, board.document))
+    look = status_command._look
+
+    def looking(where):
+        next(looks)()
+        return look(where)
+
+    monkeypatch.setattr(status_command, "_look", looking)
+    last = status_command._follow(port, board.document(), 0.01)
+    assert last["phase"] == "complete"
+    assert "waiting: 12.3 of 40.1 MB" in capsys.readouterr().out
+    board._phase = "running"
+    monkeypatch.setattr(status_command, "_look", look)
+    monkeypatch.setattr(status_command, "_AWAY", 0.2)
+    server.close()
+    with pytest.raises(CohortError, match="shows no run"):
+        status_command._follow(port, board.document(), 0.05)
 
 
 def test_training_and_experiments_can_be_watched(tmp_path, monkeypatch):
@@ -271,12 +306,17 @@ def test_training_and_experiments_can_be_watched(tmp_path, monkeypatch):
         'name = "small"\ntitle = "t"\nseeds = [0, 1]\n[dataset]\naddress = "digits"\n'
         '[[partition]]\nkind = "iid"\nclients = 3\n[[method]]\nname = "AFL"\nmethod = "afl"\n'
     )
+    ends: list[dict] = []
+    monkeypatch.setattr(
+        StatusPage, "close", lambda page: (ends.append(page.document()), page._server.close())
+    )
     done = fedsolve("experiment", "run", tmp_path / "small.toml", "--runs", tmp_path / "runs", "--watch")
     assert done.exit_code == 0, done.stderr
     assert [(one["what"], one["cells"]["done"], one["cells"]["total"]) for one in told] == [
         ("experiment", 0, 2),
         ("experiment", 1, 2),
     ]
+    assert [(one["phase"], one["cells"]["done"]) for one in ends] == [("complete", 2)]
     (cell,) = told[1]["finished_cells"]
     assert 0.9 < cell["scores"]["accuracy"] <= 1.0
     assert cell["name"] in html_status(told[1])

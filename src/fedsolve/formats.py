@@ -28,6 +28,7 @@ CHECKPOINT = Format("checkpoint", 2, older=(1,))
 CALIBRATION = Format("checkpoint of a run that calibrates", 1)
 MESSAGE = Format("message", 2)
 PROTOCOL = Format("network protocol", 2)
+WIRE = Format("calls of sites at the gate", 2)
 ENVELOPE = Format("message as a signed file", 1)
 STORE = Format("feature store", 1)
 PROJECTIONS = Format("random projections", 1)
@@ -37,6 +38,6 @@ CELLS = Format("cell of an experiment", 2)
 STATUS = Format("status of a run", 1)
 
 ALL = (
-    *(MODEL, CHECKPOINT, CALIBRATION, MESSAGE, PROTOCOL, ENVELOPE, STORE),
+    *(MODEL, CHECKPOINT, CALIBRATION, MESSAGE, PROTOCOL, WIRE, ENVELOPE, STORE),
     *(PROJECTIONS, LANDMARKS, SKETCHES, CELLS, STATUS),
 )

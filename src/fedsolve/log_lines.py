@@ -130,20 +130,6 @@ def begin(process: str, level: int = logging.INFO) -> None:
     sys.stdout = sys.stderr = _Stray()
 
 
-def adopt(name: str) -> None:
-    """Have another package's log join ours, instead of handlers of its own with colours."""
-    logger = logging.getLogger(name)
-    logger.handlers.clear()
-    logger.propagate = True
-
-
-class ToRoot(logging.Handler):
-    """For loggers that pass nothing on by themselves: hands their records to the root's handlers."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        logging.getLogger().handle(record)
-
-
 _STRAY = "fedsolve.printed"
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsolve.network.children import free_port
+from fedsolve.network.gate_link import GateLink
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.link import RuntimeLink
 from fedsolve.network.service import serving
-from fedsolve.network.superlink import free_port
 from tests.conftest import Dataset
 from tests.flower_security.keyring import keys_for
 from tests.flower_security.processes import running, stop
@@ -108,7 +108,7 @@ class Service:
     """A server that runs in this process: where sites connect, and the link to them."""
 
     address: str
-    link: RuntimeLink
+    link: GateLink
 
 
 @pytest.fixture(scope="session")

@@ -99,8 +99,9 @@ def test_a_sender_cannot_fill_the_log_of_the_gate(caplog: pytest.LogCaptureFixtu
     import httpx
 
     from fedsolve.network.gate import _MOST_LINES, Gate
+    from fedsolve.network.mailbox import Mailbox
 
-    gate = Gate("127.0.0.1:9", None)
+    gate = Gate(Mailbox(Path("nowhere"), lambda event: None), None)
 
     async def knock() -> None:
         for host, count in (("10.0.0.1", 50), ("10.0.0.2", 1)):

@@ -24,12 +24,15 @@ class Trickling(PretendedLink):
     """A link whose site "north" keeps its heartbeat and never delivers the rest of what it announced."""
 
     what = "answer"
+    blocks = True
 
     def receive(self, message, go_on):
         number, _, note, _ = self.open[message]
         if self.sites[number].name != "north" or note["ask"] != self.what:
             return super().receive(message, go_on)
         while go_on(1_000_000, 5_000_000):
+            if not self.blocks:
+                return None
             time.sleep(0.001)
         return Reply({}, failure="it left in the middle of its answer", absent=True)
 
@@ -39,9 +42,12 @@ def federate(link, **options):
     return FlowerFederation(link, **{**settings, **options})
 
 
-def test_patience_counts_while_an_answer_is_fetched(sites):
+@pytest.mark.parametrize("blocks", [True, False])
+def test_patience_counts_while_an_answer_is_fetched(sites, blocks):
     told = []
-    federation = federate(Trickling(answerers(sites)), tell=told.append)
+    link = Trickling(answerers(sites))
+    link.blocks = blocks
+    federation = federate(link, tell=told.append)
     with pytest.raises(
         CohortError, match=r"north.*too late: 1\.0 of 5\.0 MB of its answer came within 0\.05 s"
     ):
@@ -56,9 +62,11 @@ def test_the_others_go_on_without_it(sites):
     assert "1.0 of 5.0 MB" in model.history[0].missing["north"]
 
 
-def test_a_description_that_does_not_come_keeps_nobody_waiting(sites, monkeypatch):
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_description_that_does_not_come_keeps_nobody_waiting(sites, monkeypatch, blocks):
     monkeypatch.setattr(roster, "_DESCRIPTION", 0.01)
     link = Trickling(answerers(sites))
+    link.blocks = blocks
     link.what = "describe"
     with pytest.raises(CohortError, match="'north': it announced what it has and did not send it"):
         federate(link).describe()

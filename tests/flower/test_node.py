@@ -1,9 +1,9 @@
-"""A node's own decisions: what ends it, what makes it try again, what it lets pass."""
+"""A site's own decisions: what ends it, what makes it try again, what it lets pass."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -11,48 +11,64 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, DataError
+from fedsolve.network import node as node_module
 from fedsolve.network.answering import Answerer
+from fedsolve.network.gate_client import GateClient, Refused
 from fedsolve.network.node import Connection, FleetNode
 
 pytestmark = pytest.mark.flower
 
-
-def status(code: int, detail: str = "") -> httpx.HTTPStatusError:
-    request = httpx.Request("POST", "http://127.0.0.1/")
-    response = httpx.Response(code, json={"code": 2000 + code, "detail": detail}, request=request)
-    return httpx.HTTPStatusError("refused", request=request, response=response)
+NOTHING = np.empty(0, dtype=np.uint8)
 
 
-class PretendedClient:
-    """A server that has one question; what a call does is up to the test."""
+class PretendedGate:
+    """A gate that has one question; problems are raised by calls, each once."""
 
-    def __init__(self, node: FleetNode | None = None, **calls) -> None:
+    def __init__(self, node: FleetNode, **problems: Exception) -> None:
         self.node = node
-        self.calls = calls
+        self.problems = problems
+        self.hellos = 0
+        self.have: list[list[str]] = []
+        self.brought: list[str] = []
         self.left = False
-        self.looks = 0
+        self.asked = threading.Event()
 
-    def __getattr__(self, name: str):
-        def call(request):
-            found = self.calls.get(name)
-            if isinstance(found, Exception):
-                raise found
-            return found(request) if callable(found) else SimpleNamespace(node_id=7, success=True)
+    def _call(self, name: str) -> None:
+        if (problem := self.problems.pop(name, None)) is not None:
+            raise problem
 
-        return call
+    def hello(self) -> None:
+        self.hellos += 1
+        self._call("hello")
 
-    def PullMessages(self, request):
-        self.looks += 1
-        if self.looks == 1:
-            return SimpleNamespace(messages_list=["question"], message_object_trees=["tree"])
+    def pull(self, have, largest):
+        self.have.append(list(have))
+        if self.asked.is_set():
+            self.node._stopped.wait(0.01)
+            return None
+        self._call("pull")
+        self.asked.set()
+        return "question", {"ask": "tell", "message": "hello"}, NOTHING
+
+    def answer(self, message, parcel) -> None:
+        self._call("answer")
+        self.brought.append(message)
         self.node.stop()
-        return SimpleNamespace(messages_list=[])
 
-    def DeactivateNode(self, request):
+    def leave(self) -> None:
         self.left = True
 
     def close(self) -> None:
         pass
+
+
+told: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    told.clear()
+    monkeypatch.setattr(node_module, "_FIRST_PAUSE", 0.001)
 
 
 @pytest.fixture
@@ -61,87 +77,89 @@ def node(tmp_path: Path) -> FleetNode:
     return FleetNode(site, Connection("127.0.0.1:1", insecure=True), state=tmp_path, tell=told.append)
 
 
-told: list[str] = []
+def serve(node: FleetNode, monkeypatch, **problems: Exception) -> PretendedGate:
+    gate = PretendedGate(node, **problems)
+    monkeypatch.setattr(node, "_client", lambda: gate)
+    node.serve()
+    return gate
 
 
-@pytest.fixture(autouse=True)
-def _silence():
-    told.clear()
+def test_it_answers_once_and_signs_off(node, monkeypatch):
+    gate = serve(node, monkeypatch)
+    assert gate.brought == ["question"]
+    assert gate.left
+    assert gate.have[0] == []
+    assert all(have in ([], ["question"]) for have in gate.have)
 
 
-def serve(node: FleetNode, monkeypatch, **calls) -> PretendedClient:
-    client = PretendedClient(node, **calls)
-    monkeypatch.setattr(node, "_client", lambda: client)
-    node.serve(once=True)
-    return client
-
-
-def test_an_answer_to_a_run_that_is_over_is_dropped(node, monkeypatch):
-    monkeypatch.setattr(node, "_answer", lambda *_: (_ for _ in ()).throw(status(403, "the run is over")))
-    client = serve(node, monkeypatch)
-    assert client.looks == 2
-    assert any("not wanted any more (the run is over" in text for text in told)
+def test_an_answer_that_nobody_waits_for_is_dropped(node, monkeypatch):
+    monkeypatch.setattr(node, "_tell", lambda text: (told.append(text), "wanted" in text and node.stop()))
+    gate = serve(node, monkeypatch, answer=Refused(410, "unwanted", "this answer is not wanted any more."))
+    assert gate.brought == []
+    assert any("not wanted any more" in text for text in told)
 
 
 def test_a_message_that_it_cannot_answer_does_not_end_it(node, monkeypatch):
-    monkeypatch.setattr(node, "_answer", lambda *_: (_ for _ in ()).throw(RecursionError("too deep")))
-    client = serve(node, monkeypatch)
-    assert client.looks == 2
+    monkeypatch.setattr(node._answerer, "reply", lambda *_: (_ for _ in ()).throw(RecursionError("too deep")))
+    monkeypatch.setattr(node, "_tell", lambda text: (told.append(text), "answered" in text and node.stop()))
+    assert serve(node, monkeypatch).brought == []
     assert any("could not be answered (RecursionError: too deep)" in text for text in told)
 
 
-def test_it_signs_off_when_it_is_stopped(node, monkeypatch):
-    monkeypatch.setattr(node, "_answer", lambda *_: None)
-    assert serve(node, monkeypatch).left
+@pytest.mark.parametrize("problem", [httpx.ReadError("reset"), Refused(401, "unknown session", "ended")])
+def test_an_answer_is_brought_again_when_the_connection_breaks(node, monkeypatch, problem):
+    gate = serve(node, monkeypatch, answer=problem)
+    assert gate.brought == ["question"]
 
 
-def test_it_signs_off_for_the_process_before_it(node, monkeypatch, tmp_path):
-    monkeypatch.setattr(node, "_answer", lambda *_: None)
-    (tmp_path / "node-id").write_text("41")
-    seen = []
-    client = PretendedClient(node)
-    client.DeactivateNode = lambda request: seen.append(request.node_id)
-    monkeypatch.setattr(node, "_client", lambda: client)
-    node.serve(once=True)
-    assert seen == [41, 7]
-    assert (tmp_path / "node-id").read_text() == "7"
-
-
+@pytest.mark.parametrize("call", ["hello", "pull"])
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (status(401), "refuses this node: it has no key"),
-        (status(412, "no site has this key"), "refuses this node: no site has this key"),
+        (Refused(401, "unregistered", "this key is not registered"), "this key is not registered"),
+        (Refused(401, "replaced", "another process"), "refuses this node: another process"),
+        (Refused(412, "other wire", "the server's wire is 1"), "the server's wire is 1"),
         (httpx.ConnectError("certificate verify failed"), "does not prove that it is the server"),
     ],
 )
-def test_what_trying_again_cannot_mend_ends_it(node, monkeypatch, problem, words):
-    monkeypatch.setattr(node, "_client", lambda: PretendedClient(node, ActivateNode=problem))
+def test_what_trying_again_cannot_mend_ends_it(node, monkeypatch, call, problem, words):
     with pytest.raises(CohortError, match=words):
-        node.serve()
+        serve(node, monkeypatch, **{call: problem})
 
 
+@pytest.mark.parametrize("call", ["hello", "pull"])
 @pytest.mark.parametrize(
     "problem",
     [
-        status(412, "Failed to activate SuperNode."),
-        status(503, "the server is not ready; try again."),
+        Refused(401, "unknown session", "this session has ended"),
+        Refused(503, "", "busy"),
         httpx.ConnectError("connection refused"),
         httpx.ReadTimeout("slow"),
     ],
 )
-def test_what_may_mend_itself_is_tried_again(node, monkeypatch, problem):
-    monkeypatch.setattr(node, "_answer", lambda *_: None)
-    attempts = []
-
-    def client():
-        attempts.append(problem)
-        return PretendedClient(node, **({"ActivateNode": problem} if len(attempts) == 1 else {}))
-
-    monkeypatch.setattr(node, "_client", client)
-    node.serve()
-    assert len(attempts) == 2
+def test_what_may_mend_itself_is_tried_again(node, monkeypatch, call, problem):
+    gate = serve(node, monkeypatch, **{call: problem})
+    assert gate.hellos == 2
     assert any("Trying again" in text for text in told)
+
+
+def test_without_keys_it_is_known_by_a_mark_that_stays(node, tmp_path):
+    mark = node._mark()
+    assert (tmp_path / "node-id").read_text() == mark == node._mark()
+    (tmp_path / "node-id").write_bytes(b"\xff\x00damaged")
+    assert node._mark() != mark
+
+
+def test_a_server_of_another_version_is_named(monkeypatch):
+    """One of before has no greeting, and answers as for any call that is not for the network."""
+    answers = {"old": (404, {"code": 404, "detail": "not for the network"}), "newer": (200, {"wire": 99})}
+    for which, words in (("old", "that of an earlier fedsolve"), ("newer", "wire is 99")):
+        client = GateClient("127.0.0.1:1", None, None, "0" * 32, "1" * 32)
+        status, document = answers[which]
+        transport = httpx.MockTransport(lambda _, s=status, d=document: httpx.Response(s, json=d))
+        client._http = httpx.Client(transport=transport, base_url="http://gate")
+        with pytest.raises(Refused, match=words):
+            client.hello()
 
 
 def test_keys_and_insecure_exclude_each_other():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +107,28 @@ def test_a_node_that_never_comes_back(service: Service, nodes: Nodes, sites: Sit
     assert {record.cohort for record in model.history[1:]} == {others}
     assert federation.reports[1].coverage == 0.75
     assert sites.difference_from_textbook(model) <= TOLERANCE
+
+
+def test_a_frozen_site_does_not_keep_the_others_from_answering(service: Service, nodes: Nodes, sites: Sites):
+    """The first in the order of names: what the others answer is at the server while it is waited for."""
+    nodes.start(service.address, *NAMES)
+    federation = federate(service)
+    federation.describe()
+    os.kill(nodes.processes[NAMES[0]].pid, signal.SIGSTOP)
+    found: list[Any] = []
+    run = threading.Thread(target=lambda: found.append(fs.AFL(ridge=0.1).fit(federation)), daemon=True)
+    try:
+        run.start()
+        mail, end = service.link._mail, time.monotonic() + PATIENCE
+        while len([path for path in mail.iterdir() if not path.name.startswith("to-")]) < len(NAMES) - 1:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert run.is_alive()
+    finally:
+        os.kill(nodes.processes[NAMES[0]].pid, signal.SIGCONT)
+    run.join(PATIENCE)
+    assert found[0].history[0].cohort == NAMES
+    assert same_bits(found[0], fs.AFL(ridge=0.1).fit(sites.local()))
 
 
 def test_a_node_that_joins_after_two_layers(service: Service, nodes: Nodes, sites: Sites):

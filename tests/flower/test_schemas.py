@@ -16,9 +16,9 @@ from fedsolve.data.table_files import read_described
 from fedsolve.data.tables import ColumnLayout
 from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.network.answering import Answerer
+from fedsolve.network.children import free_port
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.running import State, finished, run_method
-from fedsolve.network.superlink import free_port
 from fedsolve.schema import Column, Schema
 from tests.command import fedsolve as run
 from tests.flower_security.processes import running

@@ -12,8 +12,8 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.network import security
+from fedsolve.network.children import free_port
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.superlink import free_port
 from fedsolve.privacy import SecureFederation
 from tests.flower_security.processes import running
 

@@ -7,18 +7,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, ModelFileError
-from fedsolve.network.link import RuntimeLink
-from fedsolve.network.service import SiteLink, _gate, serving
-from fedsolve.network.superlink import SuperLink, begin_log, free_port, last_line
+from fedsolve.network.answering import Answerer
+from fedsolve.network.children import begin_log, free_port, last_line
+from fedsolve.network.keyfolder import Keys
+from fedsolve.network.node import Connection, FleetNode
+from fedsolve.network.service import SiteList, serving
 from tests.flower_security.processes import QUIET, running
 
 from .conftest import Nodes
@@ -156,79 +158,69 @@ def test_a_site_without_a_server_says_so_and_stops_when_told(sites: Sites, tmp_p
     assert "Trying again" in log.read_text()
 
 
-def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(tmp_path, monkeypatch):
+def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(sites: Sites, tmp_path, monkeypatch):
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("NO_PROXY", "intranet.example")
     monkeypatch.setenv("no_proxy", "intranet.example")
-    with SuperLink(tmp_path) as superlink, superlink.run() as grid:
-        assert RuntimeLink(grid).nodes() == {}
+    address, told = f"127.0.0.1:{free_port()}", []
+    with serving(tmp_path, address, None) as link:
+        site = Answerer("north", sites.client_data("north"))
+        node = FleetNode(site, Connection(address, insecure=True), tell=told.append)
+        thread = threading.Thread(target=node.serve)
+        thread.start()
+        end = time.monotonic() + PATIENCE
+        while not link.nodes():
+            assert time.monotonic() < end, told
+            time.sleep(0.02)
+        node.stop()
+        thread.join(PATIENCE)
     assert os.environ["NO_PROXY"].startswith("intranet.example,127.0.0.1")
 
 
-def test_a_superlink_that_dies_is_an_error_of_the_network(tmp_path):
-    with SuperLink(tmp_path) as superlink, superlink.run() as grid:
-        link = RuntimeLink(grid)
-        assert link.nodes() == {}
-        os.kill(superlink.pid, signal.SIGKILL)
-        superlink.stop()
-        with pytest.raises(CohortError, match="same state folder"):
-            link.nodes()
-        with pytest.raises(CohortError, match="same state folder"):
-            link.receive("message", lambda done, size: True)
-
-
-@pytest.mark.parametrize(("which", "words"), [(0, "the SuperLink has ended"), (1, "the gate, .* has ended")])
-def test_a_process_of_the_server_that_dies_is_noticed(which, words, tmp_path, monkeypatch):
-    processes = []
-    start = subprocess.Popen
-
-    def started(*words, **names):
-        processes.append(start(*words, **names))
-        return processes[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", started)
+def test_a_gate_that_dies_is_noticed(tmp_path):
     with serving(tmp_path, f"127.0.0.1:{free_port()}", None) as link:
         assert link.nodes() == {}
-        processes[which].kill()
-        processes[which].wait()
-        for call in (link.nodes, lambda: link.receive("message", lambda done, size: True)):
-            with pytest.raises(CohortError, match=words):
+        link._process.kill()
+        link._process.wait()
+        calls = (
+            link.nodes,
+            lambda: link.receive("message", lambda done, size: True),
+            lambda: link.send([1], {"ask": "tell"}, b""),
+        )
+        for call in calls:
+            with pytest.raises(CohortError, match=r"the gate, .* has ended .* same state folder"):
                 call()
 
 
 def test_another_server_on_the_same_port_is_not_taken_for_this_one(tmp_path):
     address = f"127.0.0.1:{free_port()}"
     with (
-        _gate(tmp_path / "first.log", address, "127.0.0.1:1", None),
+        serving(tmp_path / "first", address, None),
         pytest.raises(CohortError, match="Is another server running"),
-        _gate(tmp_path / "second.log", address, "127.0.0.1:1", None),
+        serving(tmp_path / "second", address, None),
     ):
         pass
-    with _gate(tmp_path / "third.log", address, "127.0.0.1:1", None) as gate:
-        assert gate.poll() is None
+    with serving(tmp_path / "third", address, None) as link:
+        assert link.nodes() == {}
 
 
 def test_a_list_of_sites_that_is_being_replaced_stays_in_force(tmp_path, monkeypatch):
-    told, listed = [], {"north": 1}
+    told, listed = [], ["north"]
     monkeypatch.setattr("fedsolve.network.service._REGISTER_EVERY", 0.0)
-    monkeypatch.setattr("fedsolve.network.security.register_sites", lambda *_: dict(listed))
-    superlink = SimpleNamespace(address="127.0.0.1:1", secret=b"")
-    link = SiteLink(None, superlink, tmp_path, tell=told.append)
+    monkeypatch.setattr("fedsolve.network.security.registered", lambda keys: dict.fromkeys(listed))
     with pytest.raises(ModelFileError, match="registered sites"):
-        link.register()
+        SiteList(Keys(tmp_path), told.append)
     (tmp_path / "registered").write_text("first")
-    link.register()
+    sites = SiteList(Keys(tmp_path), told.append)
     (tmp_path / "registered").unlink()
     for _ in range(3):
-        link.register()
-    assert link.registered() == {"north"}
+        assert sites.names() == {"north"}
     assert len(told) == 1
     assert "stays in force" in told[0]
-    listed["south"] = 2
+    listed.append("south")
     (tmp_path / "registered").write_text("second")
-    link.register()
-    assert link.registered() == {"north", "south"}
+    assert sites.names() == {"north", "south"}
 
 
 @pytest.mark.parametrize(

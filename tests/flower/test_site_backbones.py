@@ -13,9 +13,9 @@ from fedsolve.cli.main import _verdict
 from fedsolve.data.image_rows import portable
 from fedsolve.errors import CohortError, DivergenceError
 from fedsolve.network.answering import Answerer
+from fedsolve.network.children import free_port
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.running import State, run_method
-from fedsolve.network.superlink import free_port
 from fedsolve.schema import Extractor, Schema
 from tests.command import document
 from tests.flower_security.processes import running

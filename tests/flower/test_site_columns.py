@@ -13,9 +13,9 @@ from fedsolve.data.tables import ColumnLayout, read_table
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.followers import hears
 from fedsolve.network.answering import Answerer
+from fedsolve.network.children import free_port
 from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.running import State, run_method
-from fedsolve.network.superlink import free_port
 from tests.command import fedsolve as run
 from tests.flower_security.processes import running
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.network import security
+from fedsolve.network.keyfolder import Keys
+from fedsolve.network.security import registered
 from tests.flower_security.processes import QUIET, answers, free_ports, program, running
 
 from .sites import CLASSES, NAMES, TOLERANCE, Sites
@@ -24,6 +25,22 @@ PATIENCE = 300.0
 
 def node_config(**settings: object) -> str:
     return " ".join(f'{name}="{value}"' for name, value in settings.items())
+
+
+def register_sites(server: str, keys: Keys) -> None:
+    """Tell a SuperLink of every site, as `flwr supernode register` does."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+
+    with ControlHttpClient.from_server_address(
+        server,
+        insecure=False,
+        root_certificates=keys.authority.read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    ) as client:
+        for site in registered(keys).values():
+            client.RegisterNode(RegisterNodeRequest(public_key=site.pem, name=site.name))
 
 
 def test_flwr_run_gives_the_same_model(sites: Sites, keys, tmp_path, monkeypatch):
@@ -40,7 +57,7 @@ def test_flwr_run_gives_the_same_model(sites: Sites, keys, tmp_path, monkeypatch
     with ExitStack() as stack:
         up = answers(f"https://{server}/health", keys.authority)
         stack.enter_context(running(superlink, tmp_path / "superlink.log", up, home=tmp_path))
-        security.register_sites(server, keys)
+        register_sites(server, keys)
         for name, port in zip(NAMES, ports[1:], strict=True):
             features, labels = tmp_path / f"x-{name}.npy", tmp_path / f"y-{name}.npy"
             np.save(features, sites.data.features[sites.rows(name)])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fedsolve.network.superlink import free_port
+from fedsolve.network.children import free_port
 from tests.command import document
 from tests.flower_security.processes import QUIET, stop
 
@@ -127,8 +127,6 @@ def test_a_server_is_watched_killed_and_goes_on(nodes: Nodes, sites: Sites, keys
     ]
     gate = lines_of(state / "gate.log", "gate")
     assert {one["fields"]["site"] for one in gate if "site" in one["fields"]} == {quick, slow}
-    flower = lines_of(state / "superlink" / "superlink.log", "superlink")
-    assert any("Control HTTP API" in one["message"] for one in flower)
     answered = [
         one["fields"] for one in lines_of(at_site, "client") if one["fields"].get("what") == "answered"
     ]

@@ -1,18 +1,22 @@
-"""A SuperLink on loopback with the gate in front of it, as `fedsolve server` runs them."""
+"""A gate with its server's end in this process, as `fedsolve server` runs it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from fedsolve.network import gate, security
+from fedsolve.network import security
+from fedsolve.network.gate_link import GateLink
 from fedsolve.network.keyfolder import Keys
+from fedsolve.network.link import Node
+from fedsolve.network.service import serving
 
 from .keyring import keys_for
-from .processes import answers, free_ports, program, running
+from .processes import free_ports
 
 SITES = ("north", "south")
 STRANGER = "stranger"
@@ -20,13 +24,22 @@ STRANGER = "stranger"
 
 @dataclass(frozen=True)
 class Deployment:
-    """Addresses and keys of a running server; `nodes` are the registered sites' node ids."""
+    """A running gate: its address, keys and folder, and the server's end of it."""
 
     keys: Keys
     gate: str
-    control: str
-    nodes: dict[str, int]
     folder: Path
+    link: GateLink
+
+    def node(self, name: str) -> Node:
+        """The site of this name, as soon as it is there."""
+        end = time.monotonic() + 20
+        while True:
+            for node in self.link.nodes().values():
+                if node.name == name:
+                    return node
+            assert time.monotonic() < end, f"{name} is not there"
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
@@ -39,18 +52,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 @pytest.fixture(scope="session")
 def deployment(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """SuperLink and gate with TLS and authentication, stopped at the end of the session."""
+    """A gate with TLS and authentication, stopped at the end of the session."""
     folder = tmp_path_factory.mktemp("deployment")
-    inner, outer = (f"127.0.0.1:{port}" for port in free_ports(2))
-    host, port = inner.split(":")
-    superlink = [program("flower-superlink"), "--host", host, "--port", port, "--isolation", "process"]
-    superlink += ["--ssl-ca-certfile", str(keys.authority), "--ssl-certfile", str(keys.server_certificate)]
-    superlink += ["--ssl-keyfile", str(keys.server_key), "--enable-supernode-auth"]
-    superlink += ["--disable-runtime-dependency-installation"]
-    up = answers(f"https://{inner}/health", keys.authority)
-    open_ = answers(f"https://{outer}/healthz", keys.authority)
-    with (
-        running(superlink, folder / "superlink.log", up, home=folder),
-        running(gate.command(outer, inner, keys.folder), folder / "gate.log", open_),
-    ):
-        yield Deployment(keys, outer, inner, security.register_sites(inner, keys), folder)
+    outer = f"127.0.0.1:{free_ports(1)[0]}"
+    with serving(folder, outer, keys.folder) as link:
+        yield Deployment(keys, outer, folder, link)

@@ -1,4 +1,4 @@
-"""Real nodes with the wrong credentials, at the gate of a real server."""
+"""Real sites with the wrong credentials, or of another version, at the gate of a real server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fedsolve.network import certificates
+import fedsolve as fs
+from fedsolve.errors import CohortError
+from fedsolve.network import certificates, gate
+from fedsolve.network.answering import Answerer
 from fedsolve.network.keyfolder import Keys
+from fedsolve.network.node import Connection, FleetNode
 
 from .conftest import STRANGER, Deployment
 from .processes import answers, free_ports, gone, program, running
@@ -17,32 +22,17 @@ from .processes import answers, free_ports, gone, program, running
 pytestmark = [pytest.mark.slow, pytest.mark.flower]
 
 
-def supernode(address: str, *words: str) -> list[str]:
-    line = [program("flower-supernode"), "--superlink", address, "--host", "127.0.0.1", "--max-retries", "1"]
-    return [*line, "--port", str(free_ports(1)[0]), "--isolation", "process", *words]
+def refusal(connection: Connection) -> str:
+    """What ends a site with this connection."""
+    site = Answerer("north", fs.ClientData(np.zeros((2, 3)), np.array([0, 1])))
+    with pytest.raises(CohortError) as problem:
+        FleetNode(site, connection).serve(once=True)
+    return str(problem.value)
 
 
-def outcome(line: list[str], folder: Path) -> tuple[int, str]:
-    """Exit code and log of a node that is expected to give up."""
-    log = folder / "supernode.log"
-    with running(line, log, home=folder) as process:
-        code = process.wait(60)
-    return code, log.read_text()
-
-
-def test_a_registered_node_is_let_in(deployment: Deployment, keys: Keys, tmp_path: Path) -> None:
-    line = supernode(deployment.gate, "--root-certificates", str(keys.authority))
-    line += ["--auth-supernode-private-key", str(keys.client_key("south"))]
-    log = tmp_path / "supernode.log"
-    with running(line, log, lambda: "SuperNode ID" in log.read_text(), home=tmp_path):
-        assert str(deployment.nodes["south"]) in log.read_text()
-
-
-def test_an_unregistered_key_is_refused(deployment: Deployment, keys: Keys, tmp_path: Path) -> None:
-    line = supernode(deployment.gate, "--root-certificates", str(keys.authority))
-    code, log = outcome([*line, "--auth-supernode-private-key", str(keys.client_key(STRANGER))], tmp_path)
-    assert code != 0
-    assert "not registered" in log
+def test_an_unregistered_key_is_refused(deployment: Deployment, keys: Keys) -> None:
+    told = refusal(Connection(deployment.gate, keys.authority, keys.client_key(STRANGER)))
+    assert "not registered" in told
     assert "refused 127.0.0.1" in (deployment.folder / "gate.log").read_text()
 
 
@@ -50,36 +40,45 @@ def test_a_wrong_authority_is_refused(deployment: Deployment, keys: Keys, tmp_pa
     """A site that trusts another authority does not talk to this server, registered or not."""
     other = Keys(tmp_path / "keys")
     certificates.create_authority(other, ["localhost"])
-    line = supernode(deployment.gate, "--root-certificates", str(other.authority))
-    code, log = outcome([*line, "--auth-supernode-private-key", str(keys.client_key("north"))], tmp_path)
-    assert code != 0
-    assert "certificate verify failed" in log.lower()
+    told = refusal(Connection(deployment.gate, other.authority, keys.client_key("north")))
+    assert "does not prove that it is the server" in told
 
 
-def test_no_certificate_is_refused(deployment: Deployment, keys: Keys, tmp_path: Path) -> None:
-    """Neither the public authorities nor plain HTTP lead anywhere."""
-    line = supernode(deployment.gate, "--auth-supernode-private-key", str(keys.client_key("north")))
-    code, log = outcome(line, tmp_path)
-    assert code != 0
-    assert "certificate verify failed" in log.lower()
-    code, log = outcome(supernode(deployment.gate, "--insecure"), tmp_path)
-    assert code != 0
-    assert "SuperNode ID" not in log
+def test_no_certificate_is_refused(deployment: Deployment) -> None:
+    assert "cannot be reached" in refusal(Connection(deployment.gate, insecure=True))
 
 
-def test_no_key_is_refused(deployment: Deployment, keys: Keys, tmp_path: Path) -> None:
-    code, log = outcome(supernode(deployment.gate, "--root-certificates", str(keys.authority)), tmp_path)
-    assert code != 0
-    assert "not for the network" in log
+def supernode(address: str, *words: str) -> list[str]:
+    line = [program("flower-supernode"), "--superlink", address, "--host", "127.0.0.1", "--max-retries", "1"]
+    return [*line, "--port", str(free_ports(1)[0]), "--isolation", "process", *words]
+
+
+@pytest.mark.parametrize("name", ["south", STRANGER])
+def test_a_site_of_an_older_version_is_refused_by_name(
+    deployment: Deployment, keys: Keys, tmp_path: Path, name: str
+) -> None:
+    """Sites spoke Flower's wire before; Flower's own node speaks it still."""
+    line = supernode(deployment.gate, "--root-certificates", str(keys.authority))
+    line += ["--auth-supernode-private-key", str(keys.client_key(name))]
+    log = tmp_path / "supernode.log"
+    with running(line, log, home=tmp_path) as process:
+        assert process.wait(60) != 0
+    assert "Install the same version on both sides" in log.read_text()
+    told = (deployment.folder / "gate.log").read_text()
+    assert (
+        "the site 'south'" if name == "south" else "a node"
+    ) + " at 127.0.0.1 is of another version" in told
 
 
 def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
     """A server killed with -9 leaves no gate behind."""
-    inner, outer = (f"127.0.0.1:{port}" for port in free_ports(2))
+    outer = f"127.0.0.1:{free_ports(1)[0]}"
     parent = (
         "import subprocess, sys, time\n"
+        "from pathlib import Path\n"
         "from fedsolve.network import gate\n"
-        f"subprocess.Popen(gate.command({outer!r}, {inner!r}, {str(keys.folder)!r}))\n"
+        f"line = gate.command({outer!r}, Path({str(tmp_path)!r}), {str(keys.folder)!r})\n"
+        "subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
         "time.sleep(600)\n"
     )
     alive = answers(f"https://{outer}/healthz", keys.authority)
@@ -92,9 +91,7 @@ def test_the_gate_ends_with_the_server(keys: Keys, tmp_path: Path) -> None:
 
 
 def test_a_gate_without_its_files_says_which(tmp_path: Path) -> None:
-    from fedsolve.network import gate
-
-    line = gate.command("127.0.0.1:9", "127.0.0.1:10", tmp_path / "nothing")
+    line = gate.command("127.0.0.1:9", tmp_path, tmp_path / "nothing")
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "ca.crt is missing" in done.stderr

@@ -54,9 +54,11 @@ def at_a_site(keys: Keys, address: str) -> Exception:
     node = FleetNode(None, Connection(address, keys.authority, keys.client_key("north")))  # type: ignore[arg-type]
     client = node._client()
     try:
-        return node._activate(client) or AssertionError("it was let in")
+        client.hello()
     except Exception as problem:
-        return problem
+        return node._explained(problem)
+    else:
+        return AssertionError("it was let in")
     finally:
         client.close()
 

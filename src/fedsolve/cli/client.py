@@ -89,9 +89,9 @@ def client(**given: Any) -> None:
 
 
 def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) -> dict[str, Any]:
-    from fedsolve.network import require_flower
+    from fedsolve.network import require_network
 
-    require_flower()
+    require_network()
     connection = _connection(given, name)
     made, diary, rows = answerer(given, output, state, device=given["device"])
     from fedsolve.network.node import FleetNode

@@ -45,7 +45,7 @@ def cohort_options(group: str) -> Callable[[F], F]:
             is_flag=True,
             more=True,
             group=group,
-            help="Sites do not check what is asked against the opened totals; each must allow it (verified = false).",
+            help="Sites do not check questions against opened totals; each must allow it (verified = false).",
         ),
         option(
             "--signatures",

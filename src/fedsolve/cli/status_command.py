@@ -27,6 +27,8 @@ from fedsolve.watching.board import read_document, silent
 _ENDED = ("complete", "stopped")
 _LAST = 8
 _LARGEST = 1 << 24
+_AWAY = 30.0
+"""Seconds for which a page that does not answer is waited for."""
 
 
 @click.command(
@@ -63,14 +65,18 @@ def status(where: str, once: bool, every: float, as_json: bool, quiet: bool) -> 
 
 
 def _follow(where: str, document: dict[str, Any], every: float) -> dict[str, Any]:
-    """Show it until it ends, or somebody has seen enough."""
+    """Show it until it ends, or somebody has seen enough; a run that is started again is back soon."""
+    answered = time.monotonic()
     try:
         with Live(drawn(document), console=console(), auto_refresh=False) as live:
             while document["phase"] not in _ENDED:
                 time.sleep(every)
                 try:
                     document = _look(where)
+                    answered = time.monotonic()
                 except (CohortError, ModelFileError) as problem:
+                    if time.monotonic() - answered > _AWAY:
+                        raise
                     live.update(Group(drawn(document), Text(str(problem), style="yellow")), refresh=True)
                     continue
                 live.update(drawn(document), refresh=True)
@@ -155,7 +161,7 @@ def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
             for site in document["sites"]
         ]
         yield table(("site", "connected", "what it is at"), rows, left=(0, 1, 2))
-    if records := document["records"][-_LAST:]:
+    if records := document["recent"][-_LAST:]:
         names = [name for name in phrases.CURVES if any(name in record["measures"] for record in records)]
         rows = []
         for record in records:

@@ -19,19 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedsolve import formats
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
 from fedsolve.network import certificates, gate, security, validity
-from fedsolve.network.admission import CLOCK_AHEAD, CLOCK_BEHIND
+from fedsolve.network.handshake import ABOUT, GREETING
 from fedsolve.network.keyfolder import Keys, verify_private
 from fedsolve.network.versions import versions
 
 State = Literal["ok", "warning", "failed"]
 
 FLOWER = "1.41.0"
-"""The release of Flower that the gate and the node were made for and are tested with."""
+"""The release of Flower that `flwr run` is tested with; it brings what server and sites need besides."""
 
 SCARCE, LOW = 500e6, 5e9
 _PATIENCE = 10.0
+_CLOCKS_APART = 60.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def installed() -> Iterator[Finding]:
     if flower is None:
         yield _failed("flwr", "not installed", "pip install 'fedsolve[flower]'", 2)
     elif flower != FLOWER:
-        remedy = f"pip install flwr=={FLOWER}: other releases may not get through the gate."
+        remedy = f"pip install flwr=={FLOWER}: other releases are not tested with `flwr run`."
         yield Finding("flwr", "warning", f"{flower}, tested with {FLOWER}", remedy)
     else:
         yield _ok("flwr", flower)
@@ -227,7 +229,7 @@ class ServerAddress:
 
 
 def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Finding]:
-    """From a site to its server: name, port, TLS, control interface closed, clock, this site known."""
+    """From a site to its server: name, port, TLS, clock, wire, this site known."""
     try:
         host, number = gate.address(address)
     except FedsolveError as problem:
@@ -251,8 +253,8 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         status, health = server.get(gate.HEALTH)
     except ssl.SSLCertVerificationError as problem:
         reason = problem.verify_message or str(problem)
-        authority = None if keys is None else keys.authority
-        yield _failed("server TLS", reason, validity.remedy(reason, host, authority), 3)
+        trusted = None if keys is None else keys.authority
+        yield _failed("server TLS", reason, validity.remedy(reason, host, trusted), 3)
         return
     except (OSError, ValueError, http.client.HTTPException) as problem:
         remedy = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
@@ -269,13 +271,13 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         yield _ok("server TLS", "the server proved its identity by our authority")
         shown = validity.as_served(host, number, keys.authority)
         if shown is not None and (text := shown.announced):
-            yield Finding(
-                "server certificate", "warning", text.removesuffix(f" {shown.remedy}"), shown.remedy
-            )
+            seen = text.removesuffix(f" {shown.remedy}")
+            yield Finding("server certificate", "warning", seen, shown.remedy)
     yield _clock(float(health["time"]) - (before + time.time()) / 2)
-    yield _closed(server)
-    if keys is not None and name is not None:
-        yield from _known(server, keys, name)
+    wire, challenge = _wire(server)
+    yield wire
+    if wire.state == "ok" and keys is not None and name is not None:
+        yield from _known(server, keys, name, challenge)
 
 
 def _proxy(host: str) -> Finding:
@@ -295,32 +297,27 @@ def _clock(offset: float) -> Finding:
     side = "behind" if offset > 0 else "ahead of"
     seen = f"{abs(offset):.1f} s {side} the server's"
     remedy = "Synchronise both clocks (NTP; timedatectl)."
-    if -offset >= CLOCK_AHEAD or offset >= CLOCK_BEHIND:
-        return _failed("clock", f"{seen}; calls are refused", remedy, 3)
-    if -offset >= CLOCK_AHEAD / 2 or offset >= CLOCK_BEHIND / 5:
-        return Finding("clock", "warning", seen, remedy)
+    if abs(offset) >= _CLOCKS_APART:
+        return Finding("clock", "warning", f"{seen}; certificates and logs need the right time", remedy)
     return _ok("clock", seen)
 
 
-def _closed(server: ServerAddress) -> Finding:
-    """A site's own interest: a server whose control interface is open hands its sites to anybody."""
-    check = "control interface"
+def _wire(server: ServerAddress) -> tuple[Finding, str]:
+    """Whether both ends make their calls alike; and the server's challenge."""
+    check, remedy = "wire", "Install the same fedsolve at both ends."
     try:
-        statuses = [server.get(path, method="POST")[0] for path in _CONTROL_PATHS]
+        _, greeting = server.get(GREETING)
     except (OSError, ValueError, http.client.HTTPException) as problem:
-        return Finding(check, "warning", f"could not be tried: {problem}", "")
-    if set(statuses) == {404}:
-        return _ok(check, "not reachable from here, as it should be")
-    remedy = "Do not take part. The server's operator must start it with 'fedsolve server', behind its gate."
-    return _failed(check, f"reachable (status {statuses})", remedy, 3)
+        return _failed(check, str(problem), "", 3), ""
+    theirs = greeting.get("wire", "that of an earlier fedsolve")
+    if theirs != formats.WIRE.version:
+        return _failed(check, f"{formats.WIRE.version} here, {theirs} at the server", remedy, 3), ""
+    return _ok(check, f"{theirs} at both ends"), str(greeting["challenge"])
 
 
-_CONTROL_PATHS = ("/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtime/acquire-task")
-
-
-def _known(server: ServerAddress, keys: Keys, name: str) -> Iterator[Finding]:
+def _known(server: ServerAddress, keys: Keys, name: str, challenge: str) -> Iterator[Finding]:
     try:
-        status, about = server.get(gate.ABOUT, security.signed_headers(keys, name))
+        status, about = server.get(ABOUT, security.signed_headers(keys, name, challenge))
     except (OSError, ValueError, http.client.HTTPException, FedsolveError) as problem:
         yield _failed("registration", str(problem), "", 3)
         return

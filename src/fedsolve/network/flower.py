@@ -209,8 +209,8 @@ class FlowerFederation:
         self.reports.append(report)
         known = [name for name in report.asked if name not in report.absent]
         under_way = self._begin(chain, report, started)
+        sums = self._sums(request, chain)  # and the largest answer, before anybody can give one
         under_way.ask(known, request)
-        sums = self._sums(request, chain)
         for name in known:
             try:
                 answer = under_way.answer(name, sums)

@@ -1,102 +1,95 @@
-"""The gate: all that the network reaches of a SuperLink, which itself listens on loopback only.
+"""The gate: all that the network reaches of a server.
 
-Flower serves three interfaces on one port: the one that nodes use (Fleet), the one that starts runs and
-registers nodes (Control) and the one that apps use (Runtime). Control has no authentication in the open
-edition. The gate stands between: it forwards the calls of `NODE_CALLS` and nothing else, each to a fixed
-path, and only for senders whose signature belongs to a registered site. A call it does not know is refused,
-so a new version of Flower can break the gate but not open it.
+    site ──TLS──► gate (network, one port) ◄── pipes and files ──► fedsolve server
 
-    site ──TLS──► gate (network, one port) ──TLS──► SuperLink (127.0.0.1) ◄── fedsolve server
+It keeps the mailbox: sites fetch messages here and bring answers, which it writes to disk. The server starts
+it, and talks to it over the pipes between them: nothing else on the machine listens, and no other account of
+it can take part. A site says hello once, signed with its key, and makes every further call under the key of
+that session (`handshake`); a call for a message is answered when there is one, or after `WAIT` seconds.
 
 What the gate checks, before a body is read:
 
 * the call: method and path, in the list;
-* the sender: the public key in the headers is on the list of registered sites, which is read again when it
-  changes; the signature is by that key, over a time stamp that is not old;
-* the size, which must be declared and below `MOST_BYTES`;
+* the sender: a session of a site that is on the list of registered sites now, and an HMAC over the call, its
+  body, this server and a counter that was not used before;
+* the size, which must be declared, and for an answer below what the server said that it takes;
 
-and then, where a reply is announced, that a node speaks in its own name only, which Flower does not check. A
-connection on which no such call comes is closed soon (`doorway`).
+and then that the body is the one the HMAC was made for. A connection on which no such call comes is closed
+soon (`doorway`). What takes long, signatures and files, is done in threads, beside the event loop.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import gc
+import hashlib
+import json
 import logging
 import os
+import secrets
 import signal
 import ssl
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fedsolve import log_lines
+from fedsolve import formats, log_lines
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.network.admission import (
-    Quota,
-    Refusal,
-    Register,
-    authenticate,
-    declared_size,
-    own_name_only,
-    single,
-)
+from fedsolve.network.admission import Refusal, Register, declared_size, single
 from fedsolve.network.certificates import load_certificate, load_key
 from fedsolve.network.doorway import Doorway
+from fedsolve.network.handshake import ABOUT, ANSWER, BODY, GREETING, HELLO, LEAVE, MESSAGE, PULL, identity
 from fedsolve.network.keyfolder import Keys
+from fedsolve.network.mailbox import Mailbox
+from fedsolve.network.parcels import PIECE
+from fedsolve.network.sessions import Sessions, SiteSession, other_wire
 from fedsolve.network.versions import versions
 
 if TYPE_CHECKING:
-    import httpx
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-PREFIX = "/v1/fleet/"
-NODE_CALLS = (
-    "activate-node",
-    "deactivate-node",
-    "send-node-heartbeat",
-    "pull-messages",
-    "push-messages",
-    "get-run",
-    "get-fab",
-    "push-object",
-    "pull-object",
-    "confirm-message-received",
-)
-OPEN_CALLS = ("register-node", "unregister-node")
-"""With --insecure nodes have no registered keys and announce themselves."""
-
 HEALTH = "/healthz"
-ABOUT = "/v1/fedsolve/about"
+CALLS = (GREETING, HELLO, PULL, ANSWER, LEAVE)
+"""What sites call, besides the two that answer whoever looks for trouble."""
+
+FLOWER = "/v1/fleet/"
+"""Where sites call that speak the wire of before: Flower's."""
+
+WAIT = 10.0
+"""Seconds after which a call for a message is answered although there is none."""
+
+_SMALL = 1 << 16
+_STUCK = 60.0
+"""Seconds in which the next piece of a body must come."""
 
 _LOG_AGAIN = 60.0
 _MOST_LINES = 1000
 _log = logging.getLogger("fedsolve.gate")
 
+SiteCall = Callable[["Request", SiteSession, str], Awaitable["Response"]]
+
 
 class Gate:
-    """The gate in front of the SuperLink at `upstream` (host:port); without keys, in plain HTTP."""
+    """The gate in front of a mailbox; without keys, in plain HTTP and for whoever comes."""
 
-    def __init__(
-        self, upstream: str, keys: Keys | None, door: Doorway | None = None, quota: Path | None = None
-    ) -> None:
-        """door: is told whose connections are known. quota: file that says how much sites may push."""
-        self._quota = Quota(quota)
-        self._upstream = upstream
+    def __init__(self, mailbox: Mailbox, keys: Keys | None, door: Doorway | None = None) -> None:
+        """door: is told whose connections are known."""
+        self.mailbox = mailbox
         self._door = door
-        self._keys = keys
         self._register = None if keys is None else Register(keys)
-        self._calls = NODE_CALLS if keys is not None else (*NODE_CALLS, *OPEN_CALLS)
+        certificate = None if keys is None else load_certificate(keys.server_certificate)
+        self._sessions = Sessions(identity(_der(certificate)), self._register)
         self._logged: dict[str, float] = {}
         self._here: set[str] = set()
-        self._client: httpx.AsyncClient
 
     def app(self) -> Starlette:
         """The gate as an ASGI application."""
@@ -104,10 +97,14 @@ class Gate:
         from starlette.routing import Route
 
         every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
+        calls = {PULL: self._pull, f"{ANSWER}{{message:str}}": self._answer, LEAVE: self._leave}
         routes = [
             Route(HEALTH, self._health, methods=["GET"]),
             Route(ABOUT, self._about, methods=["GET"]),
-            Route(PREFIX + "{call:str}", self._node_call, methods=["POST"]),
+            Route(GREETING, self._greeting, methods=["GET"]),
+            Route(HELLO, self._hello, methods=["POST"]),
+            *(Route(path, partial(self._call, call), methods=["POST"]) for path, call in calls.items()),
+            Route(FLOWER + "{call:str}", self._earlier, methods=["POST"]),
             Route("/{rest:path}", self._anything, methods=every),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
@@ -116,30 +113,19 @@ class Gate:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        import httpx
+        watch = asyncio.create_task(self.mailbox.keep_watch())
+        _log.info("open, %s", "INSECURE" if self._register is None else "TLS")
+        yield
+        watch.cancel()
 
-        secure = self._keys is not None
-        verify: ssl.SSLContext | bool = False
-        if self._keys is not None:
-            verify = ssl.create_default_context(cafile=str(self._keys.authority))
-        # Proxies of the environment are for the outside; this hop never leaves the machine.
-        async with httpx.AsyncClient(
-            base_url=f"{'https' if secure else 'http'}://{self._upstream}",
-            verify=verify,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=httpx.Timeout(120.0, connect=10.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        ) as self._client:
-            _log.info("forwarding node calls to %s, %s", self._upstream, "TLS" if secure else "INSECURE")
-            yield
+    # -- for whoever looks for trouble -----------------------------------------------------------
 
     async def _health(self, _: Request) -> Response:
         return _json({"gate": "ok", "time": time.time()})
 
     async def _about(self, request: Request) -> Response:
         try:
-            name = self._admit(request)
+            name = await asyncio.to_thread(self._sessions.known, single(request.headers.items()))
         except Refusal as refusal:
             return self._refuse(request, refusal)
         return _json({"site": name, "time": time.time(), "versions": versions()})
@@ -147,70 +133,161 @@ class Gate:
     async def _anything(self, request: Request) -> Response:
         return self._refuse(request, Refusal(404, "this call is not for the network."))
 
-    async def _node_call(self, request: Request) -> Response:
+    async def _earlier(self, request: Request) -> Response:
+        """A site, or a node of Flower's own, that speaks the wire of before."""
+        who = "a node"
+        with suppress(ValueError):
+            shown = base64.b64decode(request.headers.get("flwr-public-key", ""), validate=True)
+            if self._register is not None and (site := self._register.site(shown)) is not None:
+                who = f"the site '{site.name}'"
+        refusal = other_wire("Flower's wire, as fedsolve did before")
+        self._once(f"{who} at {_sender(request)} is of another version: {refusal}", f"{who} wire")
+        # Code and status with which Flower tells a node that is starting why it is refused.
+        return _json({"code": 2004, "detail": str(refusal)}, refusal.status, {"connection": "close"})
+
+    # -- hello -----------------------------------------------------------------------------------
+
+    async def _greeting(self, _: Request) -> Response:
+        return _json({"wire": formats.WIRE.version, "challenge": self._sessions.challenge()})
+
+    async def _hello(self, request: Request) -> Response:
         from starlette.requests import ClientDisconnect
 
-        call = request.path_params["call"]
-        if call not in self._calls:
-            return await self._anything(request)
         try:
-            name = self._admit(request)
-            size = declared_size(request.headers)
-            if call.startswith("push-"):
-                self._quota.count(name, size)
-            content: Any = request.stream()
-            if call == "push-messages":
-                content = await request.body()
-                own_name_only(content)
-            return await self._forward(request, call, name, size, content)
+            text = await self._whole(request, None)
+            try:
+                note = json.loads(text)
+            except (ValueError, RecursionError) as problem:
+                raise Refusal(400, "this is not a hello.", "hello") from problem
+            session, share = await asyncio.to_thread(self._sessions.believe, note)
+            self._sessions.begin(session)
         except Refusal as refusal:
             return self._refuse(request, refusal)
         except ClientDisconnect:
-            return _json({"code": 400, "detail": "the sender went away."}, 400)
+            return _gone()
+        self._vouch(request)
+        self.mailbox.welcome(session)
+        if session.site not in self._here:
+            self._here.add(session.site)
+            fields = {"site": session.name or session.site, "sender": _sender(request)}
+            _log.info("site %(site)s is here, from %(sender)s", fields, extra={"fields": fields})
+        return _json({"session": session.id, "share": share.hex(), "wait": WAIT})
 
-    async def _forward(self, request: Request, call: str, name: str, size: int, content: Any) -> Response:
-        """The SuperLink's answer to the call; the path is ours, whatever the sender wrote."""
-        import httpx
+    # -- calls on a session ----------------------------------------------------------------------
+
+    async def _call(self, call: SiteCall, request: Request) -> Response:
+        """A call of a site that has said hello, on its session and with the body it was made for."""
+        from starlette.requests import ClientDisconnect
+
+        try:
+            scope = request.scope
+            path = b"?".join(filter(None, (scope["raw_path"], scope["query_string"]))).decode("latin-1")
+            session, body = self._sessions.check(request.method, path, single(request.headers.items()))
+            self._vouch(request)
+            return await call(request, session, body)
+        except Refusal as refusal:
+            return self._refuse(request, refusal)
+        except ClientDisconnect:
+            return _gone()
+
+    async def _pull(self, request: Request, session: SiteSession, body: str) -> Response:
+        """The next message, when there is one."""
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import Response as Plain
         from starlette.responses import StreamingResponse
 
-        headers = {
-            key: value
-            for key, value in single(request.headers.items()).items()
-            if key.startswith("flwr-") or key in ("content-type", "accept")
-        }
-        headers["content-length"] = str(size)
-        outgoing = self._client.build_request("POST", f"{PREFIX}{call}", headers=headers, content=content)
         try:
-            answer = await self._client.send(outgoing, stream=True)
-        except httpx.HTTPError as problem:
-            self._once(f"the SuperLink at {self._upstream} does not answer ({type(problem).__name__})")
-            return _json({"code": 503, "detail": "the server is not ready; try again."}, 503)
-        _log.debug("%s %s, %s bytes: %s", name, call, size, answer.status_code)
-        if answer.status_code >= 400:
-            self._once(f"{name} {call}: the SuperLink answered {answer.status_code}")
+            have = [str(each) for each in json.loads(await self._whole(request, body))["have"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as problem:
+            raise Refusal(400, "what the site has already is not said.", "pull") from problem
+        hole = self.mailbox.hole(session)
+        waiting = asyncio.ensure_future(self.mailbox.next(hole, have, WAIT))
+        ended = asyncio.ensure_future(request.receive())
+        await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
+        for task in (waiting, ended):
+            task.cancel()
+        try:
+            post = await waiting
+        except asyncio.CancelledError:
+            self.mailbox.hung_up(hole)
+            raise ClientDisconnect from None
+        if post is None:
+            return Plain(status_code=204)
+        headers = {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
+        try:
+            stream = await asyncio.to_thread(open, self.mailbox.folder / post.file, "rb")
+        except FileNotFoundError:  # dropped at this moment
+            return Plain(status_code=204)
 
-        async def body() -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[bytes]:
             try:
-                async for part in answer.aiter_raw():
-                    yield part
+                while piece := await asyncio.to_thread(stream.read, PIECE):
+                    self.mailbox.alive(hole)
+                    yield piece
             finally:
-                await answer.aclose()
+                stream.close()
 
-        kept = {k: v for k, v in answer.headers.items() if k in _ANSWER_HEADERS or k.startswith("flwr-")}
-        return StreamingResponse(body(), answer.status_code, headers=kept)
+        return StreamingResponse(pieces(), headers=headers)
 
-    def _admit(self, request: Request) -> str:
-        """The name of the site that signed the call."""
-        if self._register is None:
-            self._vouch(request)
-            return "(insecure)"
-        site = authenticate(single(request.headers.items()), self._register)
-        self._vouch(request)
-        if site.name not in self._here:
-            self._here.add(site.name)
-            fields = {"site": site.name, "sender": _sender(request)}
-            _log.info("site %(site)s is here, from %(sender)s", fields, extra={"fields": fields})
-        return site.name
+    async def _answer(self, request: Request, session: SiteSession, body: str) -> Response:
+        """Take an answer and write it to disk."""
+        hole = self.mailbox.hole(session)
+        post = self.mailbox.wanted(hole, request.path_params["message"])
+        try:
+            size = declared_size(request.headers, post.largest)
+        except Refusal as refusal:
+            self.mailbox.failed(hole, post, str(refusal))
+            raise
+        file = f"{post.id}.{secrets.token_hex(4)}"
+        path = self.mailbox.folder / file
+        try:
+            await self._store(request, path, body, lambda done: self.mailbox.coming(hole, post, done, size))
+            self.mailbox.wanted(hole, post.id)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        self.mailbox.answered(hole, post, file, body)
+        return _json({})
+
+    async def _leave(self, request: Request, session: SiteSession, body: str) -> Response:
+        await self._whole(request, body)
+        self.mailbox.leave(self.mailbox.hole(session))
+        self._sessions.end(session)
+        return _json({})
+
+    async def _whole(self, request: Request, body: str | None) -> bytes:
+        """A small body, which must have this SHA-256."""
+        declared_size(request.headers, _SMALL)
+        text = b"".join([piece async for piece in _in_time(request)])
+        if body is not None and hashlib.sha256(text).hexdigest() != body:
+            raise _changed()
+        return text
+
+    async def _store(self, request: Request, path: Path, body: str, came: Callable[[int], None]) -> None:
+        """Write a body to a file, and refuse it unless it has this SHA-256."""
+        found, done, held = hashlib.sha256(), 0, bytearray()
+
+        def write(stream: BinaryIO, data: bytes) -> None:
+            found.update(data)
+            stream.write(data)
+
+        try:
+            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb", 0) as stream:
+                async for piece in _in_time(request):
+                    held += piece
+                    if len(held) >= PIECE:
+                        done += len(held)
+                        await asyncio.to_thread(write, stream, bytes(held))
+                        held.clear()
+                        came(done)
+                await asyncio.to_thread(write, stream, bytes(held))
+        except OSError as problem:
+            self._once(f"an answer cannot be written: {path}: {problem.strerror or problem}", "disk")
+            raise Refusal(507, "the server's disk takes no more; its operator must act.", "disk") from problem
+        if found.hexdigest() != body:
+            raise _changed()
+
+    # -- what happened ---------------------------------------------------------------------------
 
     def _vouch(self, request: Request) -> None:
         if self._door is not None and request.client is not None:
@@ -227,14 +304,12 @@ class Gate:
             path=path,
             status=refusal.status,
         )
-        code, status = refusal.status, refusal.status
-        if status == 401 and request.url.path == f"{PREFIX}activate-node":
-            code, status = _NOT_ACTIVATED
         # The rest of a refused body is not read, so the connection cannot be used again.
-        return _json({"code": code, "detail": str(refusal)}, status, {"connection": "close"})
+        document = {"code": refusal.status, "reason": refusal.reason, "detail": str(refusal)}
+        return _json(document, refusal.status, {"connection": "close"})
 
     def _once(self, text: str, topic: str | None = None, **fields: Any) -> None:
-        """Log a line that would otherwise come with every poll of a node: once a minute for each topic.
+        """Log a line that would otherwise come with every call of a site: once a minute for each topic.
 
         There are at most `_MOST_LINES` in a minute, whoever sends from however many addresses.
         """
@@ -250,10 +325,32 @@ class Gate:
         _log.warning("%s", text, extra={"fields": fields})
 
 
-_ANSWER_HEADERS = ("content-type", "content-length")
-_NOT_ACTIVATED = (2004, 412)
-"""Code and status with which Flower tells a node that is starting why it is refused. On 401 its nodes stop
-without a word, which suits only a site that was removed."""
+def _der(certificate: Any) -> bytes | None:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return None if certificate is None else certificate.public_bytes(Encoding.DER)
+
+
+def _gone() -> Response:
+    return _json({"code": 400, "detail": "the sender went away."}, 400)
+
+
+def _changed() -> Refusal:
+    return Refusal(400, "the body is not the one that this call was made for: it was changed.", "body")
+
+
+async def _in_time(request: Request) -> AsyncIterator[bytes]:
+    """The pieces of a body, each of which must come within `_STUCK` seconds."""
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(_STUCK):
+                piece = await anext(stream, None)
+        except TimeoutError as problem:
+            raise Refusal(408, f"nothing of the body came for {_STUCK:.0f} s.", "slow") from problem
+        if piece is None:
+            return
+        yield piece
 
 
 def until_gone(app: Any) -> Any:
@@ -303,18 +400,16 @@ def address(text: str) -> tuple[str, int]:
 
 
 def command(
-    listen: str,
-    upstream: str,
-    keys: str | os.PathLike[str] | None,
-    *,
-    quota: Path | None = None,
-    verbose: bool = False,
+    listen: str, mail: Path, keys: str | os.PathLike[str] | None, *, verbose: bool = False
 ) -> list[str]:
-    """The command line of a gate that ends when the calling process does; its log goes to stderr."""
-    address(listen), address(upstream)
+    """The command line of a gate that ends when the calling process does; its log goes to stderr.
+
+    mail: the folder of messages and answers. The gate is told on its standard input what to do, and says on
+          its standard output what happens (`mailbox`).
+    """
+    address(listen)
     line = [sys.executable, "-m", "fedsolve.network.gate", "--listen", listen]
-    line += ["--upstream", upstream, "--parent", str(os.getpid())]
-    line += [] if quota is None else ["--quota", str(quota.absolute())]
+    line += ["--mail", str(mail.absolute()), "--parent", str(os.getpid())]
     line += ["--insecure"] if keys is None else ["--keys", str(Path(keys).absolute())]
     return [*line, "--verbose"] if verbose else line
 
@@ -325,26 +420,28 @@ def main(words: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="fedsolve-gate", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
-    parser.add_argument("--upstream", required=True, metavar="HOST:PORT")
+    parser.add_argument("--mail", required=True, type=Path, metavar="DIR")
     parser.add_argument("--keys", metavar="DIR")
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("--parent", type=int, metavar="PID")
-    parser.add_argument("--quota", type=Path, metavar="FILE")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args(words)
     if options.insecure == (options.keys is not None):
         parser.error("give either --keys or --insecure")
     log_lines.begin("gate", logging.DEBUG if options.verbose else logging.INFO)
-    for noisy in ("httpx", "httpcore", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
     keys = None if options.insecure else Keys(options.keys)
     if keys is not None:
         load_certificate(keys.authority)
         load_certificate(keys.server_certificate)
         load_key(keys.server_key)
     door = Doorway.at(*address(options.listen))
+    # What libraries print goes to the log: the pipe to the server holds events, and nothing else.
+    told = os.fdopen(os.dup(1), "wb", 0)
+    os.dup2(2, 1)
+    mailbox = Mailbox(options.mail, partial(_tell, told))
     config = uvicorn.Config(
-        until_gone(Gate(options.upstream, keys, door, options.quota).app()),
+        until_gone(Gate(mailbox, keys, door).app()),
         loop="asyncio",  # which accepts connections through the doorway,
         backlog=32,  # so many at a time: the closed ones are taken apart before more come in
         ssl_certfile=None if keys is None else str(keys.server_certificate),
@@ -354,8 +451,8 @@ def main(words: list[str] | None = None) -> int:
         server_header=False,
         log_config=None,
         log_level="warning",
-        timeout_keep_alive=60,
-        timeout_graceful_shutdown=5,
+        timeout_keep_alive=75,  # longer than sites keep theirs
+        timeout_graceful_shutdown=2,
         proxy_headers=False,
     )
     config.load()
@@ -363,16 +460,39 @@ def main(words: list[str] | None = None) -> int:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     server = uvicorn.Server(config)
     gc.freeze()  # what is there now stays: collections look at connections only
-    asyncio.run(_serve(server, door, options.parent))
+    asyncio.run(_serve(server, door, mailbox, options.parent))
     return 0 if server.started else 1
 
 
-async def _serve(server: Any, door: Doorway, parent: int | None) -> None:
+def _tell(told: BinaryIO, event: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError):  # the server is gone; the gate closes by itself
+        told.write(json.dumps(event).encode() + b"\n")
+
+
+def _listen(mailbox: Mailbox, loop: asyncio.AbstractEventLoop) -> None:
+    """Hear what the server says, until it ends."""
+    for line in sys.stdin.buffer:
+        loop.call_soon_threadsafe(mailbox.take, json.loads(line))
+    _close()
+
+
+def _close() -> None:
+    _log.info("the server process is gone; the gate closes.")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _serve(server: Any, door: Doorway, mailbox: Mailbox, parent: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_listen, args=(mailbox, loop), daemon=True).start()
+
     async def watch() -> None:
-        while parent is None or os.getppid() == parent:
-            await asyncio.sleep(0.5)
-        _log.info("the server process is gone; the gate closes.")
-        os.kill(os.getpid(), signal.SIGTERM)
+        # A process that the server forked may hold the pipe open when the server is killed.
+        while not server.should_exit:
+            await asyncio.sleep(0.25)
+            if parent is not None and os.getppid() != parent:
+                _close()
+                break
+        mailbox.close()
 
     async def report() -> None:
         seen = 0

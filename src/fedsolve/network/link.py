@@ -1,4 +1,7 @@
-"""The server's end of a SuperLink: which nodes are there, send to one, receive what it answered."""
+"""What the engine needs of a network of nodes, and a SuperLink of Flower's own as one.
+
+`gate_link` is the network that `fedsolve server` makes; here is the one of `flwr run`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, TermError
-from fedsolve.network.admission import Quota
 from fedsolve.network.wire import LARGEST, Note, assemble, record, unpack
 
 GoOn = Callable[[int, int], bool]
-"""Asked about once a second while an answer is fetched, with its bytes so far and in all; False gives up."""
+"""Asked while a part of an answer is there, with its bytes so far and in all; False gives it up."""
 
 DAYS = 24 * 3600.0
 MESSAGE_LIFE = 7 * DAYS
@@ -60,7 +61,7 @@ class Link(Protocol):
         """The answer to a message, or None while there is none; absent where `go_on` gave it up."""
 
     def expect(self, largest: int) -> None:
-        """Refuse answers of more bytes from now on."""
+        """Refuse answers of more bytes to what is asked from now on."""
 
     def registered(self) -> frozenset[str] | None:
         """The names of the sites that may take part; None where there is no list of them."""
@@ -110,20 +111,12 @@ class RuntimeLink(GridLink):
     on its way.
     """
 
-    def __init__(self, grid: Any, largest: int = LARGEST, check: Callable[[], None] | None = None) -> None:
-        """check: called before every look; raises when something that the network needs has ended."""
+    def __init__(self, grid: Any, largest: int = LARGEST) -> None:
         super().__init__(grid)
         self._largest = self._allowed = largest
-        self._questions = 0
-        self.check = check or (lambda: None)
-        self.quota: Path | None = None
-        """File that tells the gate how much a site may push."""
 
     def expect(self, largest: int) -> None:
         self._allowed = min(largest, self._largest)
-        self._questions += 1
-        if self.quota is not None:
-            Quota.write(self.quota, self._questions, self._allowed)
 
     @property
     def _client(self) -> Any:
@@ -147,11 +140,9 @@ class RuntimeLink(GridLink):
         """A SuperLink that does not answer, as an error that says what to do."""
         import httpx
 
-        self.check()
         try:
             yield
         except httpx.HTTPError as problem:
-            self.check()  # the log of one that has ended says more
             raise CohortError(
                 f"the SuperLink does not answer ({type(problem).__name__}: {problem}); its log says why. "
                 "Start again with the same state folder to go on."

@@ -1,38 +1,40 @@
-"""A node in one process: speaks Flower's Fleet API to a SuperLink and answers with a participant.
+"""A site in one process: fetches messages from the gate of its server and answers with a participant.
 
-Flower's own SuperNode looks for messages every three seconds and starts a fresh process for each, which
-runs the code that the server sent. This one looks several times a second, keeps its data and the model
-so far in memory, opens no port, and runs nothing but the fedsolve that is installed here: the bundle of
-code that comes with a run is never fetched.
+One thread keeps the connection and waits for messages, which shows the server that this site is there while
+another computes. The site opens no port, and runs nothing but the fedsolve that is installed here.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
+import re
+import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedsolve import container
-from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.network import require_flower, validity
+from fedsolve.container import Array
+from fedsolve.errors import CohortError, DataError
+from fedsolve.network import require_network, validity
 from fedsolve.network.answering import Answerer
-from fedsolve.network.wire import LARGEST, assemble, record
-
-HEARTBEAT = 10
-"""Seconds between signs of life; after two without one the server counts a node as gone. Flower's least."""
+from fedsolve.network.gate_client import GateClient, Refused
+from fedsolve.network.handshake import OTHER_WIRE, REPLACED, UNREGISTERED, UNWANTED
+from fedsolve.network.parcels import Parcel
+from fedsolve.network.wire import LARGEST, Note
 
 _log = logging.getLogger("fedsolve")
 
-_NOT_YET = "Failed to activate SuperNode"
-_EAGER, _IDLE = 0.1, 1.0
-_EAGER_FOR = 120.0
-_LONGEST_PAUSE = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
+_MARK = re.compile(r"[0-9a-f]{32}")
+
+_FINAL = (OTHER_WIRE, REPLACED, UNREGISTERED, "signature")
+"""Reasons of a refusal that trying again does not mend."""
+
+_Message = tuple[str, Note, Array]
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,7 @@ class Connection:
 class FleetNode:
     """Connects, answers until stopped, and connects again when the server was away.
 
-    state: folder that remembers which node this was. A SuperLink refuses a node that started anew as long
-           as it counts the earlier one as alive; with its number the node signs itself off first.
+    state: folder that remembers which site this was, for a server without keys; with keys, they tell.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class FleetNode:
         largest: int = LARGEST,
     ) -> None:
         """connected: called when a connection was made."""
-        require_flower()
+        require_network()
         self._connected = connected or (lambda: None)
         self._remembered = None if state is None else state / "node-id"
         self._answerer = answerer
@@ -82,213 +83,119 @@ class FleetNode:
         self._tell = tell or (lambda text: None)
         self._largest = largest
         self._stopped = threading.Event()
-        self._keys = _load_keys(connection.key)
+        self._key = None if connection.key is None else _load_key(connection.key)
+        self._process = secrets.token_hex(16)
+        self._held: set[str] = set()
+        self._come: queue.SimpleQueue[_Message | Exception | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
         """End after the answer under way; safe to call from a signal handler or another thread."""
         self._stopped.set()
+        self._come.put(None)
 
     def serve(self, once: bool = False) -> None:
         """Answer until stopped. once: raise instead of trying again when the server cannot be reached."""
-        pause, announced = 0.5, ""
-        while not self._stopped.is_set():
-            try:
-                self._session()
-                pause, announced = 0.5, ""
-            except _Refused:
-                raise
-            except _Lost as problem:
-                if once:
-                    raise CohortError(str(problem)) from problem
-                if str(problem) != announced:
-                    announced = str(problem)
-                    self._tell(f"{problem} Trying again.")
-                if problem.was_connected:
-                    pause = 0.5
-                self._stopped.wait(pause)
-                pause = min(_LONGEST_PAUSE, pause * 1.5)
-
-    def _session(self) -> None:
-        """From activation to the loss of the connection, or to the stop."""
         client = self._client()
+        threading.Thread(target=self._stay, args=(client, once), daemon=True, name="fedsolve-pull").start()
         try:
-            node = self._activate(client)
-            self._tell(f"connected to {self._connection.address}")
-            self._connected()
-            lost = threading.Event()
-            beats = threading.Thread(target=self._beat, args=(client, node, lost), daemon=True)
-            beats.start()
-            try:
-                self._answer_all(client, node, lost)
-            except _Lost as problem:
-                problem.was_connected = True
-                raise
-            finally:
-                lost.set()
-                if self._stopped.is_set():
-                    self._leave(client, node)
+            while not self._stopped.is_set():
+                found = self._come.get()
+                if isinstance(found, Exception):
+                    raise found
+                if found is not None:
+                    self._try_answer(client, *found)
         finally:
+            self._stopped.set()
+            self._leave(client)
             client.close()
 
-    def _client(self) -> Any:
-        from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
+    def _client(self) -> GateClient:
         authority = self._connection.authority
-        return FleetHttpClient.from_server_address(
-            self._connection.address,
-            self._connection.insecure,
-            None if authority is None else str(authority),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(*self._keys),
-            ],
-        )
+        site = self._mark() if self._key is None else _public(self._key)
+        authority_file = None if authority is None else str(authority)
+        return GateClient(self._connection.address, authority_file, self._key, site, self._process)
 
-    def _activate(self, client: Any) -> Any:
-        from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
-        from flwr.proto.node_pb2 import Node
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-        public = public_key_to_bytes(self._keys[1])
-        self._sign_off(client)
-        if self._connection.key is None:
-            try:
-                client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
-            except Exception as problem:
-                # Registered before the connection broke; whether that holds shows in the next call.
-                if _status(problem) is None:
-                    raise self._explained(problem) from problem
-        try:
-            response = client.ActivateNode(
-                ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT)
-            )
-        except Exception as problem:
-            raise self._explained(problem) from problem
+    def _mark(self) -> str:
+        """By what a server without keys knows this site, also when it starts anew."""
+        mark = secrets.token_hex(16)
         if self._remembered is not None:
-            container.write_atomically(self._remembered, str(response.node_id).encode())
-        return Node(node_id=response.node_id)
+            kept = self._remembered.read_bytes() if self._remembered.exists() else b""
+            known = kept.decode("ascii", "replace").strip()
+            if _MARK.fullmatch(known):  # else it is damaged, and as good as none
+                return known
+            container.write_atomically(self._remembered, mark.encode())
+        return mark
 
-    def _sign_off(self, client: Any) -> None:
-        """End what is left of an earlier process of this node."""
-        from flwr.proto.node_pb2 import Node
+    # -- the thread that keeps the connection ----------------------------------------------------
 
-        if self._remembered is not None and self._remembered.exists():
-            number = self._remembered.read_bytes().strip()
-            if number.isdigit() and int(number) < 1 << 64:  # else it is damaged, and as good as none
-                self._leave(client, Node(node_id=int(number)))
-
-    def _beat(self, client: Any, node: Any, lost: threading.Event) -> None:
-        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-
-        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
-        while not lost.wait(HEARTBEAT / 2):
-            try:
-                if not client.SendNodeHeartbeat(request).success:
-                    lost.set()
-            except Exception as problem:
-                # A missed beat is harmless; a server that does not know us any more is not.
-                if _status(problem) in (401, 403, 404):
-                    lost.set()
-
-    def _answer_all(self, client: Any, node: Any, lost: threading.Event) -> None:
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
-
-        pause, active = _EAGER, time.monotonic()
+    def _stay(self, client: GateClient, once: bool) -> None:
+        """Be there: say hello, hand over the messages that come, and begin anew when the server was away."""
+        pause, announced = _FIRST_PAUSE, ""
         while not self._stopped.is_set():
-            if lost.is_set():
-                raise _Lost("the server does not know this node any more.")
             try:
-                response = client.PullMessages(PullMessagesRequest(node=node))
+                try:
+                    client.hello()
+                    self._tell(f"connected to {self._connection.address}")
+                    self._connected()
+                    pause, announced = _FIRST_PAUSE, ""
+                    self._fetch(client)
+                except Exception as problem:
+                    raise self._explained(problem) from problem
+            except _Lost as problem:
+                if once:
+                    self._come.put(CohortError(str(problem)))
+                    return
+                if str(problem) != announced and not self._stopped.is_set():
+                    announced = str(problem)
+                    self._tell(f"{problem} Trying again.")
+                self._stopped.wait(pause)
+                pause = min(_LONGEST_PAUSE, pause * 1.5)
             except Exception as problem:
-                raise self._explained(problem) from problem
-            if response.messages_list:
-                self._try_answer(client, node, response.messages_list[0], response.message_object_trees[0])
-                pause, active = _EAGER, time.monotonic()
-                continue
-            if time.monotonic() - active > _EAGER_FOR:
-                pause = min(_IDLE, pause * 1.2)
-            self._stopped.wait(pause)
-
-    def _try_answer(self, client: Any, node: Any, asked: Any, tree: Any) -> None:
-        """Answer a message; one whose run has ended meanwhile is dropped."""
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-
-        from fedsolve.network.link import Gone
-
-        try:
-            self._answer(client, node, asked, tree)
-        except (Gone, ObjectPushError) as problem:
-            self._tell(f"an answer is not wanted any more ({problem})")
-        except Exception as problem:
-            import httpx
-
-            # A finished run answers 403 here; whether the server still knows us shows at the next look.
-            known = isinstance(problem, httpx.HTTPError | OSError | _Lost | _Refused)
-            if not known and _status(problem) is None:
-                _log.exception("a message could not be answered")
-                self._tell(f"a message could not be answered ({type(problem).__name__}: {problem})")
-                self._stopped.wait(_EAGER)
+                self._come.put(problem)
                 return
-            if _status(problem) in (None, 401, 503):
-                raise self._explained(problem) from problem
-            self._tell(f"an answer is not wanted any more ({_detail(problem)})")
 
-    def _answer(self, client: Any, node: Any, asked: Any, tree: Any) -> None:
-        from flwr.app import Message
-        from flwr.common.serde import message_from_proto
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+    def _fetch(self, client: GateClient) -> None:
+        while not self._stopped.is_set():
+            found = client.pull(sorted(self._held), self._largest)
+            if found is not None:
+                self._held.add(found[0])
+                self._come.put(found)
 
-        from fedsolve.network.link import Puller
+    # -- the thread that answers -----------------------------------------------------------------
 
-        run = asked.metadata.run_id
-        pull = Puller(client, node, run, lambda done, size: not self._stopped.is_set())
+    def _try_answer(self, client: GateClient, message: str, note: Note, payload: Array) -> None:
+        """Answer a message; one that nobody waits for any more is dropped."""
         try:
-            note, payload = assemble(tree, pull, self._largest)
-        except TermError as problem:
-            note, payload = {"damaged": str(problem)}, np.empty(0, dtype=np.uint8)
-        client.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=asked.metadata.message_id)
-        )
-        content, answer = self._answerer.reply(note, payload)
-        reply = Message(record(content, answer), reply_to=message_from_proto(asked))
-        self._push(client, node, reply)
+            content, answer = self._answerer.reply(note, payload)
+            self._bring(client, message, Parcel.of(content, answer))
+        except (_Refused, MemoryError):
+            raise
+        except Exception as problem:
+            _log.exception("a message could not be answered")
+            self._tell(f"a message could not be answered ({type(problem).__name__}: {problem})")
+        finally:
+            self._held.discard(message)
 
-    def _push(self, client: Any, node: Any, reply: Any) -> None:
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import (
-            get_all_nested_objects,
-            get_object_tree,
-            no_object_id_recompute,
-        )
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
+    def _bring(self, client: GateClient, message: str, parcel: Parcel) -> None:
+        """Bring an answer, again where the connection breaks; the other thread makes a new one."""
+        pause = _FIRST_PAUSE
+        while not self._stopped.is_set():
+            try:
+                client.answer(message, parcel)
+                return
+            except Exception as problem:
+                if isinstance(problem, Refused) and (problem.reason == UNWANTED or problem.status == 413):
+                    self._tell(f"an answer is not wanted any more ({problem})")
+                    return
+                explained = self._explained(problem)
+                if not isinstance(explained, _Lost):
+                    raise explained from problem
+            self._stopped.wait(pause)
+            pause = min(_LONGEST_PAUSE, pause * 1.5)
 
-        run = reply.metadata.run_id
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
-            response = client.PushMessages(
-                PushMessagesRequest(
-                    node=node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
-                    message_object_trees=[get_object_tree(reply)],
-                    clientapp_runtime_list=[0.0],
-                )
-            )
-            push_objects(
-                get_all_nested_objects(reply),
-                make_push_object_fn_protobuf(client.PushObject, node, run, response.session_id),
-                object_ids_to_push=set(response.objects_to_push),
-            )
-
-    def _leave(self, client: Any, node: Any) -> None:
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
+    def _leave(self, client: GateClient) -> None:
         try:
-            client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+            client.leave()
         except Exception:
             return  # the server will notice by itself
 
@@ -297,28 +204,16 @@ class FleetNode:
         import httpx
 
         address = self._connection.address
-        if isinstance(problem, _Lost | _Refused):
-            return problem
-        status = _status(problem)
-        if status in (401, 403):
-            if self._connection.key is None:
-                return _Refused(f"{address} refuses this node: it has no key. Ask for one ('fedsolve keys').")
-            return _Refused(
-                f"{address} refuses this node ({status}): the key {self._connection.key} is not registered "
-                f"there, or the clocks differ by minutes. {_detail(problem)}"
-            )
-        if status == 412 and _NOT_YET not in _detail(problem):
-            return _Refused(f"{address} refuses this node: {_detail(problem)}")
-        if status == 412:
-            return _Lost(f"{address} still counts an earlier process of this node as alive.")
+        if isinstance(problem, Refused):
+            if problem.reason in _FINAL:
+                return _Refused(f"{address} refuses this node: {problem}")
+            return _Lost(f"{address} answered {problem.status}: {problem}")
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():
             host = address.rpartition(":")[0].strip("[]")
             what = validity.remedy(str(problem), host, self._connection.authority)
             words = f"{address} does not prove that it is the server ({problem}). {what}"
             # A certificate that has expired is renewed over there, and this site need not be started again.
             return _Lost(words) if what == validity.RENEW else _Refused(words)
-        if status is not None:
-            return _Lost(f"{address} answered {status}: {_detail(problem)}")
         if isinstance(problem, httpx.HTTPError | OSError):
             return _Lost(f"{address} cannot be reached ({type(problem).__name__}: {problem}).")
         return problem
@@ -327,34 +222,24 @@ class FleetNode:
 class _Lost(Exception):
     """The connection is gone or was not there; worth trying again."""
 
-    was_connected = False
-
 
 class _Refused(CohortError):
     """The server refuses us; trying again does not help."""
 
 
-def _status(problem: Exception) -> int | None:
-    response = getattr(problem, "response", None)
-    return None if response is None else int(response.status_code)
+def _public(key: Any) -> str:
+    """The public key of a private one, as servers list it."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return str(public.decode("ascii"))
 
 
-def _detail(problem: Exception) -> str:
-    from flwr.supercore.error import FlowerError
-
-    text = getattr(problem, "response", None)
-    known = None if text is None else FlowerError.from_json(text.text)
-    return str(problem) if known is None else f"{known.message} (code {known.code})"
-
-
-def _load_keys(path: Path | None) -> tuple[Any, Any]:
-    """The node's key pair; a new one for a node without a key of its own."""
+def _load_key(path: Path) -> Any:
+    """The site's private key."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    if path is None:
-        private = ec.generate_private_key(ec.SECP384R1())
-        return private, private.public_key()
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as problem:
@@ -363,4 +248,4 @@ def _load_keys(path: Path | None) -> tuple[Any, Any]:
         raise DataError(f"{path} is not a private key of OpenSSH's form ({problem}).") from problem
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DataError(f"{path} is not an elliptic-curve key. Make one with 'fedsolve keys'.")
-    return key, key.public_key()
+    return key

@@ -26,10 +26,6 @@ _DESCRIPTION = 20.0
 """Seconds in which the few bytes of a description must come, once they are announced."""
 
 
-def _in_time(started: float, done: int = 0, size: int = 0) -> bool:
-    return time.monotonic() - started < _DESCRIPTION
-
-
 class Roster:
     """The members of a run, by name, and the nodes that are asked about or were refused.
 
@@ -47,6 +43,7 @@ class Roster:
         self._describing: dict[int, tuple[str, str]] = {}
         self._refused: dict[int, tuple[str, str]] = {}
         self._doubles: dict[int, str] = {}
+        self._announced: dict[int, float] = {}
         self._looked = 0.0
 
     def present(self) -> list[str]:
@@ -106,12 +103,13 @@ class Roster:
         while self._describing:
             nodes = self._link.nodes()
             for number, (message, activation) in list(self._describing.items()):
-                started = time.monotonic()
-                reply = self._link.receive(message, partial(_in_time, started))
+                reply = self._link.receive(message, partial(self._in_time, number))
                 if reply is None:
                     continue
                 del self._describing[number]
-                if number in nodes and reply.absent and not _in_time(started):
+                late = number in self._announced and not self._in_time(number)
+                self._announced.pop(number, None)
+                if number in nodes and reply.absent and late:
                     node = nodes[number]
                     self._refuse(
                         node, node.name or str(number), "it announced what it has and did not send it."
@@ -123,6 +121,10 @@ class Roster:
             if time.monotonic() >= until:
                 return
             time.sleep(self._interval)
+
+    def _in_time(self, number: int, done: int = 0, size: int = 0) -> bool:
+        """Whether a description, a part of which is there, may still come."""
+        return time.monotonic() - self._announced.setdefault(number, time.monotonic()) < _DESCRIPTION
 
     def _take_in(self, node: Node, reply: Reply) -> None:
         """Make a node a member, or say on both sides why not."""

@@ -1,9 +1,8 @@
-"""The sites that may take part: their keys, the list of them, and their registration with Flower."""
+"""The sites that may take part: their keys, and the list of them."""
 
 from __future__ import annotations
 
 import base64
-import datetime
 import hashlib
 import os
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fedsolve import container
-from fedsolve.errors import CohortError, DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError
 from fedsolve.network.certificates import (
     elliptic,
     load_certificate,
@@ -20,7 +19,6 @@ from fedsolve.network.certificates import (
     verify_dates,
     verify_pair,
 )
-from fedsolve.network.guarded import Bearer
 from fedsolve.network.keyfolder import (
     Keys as Keys,
 )
@@ -160,44 +158,6 @@ def _write_sites(path: Path, sites: dict[str, Site]) -> None:
     container.write_atomically(path, ("\n".join(lines) + "\n").encode())
 
 
-def register_sites(control: str, keys: Keys, secret: bytes | None = None) -> dict[str, int]:
-    """Tell the SuperLink, over its control address on loopback, of every listed site; gives their node ids.
-
-    secret: what a guarded SuperLink asks for.
-
-    Repeat it as often as you like. A site taken off the list is not unregistered there: Flower never takes
-    the same key twice, and the gate refuses the site anyway.
-    """
-    import httpx
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-
-    sites = registered(keys)
-    try:
-        with ControlHttpClient.from_server_address(
-            control,
-            insecure=False,
-            root_certificates=container.read(keys.authority),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
-                *([] if secret is None else [Bearer(secret)]),
-            ],
-        ) as client:
-            nodes = client.ListNodes(ListNodesRequest()).nodes_info
-            known = {bytes(node.public_key): int(node.node_id) for node in nodes}
-            for site in sites.values():
-                if site.pem not in known:
-                    request = RegisterNodeRequest(public_key=site.pem, name=site.name)
-                    known[site.pem] = int(client.RegisterNode(request).node_id)
-    except httpx.HTTPError as problem:
-        raise CohortError(
-            f"the SuperLink at {control} did not register the sites ({type(problem).__name__}: {problem}). "
-            "Its log says why."
-        ) from problem
-    return {site.name: known[site.pem] for site in sites.values()}
-
-
 def verify_server(keys: Keys) -> None:
     """Raise unless the server can start with these keys, saying what to do."""
     anew = "Begin anew with 'fedsolve keys init' and send ca.crt to all sites."
@@ -268,18 +228,16 @@ def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
     return _site(_openssh(key.public_key(), name), name)
 
 
-def signed_headers(keys: Keys, name: str) -> dict[str, str]:
-    """The headers with which a site shows who it is: its public key and a signed time stamp."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
+def signed_headers(keys: Keys, name: str, challenge: str) -> dict[str, str]:
+    """The headers with which a site asks whether it is known: its public key, and the challenge signed."""
+    from fedsolve.network.handshake import CHALLENGE, KEY, SIGNATURE, about_text, sign_text
 
     key = load_client_key(keys, name)
-    stamp = datetime.datetime.now(datetime.UTC).isoformat()
-    signature = key.sign(stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    signature = sign_text(key, about_text(challenge))
     return {
-        "flwr-public-key": base64.b64encode(site_of(key, name).pem).decode(),
-        "flwr-timestamp": stamp,
-        "flwr-signature": base64.b64encode(signature).decode(),
+        KEY: base64.b64encode(site_of(key, name).pem).decode(),
+        CHALLENGE: challenge,
+        SIGNATURE: base64.b64encode(signature).decode(),
     }
 
 

@@ -1,9 +1,10 @@
-"""Everything a server needs around a run: SuperLink, gate, registered sites; started and stopped together."""
+"""What a server needs around a run: its gate, and the list of registered sites."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -11,64 +12,43 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from fedsolve import log_lines
 from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.log_lines import Style
-from fedsolve.network.link import Node, RuntimeLink
-from fedsolve.network.superlink import SuperLink, Tls, begin_log, check_running, last_line
+from fedsolve.network.children import begin_log, check_running, last_line
+from fedsolve.network.gate_link import GateLink
+from fedsolve.network.keyfolder import Keys, private_folder
 
 _REGISTER_EVERY = 2.0
 
 
-class SiteLink(RuntimeLink):
-    """The nodes of registered sites, by the names under which their keys are registered.
+class SiteList:
+    """The names of the registered sites. The list is read again when it changes.
 
-    The list of sites is read again when it changes: a site that is added comes in, one that is removed
-    is not asked any more.
+    A site that is added comes in, one that is removed is not asked any more.
     """
 
-    def __init__(
-        self,
-        grid: Any,
-        superlink: SuperLink,
-        keys: Path,
-        check: Callable[[], None] | None = None,
-        tell: Callable[[str], None] | None = None,
-    ) -> None:
-        super().__init__(grid, check=check)
-        from fedsolve.network.keyfolder import Keys
-
-        self._superlink = superlink
-        self._keys = Keys(keys)
-        self._sites: dict[int, str] = {}
+    def __init__(self, keys: Keys, tell: Callable[[str], None] | None = None) -> None:
+        self._keys = keys
+        self._names: frozenset[str] = frozenset()
         self._tell = tell or _warn
         self._announced = ""
         self._read: float | None = None
         self._looked = 0.0
+        self.names()
 
-    def nodes(self) -> dict[int, Node]:
-        self.register()
-        return {
-            number: Node(number, node.activation, self._sites[number])
-            for number, node in super().nodes().items()
-            if number in self._sites
-        }
-
-    def register(self) -> None:
-        """Bring the SuperLink's list of sites up to date."""
-        from fedsolve.network.security import register_sites
+    def names(self) -> frozenset[str]:
+        """The sites that may take part now."""
+        from fedsolve.network.security import registered
 
         if self._read is not None and time.monotonic() - self._looked < _REGISTER_EVERY:
-            return
+            return self._names
         self._looked = time.monotonic()
         try:
             changed = self._keys.registered_file.stat().st_mtime_ns
             if changed != self._read:
-                control, secret = self._superlink.address, self._superlink.secret
-                sites = register_sites(control, self._keys, secret)
-                self._sites = {number: name for name, number in sites.items()}
+                self._names = frozenset(registered(self._keys))
                 self._read = changed
             self._announced = ""
         except (OSError, ModelFileError, DataError) as problem:
@@ -81,10 +61,7 @@ class SiteLink(RuntimeLink):
                 self._tell(
                     f"{_unreadable(self._keys.registered_file, problem)} The last list stays in force."
                 )
-
-    def registered(self) -> frozenset[str] | None:
-        """The names of the sites that may take part."""
-        return frozenset(self._sites.values())
+        return self._names
 
 
 def _unreadable(path: Path, problem: Exception) -> ModelFileError:
@@ -102,54 +79,40 @@ def serving(
     keys: Path | None,
     tell: Callable[[str], None] | None = None,
     style: Style = "text",
-) -> Iterator[RuntimeLink]:
-    """A link to the nodes that connect to `listen` (HOST:PORT); without keys in plain HTTP.
+) -> Iterator[GateLink]:
+    """A link to the sites that connect to `listen` (HOST:PORT); without keys in plain HTTP.
 
-    tell: shows people at the server what is amiss but does not end the run. style: of the logs.
+    tell: shows people at the server what is amiss but does not end the run. style: of the gate's log.
     """
-    tls = None
-    if keys is not None:
-        from fedsolve.network.keyfolder import Keys
-
-        folder = Keys(keys)
-        tls = Tls(folder.authority, folder.server_certificate, folder.server_key)
-    with SuperLink(state / "superlink", tls=tls, style=style) as superlink, superlink.run() as grid:
-        link = (
-            RuntimeLink(grid, check=superlink.check)
-            if keys is None
-            else SiteLink(grid, superlink, keys, superlink.check, tell)
-        )
-        if isinstance(link, SiteLink):
-            link.register()  # before the gate opens, so that a node's first call succeeds
-        link.quota = state / "quota"
-        link.quota.unlink(missing_ok=True)
-        with _gate(state / "gate.log", listen, superlink.address, keys, link.quota, style) as gate:
-
-            def check() -> None:
-                superlink.check()
-                check_running(gate, "the gate, through which sites connect,", state / "gate.log")
-
-            link.check = check
-            yield link
+    sites = None if keys is None else SiteList(Keys(keys), tell)
+    mail = state / "mail"
+    shutil.rmtree(mail, ignore_errors=True)  # what a server left that was killed
+    private_folder(mail)
+    log = state / "gate.log"
+    try:
+        with _gate(log, listen, mail, keys, style) as gate:
+            yield GateLink(
+                gate,
+                mail,
+                (lambda: None) if sites is None else sites.names,
+                lambda: check_running(gate, "the gate, through which sites connect,", log),
+            )
+    finally:
+        shutil.rmtree(mail, ignore_errors=True)
 
 
 @contextmanager
 def _gate(
-    log: Path,
-    listen: str,
-    upstream: str,
-    keys: Path | None,
-    quota: Path | None = None,
-    style: Style = "text",
+    log: Path, listen: str, mail: Path, keys: Path | None, style: Style = "text"
 ) -> Iterator[subprocess.Popen[bytes]]:
     from fedsolve.network import gate
 
     check_free(*gate.address(listen))
     with begin_log(log, style) as stream:
         process = subprocess.Popen(
-            gate.command(listen, upstream, keys, quota=quota),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
+            gate.command(listen, mail, keys),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=stream,
             env={**os.environ, **log_lines.for_child(style, log)},
         )
@@ -163,6 +126,9 @@ def _gate(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert process.stdin is not None
+        with suppress(OSError):  # what was not said yet is of no use any more
+            process.stdin.close()
 
 
 def check_free(host: str, port: int) -> None:

@@ -47,10 +47,10 @@ def record(note: Note, payload: bytes = b"") -> RecordDict:
 def unpack(content: RecordDict) -> tuple[Note, Array]:
     """The note and the bytes (uint8) of a message's content."""
     try:
-        note = _note(content[_NOTE][_JSON])
+        note = note_from(content[_NOTE][_JSON])
         payload = content[_PAYLOAD][_BYTES].data if _PAYLOAD in content else b""
     except (KeyError, TypeError, AttributeError) as problem:
-        raise _strange(f"{type(problem).__name__}: {problem}") from problem
+        raise strange(f"{type(problem).__name__}: {problem}") from problem
     return note, np.frombuffer(payload, dtype=np.uint8)
 
 
@@ -83,7 +83,7 @@ def assemble(
     except Exception as problem:
         if any(problem is known for known in problems):
             raise
-        raise _strange(f"{type(problem).__name__}: {problem}") from problem
+        raise strange(f"{type(problem).__name__}: {problem}") from problem
 
 
 def _assemble(
@@ -97,7 +97,7 @@ def _assemble(
         kind, children, body = _open(branch.object_id, contents)
         if kind == "ConfigRecord":
             if note is not None:
-                raise _strange("it has more than one note")
+                raise strange("it has more than one note")
             note = _config_note(contents)
         elif kind == "Array":
             about = json.loads(bytes(body))
@@ -105,9 +105,9 @@ def _assemble(
             named = [children[index] for index in about["arraychunk_ids"]]
             arrays += 1
             if arrays > 1:
-                raise _strange("it has more than one array")
+                raise strange("it has more than one array")
             if len(named) > 1 + size // _LEAST_CHUNK or not set(named) == set(children):
-                raise _strange(f"{size:,} bytes in {len(named):,} chunks, of {len(children):,} that it has")
+                raise strange(f"{size:,} bytes in {len(named):,} chunks, of {len(children):,} that it has")
             if not 0 <= size <= largest:
                 raise TermError(
                     f"a message of {size:,} bytes was announced; at most {largest:,} are taken. "
@@ -117,7 +117,7 @@ def _assemble(
             payload = np.empty(size, dtype=np.uint8)
             _fill(payload, named, fetch)
     if note is None:
-        raise _strange("it has no note")
+        raise strange("it has no note")
     return note, payload
 
 
@@ -148,11 +148,11 @@ def _fill(target: Array, chunks: list[str], fetch: Callable[[str], bytes]) -> No
             under_way.append(pool.submit(fetch, chunks[turn + _AHEAD]))
         _, _, body = _open(name, contents)
         if start + len(body) > len(target):
-            raise _strange(f"its chunks hold more than the {len(target):,} bytes announced")
+            raise strange(f"its chunks hold more than the {len(target):,} bytes announced")
         target[start : start + len(body)] = np.frombuffer(body, dtype=np.uint8)
         start += len(body)
     if start != len(target):
-        raise _strange(f"its chunks hold {start:,} bytes, {len(target):,} were announced")
+        raise strange(f"its chunks hold {start:,} bytes, {len(target):,} were announced")
 
 
 def _open(name: str, contents: bytes) -> tuple[str, list[str], memoryview]:
@@ -166,7 +166,7 @@ def _open(name: str, contents: bytes) -> tuple[str, list[str], memoryview]:
         if len(body) != int(length):
             raise ValueError
     except ValueError:
-        raise _strange("one of its objects has no readable head") from None
+        raise strange("one of its objects has no readable head") from None
     return kind, children.split(",") if children else [], body
 
 
@@ -174,20 +174,20 @@ def _config_note(contents: bytes) -> Note:
     from flwr.app import ConfigRecord
 
     try:
-        return _note(ConfigRecord.inflate(contents)[_JSON])
+        return note_from(ConfigRecord.inflate(contents)[_JSON])
     except KeyError as problem:
-        raise _strange("it has no note") from problem
+        raise strange("it has no note") from problem
 
 
-def _note(text: Any) -> Note:
+def note_from(text: Any) -> Note:
     try:
         note = json.loads(text)
     except (ValueError, TypeError, RecursionError) as problem:
-        raise _strange(str(problem)) from problem
+        raise strange(str(problem)) from problem
     if not isinstance(note, dict):
-        raise _strange("its note is not a table")
+        raise strange("its note is not a table")
     return note
 
 
-def _strange(why: str) -> TermError:
+def strange(why: str) -> TermError:
     return TermError(f"this message was not written by fedsolve: {why}.")

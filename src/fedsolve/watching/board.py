@@ -33,7 +33,7 @@ SILENT = 20.0
 _TICK, _REST = 1.0, 0.25
 """Seconds between two looks at what has changed by itself, and at the least between two files."""
 
-_RECORDS = 400
+_RECORDS, _RECENT = 400, 12
 _NOTES = 12
 _CELLS = 50
 
@@ -78,6 +78,29 @@ class _Under:
     since: float = field(default_factory=time.time)
 
 
+class _Records:
+    """Records of a run of any length: the last ones, and some hundreds spread evenly over all of it.
+
+    spread: every so many, from the first on, and always the last.
+    """
+
+    def __init__(self) -> None:
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+        self.spread: list[dict[str, Any]] = []
+        self._every = 1
+
+    def enter(self, record: dict[str, Any]) -> None:
+        if self.spread and (self.spread[-1]["exchange"] - 1) % self._every:
+            self.spread.pop()
+        self.spread.append(record)
+        self.recent.append(record)
+        if len(self.spread) > _RECORDS:
+            self._every *= 2
+            self.spread = [
+                one for one in self.spread if one is record or (one["exchange"] - 1) % self._every == 0
+            ]
+
+
 class Board(Follower):
     """Follows a run and tells, at any moment and from any thread, how it stands (`document`).
 
@@ -100,7 +123,7 @@ class Board(Follower):
         self._secure: bool | None = None
         self._exchanges, self._done = 0, 0
         self._bytes = {"up": 0, "down": 0, "catch_up": 0}
-        self._records: list[dict[str, Any]] = []
+        self._records = _Records()
         self._under: _Under | None = None
         self._pace: list[float] = []
         self._moment = time.monotonic()
@@ -151,7 +174,7 @@ class Board(Follower):
             self._clients = len(training.clients)
             self._exchanges, self._done = training.expected, 0
             self._bytes = dict.fromkeys(self._bytes, 0)
-            self._records, self._pace, self._scores, self._under = [], [], {}, None
+            self._records, self._pace, self._scores, self._under = _Records(), [], {}, None
             for record in training.history:
                 self._enter(record)
             self._moment = time.monotonic()
@@ -174,7 +197,7 @@ class Board(Follower):
 
     def _enter(self, record: Record) -> None:
         told = {**record.metrics, "risk": record.risk, "accuracy": record.accuracy}
-        self._records.append(
+        self._records.enter(
             {
                 "exchange": record.exchange + 1,
                 "kind": record.kind,
@@ -208,6 +231,8 @@ class Board(Follower):
         """The whole is done: all cells of an experiment, or what a server does after its training."""
         with self._lock:
             self._phase, self._under = "complete", None
+            if self._cells is not None:
+                self._cells |= {"done": self._cells["total"], "now": "", "remark": "", "left": 0.0}
 
     def stopped(self, problem: BaseException) -> None:
         with self._lock:
@@ -255,7 +280,8 @@ class Board(Follower):
                 "under_way": None if self._under is None else vars(self._under),
                 "bytes": dict(self._bytes),
                 "seconds_left": self._left(),
-                "records": thinned(self._records),
+                "records": list(self._records.spread),
+                "recent": list(self._records.recent),
                 "scores": dict(self._scores),
                 "cells": None if self._cells is None else dict(self._cells),
                 "finished_cells": list(self._finished_cells),
@@ -300,14 +326,6 @@ class Board(Follower):
 
 _MOVING = frozenset({"now", "seconds_left"})
 """What changes by itself with time."""
-
-
-def thinned(records: Sequence[dict[str, Any]], most: int = _RECORDS) -> list[dict[str, Any]]:
-    """At most about so many of the records, evenly, the first and the last of them among these."""
-    if len(records) <= most:
-        return list(records)
-    step = -(-len(records) // most)
-    return [*records[:-1:step], records[-1]]
 
 
 def read_document(data: bytes | str) -> dict[str, Any]:

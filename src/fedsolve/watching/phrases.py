@@ -16,7 +16,6 @@ PHASES = {
     "stopped": "stopped",
 }
 WHATS = {"server": "server", "training": "training", "experiment": "experiment"}
-SHARES = ("accuracy", "test_accuracy", "train_accuracy")
 CURVES = ("risk", "loss", "accuracy", "test_accuracy")
 
 
@@ -104,7 +103,7 @@ def measures(document: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]
 
 
 def measure_words(name: str, value: float) -> str:
-    return f"{100 * value:.2f} %" if name in SHARES else f"{value:.4g}"
+    return f"{100 * value:.2f} %" if name.endswith("accuracy") else f"{value:.4g}"
 
 
 def spoken(name: str) -> str:

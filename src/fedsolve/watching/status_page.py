@@ -82,7 +82,7 @@ def _parts(document: Mapping[str, Any], title: str) -> Iterator[Markup]:
     yield _sites(document["sites"])
     yield _cells(document)
     yield _curves(document)
-    yield _exchanges(document["records"])
+    yield _exchanges(document["recent"])
     if document["notes"]:
         lines = [
             tag("li", tag("time", phrases.clock(at)), tag("span", text))
@@ -160,7 +160,7 @@ def _exchanges(records: Sequence[Mapping[str, Any]]) -> Markup:
     heads += [("up", "number"), ("down", "number wide"), ("time", "number")]
     heads += [(spoken(name), "number") for name in names]
     rows = []
-    for record in list(reversed(records))[:_LAST]:
+    for record in reversed(records):
         cells = [str(record["exchange"]), record["kind"], str(record["step"]), str(record["clients"])]
         cells += [size(record["bytes_up"]), size(record["bytes_down"]), f"{record['seconds']:.2f} s"]
         for name in names:

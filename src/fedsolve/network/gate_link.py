@@ -1,0 +1,197 @@
+"""The server's end of its gate: which sites are there, send to them, take their answers from the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsolve.errors import CohortError, TermError
+from fedsolve.network.link import GoOn, Node, Reply
+from fedsolve.network.parcels import Parcel, read_parcel
+from fedsolve.network.wire import LARGEST, Note
+
+_SLACK = 1 << 20
+"""Bytes of an answer's note."""
+
+
+@dataclass
+class _Open:
+    """A message on its way: to whom, in which file it lies, and what has come of it."""
+
+    site: int
+    file: str
+    question: int
+    lasting: bool
+    progress: tuple[int, int] | None = None
+    answer: tuple[str, str] | None = None
+    why: str | None = None
+
+
+class GateLink:
+    """Sites behind the gate `process`, whose folder of messages and answers is `mail`.
+
+    names: the sites that may take part; None where there is no list of them.
+    check: called before every look; raises when the gate has ended.
+
+    Answers lie on the gate's disk, all that have come, until the engine takes them one by one: whoever is
+    slow delays nobody else, and one answer at a time is in this process.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        mail: Path,
+        names: Callable[[], frozenset[str] | None],
+        check: Callable[[], None],
+    ) -> None:
+        self._process = process
+        self._mail = mail
+        self._names = names
+        self._check = check
+        self._lock = threading.Lock()
+        self._here: dict[int, Node] = {}
+        self._open: dict[str, _Open] = {}
+        self._allowed = LARGEST
+        self._question = 0
+        threading.Thread(target=self._hear, daemon=True, name="fedsolve-gate").start()
+
+    # -- what the engine needs -------------------------------------------------------------------
+
+    def registered(self) -> frozenset[str] | None:
+        return self._names()
+
+    def nodes(self) -> dict[int, Node]:
+        self._check()
+        names = self._names()
+        with self._lock:
+            here = dict(self._here)
+        return {number: node for number, node in here.items() if names is None or node.name in names}
+
+    def expect(self, largest: int) -> None:
+        """Take answers of so many bytes to what is sent from now on; what was asked long ago is forgotten."""
+        self._allowed = min(largest, LARGEST)
+        self._question += 1
+        # Two questions may be open at a time; those that no bytes go with are asked at any time.
+        with self._lock:
+            past = [
+                message
+                for message, asked in self._open.items()
+                if not asked.lasting and asked.question < self._question - 1
+            ]
+        self._forget(past)
+
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
+        parcel = Parcel.of(note, payload)
+        digest = parcel.digest()
+        file = f"to-{digest[:32]}"
+        self._write(parcel, self._mail / file)
+        messages = [secrets.token_hex(16) for _ in nodes]
+        with self._lock:
+            for message, number in zip(messages, nodes, strict=True):
+                self._open[message] = _Open(number, file, self._question, not payload)
+        about = {"file": file, "size": len(parcel), "digest": digest, "largest": self._allowed + _SLACK}
+        self._say({"do": "send", "messages": dict(zip(messages, nodes, strict=True)), **about})
+        return messages
+
+    def receive(self, message: str, go_on: GoOn) -> Reply | None:
+        self._check()
+        with self._lock:
+            asked = self._open.get(message)
+            here = asked is not None and asked.site in self._here
+        if asked is None:
+            return Reply({}, failure="its answer was lost", absent=True)
+        reply: Reply | None = None
+        if asked.answer is not None:
+            reply = self._take(*asked.answer)
+        elif asked.why is not None:
+            reply = Reply({}, failure=asked.why, damaged=True)
+        elif not here:
+            reply = Reply({}, failure="it is not connected", absent=True)
+        elif asked.progress is not None and not go_on(*asked.progress):
+            reply = Reply({}, failure="it left in the middle of its answer", absent=True)
+        if reply is not None:
+            self._forget([message])
+        return reply
+
+    # -- files and pipes -------------------------------------------------------------------------
+
+    def _write(self, parcel: Parcel, path: Path) -> None:
+        """The same message to several sites is one file."""
+        if path.exists():
+            return
+        try:
+            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as stream:
+                stream.writelines(parcel.pieces())
+        except OSError as problem:
+            path.unlink(missing_ok=True)
+            raise CohortError(
+                f"cannot write {path}: {problem.strerror or problem}. Make room and start again with the "
+                "same state folder."
+            ) from problem
+
+    def _take(self, file: str, digest: str) -> Reply:
+        path = self._mail / file
+        try:
+            return Reply(*read_parcel(str(path), digest))
+        except TermError as problem:
+            return Reply({}, failure=str(problem), damaged=True)
+        except OSError as problem:
+            return Reply({}, failure=f"{path}: {problem.strerror or problem}", damaged=True)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _forget(self, messages: Sequence[str]) -> None:
+        """Let go of messages, and of files that no other message needs."""
+        with self._lock:
+            gone = {message: self._open.pop(message) for message in messages if message in self._open}
+            needed = {asked.file for asked in self._open.values()}
+        for asked in gone.values():
+            if asked.file not in needed:
+                (self._mail / asked.file).unlink(missing_ok=True)
+            if asked.answer is not None:
+                (self._mail / asked.answer[0]).unlink(missing_ok=True)
+        if unanswered := [message for message, asked in gone.items() if asked.answer is None]:
+            self._say({"do": "drop", "messages": unanswered})
+
+    def _say(self, command: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._check()
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as problem:
+            self._process.wait(10)
+            self._check()
+            raise CohortError(f"the gate cannot be told anything ({problem}); its log says why.") from problem
+
+    def _hear(self) -> None:
+        """Enter what the gate says, until it ends."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.endswith(b"\n"):  # else the gate was killed while it spoke
+                with self._lock:
+                    self._enter(json.loads(line))
+
+    def _enter(self, event: dict[str, Any]) -> None:
+        if event["is"] == "node":
+            self._here.pop(event["site"], None)
+            if event["here"]:
+                self._here[event["site"]] = Node(event["site"], event["process"], event["name"])
+            return
+        asked = self._open.get(event["message"])
+        if asked is None:
+            if event["is"] == "answer":  # to what is not wanted any more
+                (self._mail / event["file"]).unlink(missing_ok=True)
+        elif event["is"] == "coming":
+            asked.progress = (event["done"], event["size"])
+        elif event["is"] == "answer":
+            asked.answer = (event["file"], event["digest"])
+        else:
+            asked.why = event["why"]

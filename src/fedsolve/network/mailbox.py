@@ -1,0 +1,198 @@
+"""The gate's mailbox: messages that wait for sites, answers that sites brought, and who is there.
+
+The server and its gate talk over the pipes between them, a JSON table a line; messages and answers lie in
+files of a folder that both know. The server says
+
+    {"do": "send", "messages": {ID: SITE}, "file": NAME, "size": BYTES, "digest": SHA256, "largest": BYTES}
+    {"do": "drop", "messages": [ID]}
+
+and hears
+
+    {"is": "node", "site": SITE, "name": NAME, "process": MARK, "here": BOOL}
+    {"is": "coming", "message": ID, "done": BYTES, "size": BYTES}
+    {"is": "answer", "message": ID, "file": NAME, "digest": SHA256}
+    {"is": "failed", "message": ID, "why": TEXT}
+
+SITE is a number. A message waits until it is answered or dropped, or its site starts anew: a new process
+knows nothing of what an earlier one was asked, and the server asks it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsolve.network.admission import Refusal
+from fedsolve.network.handshake import UNWANTED
+from fedsolve.network.sessions import SiteSession
+
+ALIVE = 20.0
+"""Seconds without a sign of life after which a site counts as gone."""
+
+HUNG_UP = 10.0
+"""The same after its connection broke."""
+
+_COMING = 1.0
+_LONG = 1 << 20
+"""Bytes of an answer whose first part is worth telling, too: its site may freeze after it."""
+
+
+@dataclass(frozen=True)
+class Post:
+    """A message that waits for its answer, which may have `largest` bytes."""
+
+    id: str
+    file: str
+    size: int
+    digest: str
+    largest: int
+
+
+@dataclass
+class Pigeonhole:
+    """What the mailbox knows of a site. waits: calls under way that wait for a message."""
+
+    number: int
+    name: str | None
+    process: str
+    seen: float
+    here: bool = False
+    waits: int = 0
+    posts: dict[str, Post] = field(default_factory=dict)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Mailbox:
+    """Messages and answers in files of `folder`; `tell` tells the server what happens. For one event loop."""
+
+    def __init__(self, folder: Path, tell: Callable[[dict[str, Any]], None]) -> None:
+        self.folder = folder
+        self._tell = tell
+        self._holes: dict[str, Pigeonhole] = {}
+        self._by_number: dict[int, Pigeonhole] = {}
+        self._told: dict[str, float] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        self._closed = True
+        for hole in self._holes.values():
+            hole.arrived.set()
+
+    # -- the server's side -----------------------------------------------------------------------
+
+    def take(self, command: dict[str, Any]) -> None:
+        """Do what the server says."""
+        if command["do"] == "drop":
+            for message in command["messages"]:
+                self._told.pop(message, None)
+                for hole in self._holes.values():
+                    hole.posts.pop(message, None)
+            return
+        about = {name: command[name] for name in ("file", "size", "digest", "largest")}
+        for message, number in command["messages"].items():
+            if (to := self._by_number.get(number)) is not None:
+                to.posts[message] = Post(message, **about)
+                to.arrived.set()
+
+    async def keep_watch(self) -> None:
+        """Tell the server who has gone, for ever."""
+        while True:
+            await asyncio.sleep(ALIVE / 20)
+            late = time.monotonic() - ALIVE
+            for hole in self._holes.values():
+                if hole.here and not hole.waits and hole.seen < late:
+                    self._place(hole, here=False)
+
+    # -- a site's side ---------------------------------------------------------------------------
+
+    def welcome(self, session: SiteSession) -> Pigeonhole:
+        """The pigeonhole of a site that has said hello."""
+        hole = self._holes.get(session.site)
+        if hole is None:
+            hole = Pigeonhole(len(self._holes) + 1, session.name, session.process, time.monotonic())
+            self._holes[session.site] = self._by_number[hole.number] = hole
+        if hole.process != session.process:
+            hole.process = session.process
+            hole.posts.clear()
+            hole.here = False
+            hole.arrived.set()
+        self.alive(hole)
+        return hole
+
+    def hole(self, session: SiteSession) -> Pigeonhole:
+        """The pigeonhole of a session, which is alive: it calls."""
+        hole = self._holes[session.site]
+        self.alive(hole)
+        return hole
+
+    def alive(self, hole: Pigeonhole) -> None:
+        """Enter a sign of life."""
+        hole.seen = time.monotonic()
+        if not hole.here:
+            self._place(hole, here=True)
+
+    def leave(self, hole: Pigeonhole) -> None:
+        """A site says that it goes."""
+        self._place(hole, here=False)
+
+    def _place(self, hole: Pigeonhole, here: bool) -> None:
+        hole.here = here
+        self._tell(
+            {"is": "node", "site": hole.number, "name": hole.name, "process": hole.process, "here": here}
+        )
+
+    async def next(self, hole: Pigeonhole, have: Collection[str], seconds: float) -> Post | None:
+        """A message that the site does not have yet, as soon as there is one; None after so many seconds."""
+        process, until = hole.process, time.monotonic() + seconds
+        hole.waits += 1
+        try:
+            while hole.process == process and not self._closed:
+                for post in hole.posts.values():
+                    if post.id not in have:
+                        return post
+                hole.arrived.clear()
+                try:
+                    async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                        await hole.arrived.wait()
+                except TimeoutError:
+                    break
+            return None
+        finally:
+            hole.waits -= 1
+            hole.seen = time.monotonic()
+
+    def hung_up(self, hole: Pigeonhole) -> None:
+        """A site's connection broke while it waited: its process has ended, or it will soon call again."""
+        hole.seen = time.monotonic() - ALIVE + HUNG_UP
+
+    def wanted(self, hole: Pigeonhole, message: str) -> Post:
+        """The message that an answer is for, while it is wanted."""
+        post = hole.posts.get(message)
+        if post is None:
+            raise Refusal(410, "this answer is not wanted any more.", UNWANTED)
+        return post
+
+    def coming(self, hole: Pigeonhole, post: Post, done: int, size: int) -> None:
+        """A part of an answer is there; the server hears of it once a second, where that takes long."""
+        self.wanted(hole, post.id)
+        self.alive(hole)
+        now = time.monotonic()
+        if now - self._told.setdefault(post.id, 0.0 if size > _LONG else now) > _COMING:
+            self._told[post.id] = now
+            self._tell({"is": "coming", "message": post.id, "done": done, "size": size})
+
+    def answered(self, hole: Pigeonhole, post: Post, file: str, digest: str) -> None:
+        """All of an answer is there."""
+        self._told.pop(post.id, None)
+        del hole.posts[post.id]
+        self._tell({"is": "answer", "message": post.id, "file": file, "digest": digest})
+
+    def failed(self, hole: Pigeonhole, post: Post, why: str) -> None:
+        """An answer came that is not taken."""
+        del hole.posts[post.id]
+        self._tell({"is": "failed", "message": post.id, "why": why})
