@@ -63,10 +63,7 @@ if TYPE_CHECKING:
     from fedsolve.federation.quality import Evaluation
     from fedsolve.model import Model, load_model
     from fedsolve.network.flower import FlowerFederation
-<<<<<<< HEAD
     from fedsolve.schema import Column, Schema
-=======
->>>>>>> watch
     from fedsolve.tracking import tracker
     from fedsolve.watching.loopback import StatusPage
 
@@ -128,7 +125,6 @@ __all__ = [
     "write_schema",
 ]
 
-<<<<<<< HEAD
 _EVERYDAY = {
     "AFL": "fedsolve.closedform.afl:AFL",
     "APFL": "fedsolve.closedform.apfl:APFL",
@@ -164,15 +160,6 @@ _EVERYDAY = {
     "read_described": "fedsolve.data.table_files:read_described",
     "read_schema": "fedsolve.data.schema_file:read_schema",
     "write_schema": "fedsolve.data.schema_file:write_schema",
-=======
-_LATER = {
-    "FlowerFederation": "fedsolve.network.flower",
-    "ParquetRows": "fedsolve.data.parquet_rows",
-    "RayFederation": "fedsolve.cluster.ray_federation",
-    "RowFile": "fedsolve.cluster.row_file",
-    "StatusPage": "fedsolve.watching.loopback",
-    "tracker": "fedsolve.tracking",
->>>>>>> watch
 }
 """Where a name is, as "module:name" or "module": imported when it is asked for; and all of them, since they
 enter methods, client steps and kinds of models, as soon as one of those is looked for by its name."""

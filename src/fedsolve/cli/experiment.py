@@ -13,10 +13,7 @@ from rich.console import Console
 from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
-<<<<<<< HEAD
 from fedsolve.cli.report import figures
-=======
->>>>>>> watch
 from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.watched import watch_option, watched_page
 from fedsolve.errors import DataError
@@ -90,13 +87,8 @@ _runs = option(
 @option(
     "--workers", type=click.IntRange(1), group="What runs", help="Clients at a time.  [default: all cores]"
 )
-<<<<<<< HEAD
 @track_option("What runs")
 @watch_option("What runs")
-=======
-@watch_option("What runs")
-@track_option("What runs")
->>>>>>> watch
 @output_options
 @click.pass_context
 def run(
@@ -108,13 +100,8 @@ def run(
     dataset: tuple[str, ...],
     backbone: str | None,
     workers: int | None,
-<<<<<<< HEAD
     track: tuple[str, ...],
     watch: bool,
-=======
-    watch: bool,
-    track: tuple[str, ...],
->>>>>>> watch
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -153,10 +140,7 @@ def run(
             output.note(_told(summaries[-1]))
         if page is not None:
             page.complete()
-<<<<<<< HEAD
     _tell_left_out(output, summaries)
-=======
->>>>>>> watch
     document = {"runs": [vars(summary) for summary in summaries]}
     output.result(document, lambda page: _show_runs(page, summaries))
 

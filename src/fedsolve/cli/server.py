@@ -28,11 +28,7 @@ from fedsolve.cli.output import (
     megabytes,
     percent,
 )
-<<<<<<< HEAD
 from fedsolve.cli.run_options import cohort_options, sums_options, training_options
-=======
-from fedsolve.cli.site_table import schema_option
->>>>>>> watch
 from fedsolve.cli.track_option import track_option, trackers
 from fedsolve.cli.watched import status_option, watched_run
 from fedsolve.data.lock import locked
@@ -40,7 +36,7 @@ from fedsolve.data.schema_file import read_schema
 from fedsolve.errors import DataError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.engine import Wraps
-from fedsolve.federation.followers import Follower, Followers
+from fedsolve.federation.followers import Follower
 from fedsolve.federation.history import totals
 from fedsolve.federation.method import Method, Record, unwrapped
 from fedsolve.labels import spelled_labels
@@ -237,7 +233,6 @@ def _run(
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             federate = _federate(given, output, link, board)
-<<<<<<< HEAD
             around = None if given["plain"] else secured(given, held)
             model, engine = run_method(
                 method, federate, held, [ExchangeNotes(output), board, tracked], around
@@ -246,14 +241,6 @@ def _run(
                 accuracy = evaluate(engine, model)
                 for follower in (board, tracked):
                     follower.scored({"accuracy": accuracy})
-=======
-            around = None if given["plain"] else _secured(given, held)
-            heard = Followers(board, tracked)
-            model, engine = run_method(method, federate, held, [ExchangeNotes(output), heard], around)
-            if given["evaluate"]:
-                accuracy = evaluate(engine, model)
-                heard.scored({"accuracy": accuracy})
->>>>>>> watch
             say_over(engine.federation if isinstance(engine, Wraps) else engine, held)  # type: ignore[arg-type]
             board.complete()
     if given["out"] is not None:

@@ -56,7 +56,6 @@ from fedsolve.errors import ModelFileError
 from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.card import card, training_card
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.followers import Followers
 from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.method import Method, Record
@@ -266,7 +265,6 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         whole = Calibrated(whole)
     title = f"{method.key} on {', '.join(files[:3])}"
     with watched_page(given["watch"], title, output) as page, _engine(federation, given) as engine:
-        heard = tracked if page is None else Followers(tracked, page)
         started = time.perf_counter()
         try:
             with _progress(output, method) as progress:
@@ -276,11 +274,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
                     resume=given["resume"],
                     progress=progress,
                     watch=_watch(ctx, given, test),
-<<<<<<< HEAD
                     follow=[tracked] if page is None else [tracked, page],
-=======
-                    follow=heard,
->>>>>>> watch
                 )
         except KeyboardInterrupt as stop:
             raise Interrupted(_stopped(checkpoint)) from stop
@@ -290,17 +284,10 @@ def train(ctx: click.Context, /, **given: Any) -> None:
             model.parameters[pixel_rows.NOTED] = given["backbone"]
         check_finite(model, "the model, which was not saved,")
         accuracy = _accuracy(model, engine, data, test)
-<<<<<<< HEAD
         accuracy["held_out"] = _held_out(model, weighed=given["class_weight"] is not None)
         scores = {f"{part}_accuracy": share for part, share in accuracy.items() if share is not None}
         for follower in [tracked] if page is None else [tracked, page]:
             follower.scored(scores)
-=======
-        accuracy["held_out"] = next(
-            (1.0 - tried.errors for tried in model.tried if tried.chosen and tried.errors is not None), None
-        )
-        heard.scored({f"{part}_accuracy": share for part, share in accuracy.items() if share is not None})
->>>>>>> watch
         model.card = training_card(model, whole, rows=len(data), accuracy=accuracy, secure=given["secure"])
         if given["out"] is not None:
             model.save(given["out"])
