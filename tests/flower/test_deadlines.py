@@ -99,3 +99,27 @@ def test_a_steady_trickle_is_given_up_when_it_is_told_to(monkeypatch):
         [pull(str(number)) for number in range(100)]
     assert seen[-1][1] == 1000
     assert seen[0][0] < seen[1][0] < seen[2][0]
+
+
+def test_who_is_waited_for_can_be_seen_while_it_is(sites):
+    link = Trickling(answerers(sites))
+    seen = []
+
+    def tell(text):
+        if "1.0 of 5.0 MB" in text:
+            seen.append({one.name: one for one in federation.standings()})
+
+    federation = federate(link, tell=tell, missing="continue")
+    assert federation.standings() == []
+    fs.AFL(ridge=0.1).fit(federation)
+    first = seen[0]
+    assert list(first) == sorted(NAMES)
+    assert (first["north"].state, first["north"].done, first["north"].size) == ("asked", 1_000_000, 5_000_000)
+    assert [first[name].state for name in sorted(NAMES) if name < "north"] == ["answered"]
+    assert all(one.connected for one in first.values())
+    after = {one.name: one for one in federation.standings()}
+    assert "1.0 of 5.0 MB" in after["north"].why
+    assert {one.state for name, one in after.items() if name != "north"} == {"answered"}
+    link.arrivals = lambda: dict.fromkeys(link.sites, (1, 1))  # what lies at the gate has come
+    federation._under_way.failed.clear(), federation._under_way.late.clear()
+    assert {one.state for one in federation.standings()} == {"answered"}

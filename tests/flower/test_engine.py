@@ -17,6 +17,7 @@ from fedsolve.container import canonical_json
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.encoding import encode_term
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.followers import hears
 from fedsolve.federation.importance import importances
 from fedsolve.federation.messages import Term
 from fedsolve.network.answering import Answerer
@@ -499,7 +500,7 @@ def test_too_few_answers_stop_with_a_checkpoint_that_goes_on(sites, tmp_path):
 
     link = PretendedLink(answerers(sites), lose)
     with pytest.raises(CohortError, match=r"exchange 1 .*3 of 4 participants answered, at least 4"):
-        run_method(METHOD, federation, State(tmp_path), silence)
+        run_method(METHOD, federation, State(tmp_path), [hears("advanced", silence)])
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["status"] == "stopped"
     assert "at least 4" in report["why"]
@@ -674,7 +675,7 @@ def test_a_run_goes_on_only_with_what_it_was_started_with(sites, tmp_path, optio
         )
 
     with pytest.raises(Killed):
-        run_method(METHOD, federation(), State(tmp_path), kill)
+        run_method(METHOD, federation(), State(tmp_path), [hears("advanced", kill)])
     with pytest.raises(ModelFileError, match=words):
         run_method(METHOD, federation(**options), State(tmp_path))
     run_method(METHOD, federation(), State(tmp_path))
@@ -694,7 +695,7 @@ def test_a_run_that_goes_on_is_the_same_one_for_the_sites(sites, tmp_path):
             return federate(link, spec=spec, report=report)
 
         with suppress(Killed):
-            run_method(METHOD, federation, State(tmp_path), progress)
+            run_method(METHOD, federation, State(tmp_path), [hears("advanced", progress)])
         runs.append({note["run"] for _, note in link.sent})
     assert len(runs[0] | runs[1]) == 1
 

@@ -75,7 +75,7 @@ def lines_of(path: Path, process: str) -> list[dict[str, Any]]:
 
 def test_a_server_is_watched_killed_and_goes_on(nodes: Nodes, sites: Sites, keys, tmp_path):
     address, port, state = f"127.0.0.1:{free_port()}", free_port(), tmp_path / "state"
-    quick, slow = NAMES[:2]
+    slow, quick = NAMES[:2]  # answers are taken by name, and told of as they come
     log, at_site = tmp_path / "stderr", tmp_path / "site"
     nodes.start_slow(address, slow, exchange=1, seconds=3.0)
     client = ("client", "--server", address, "--keys", keys.folder, "--name", quick, "--plain", "--once")
@@ -85,7 +85,12 @@ def test_a_server_is_watched_killed_and_goes_on(nodes: Nodes, sites: Sites, keys
     data = sites.save(quick, tmp_path)
     with started(at_site, *client, "--data", data, "--state", tmp_path / "client"):
         with started(log, *server) as process:
-            told = seen(port, process, log, lambda told: told["exchange"] == 2 and told["under_way"])
+
+            def waits_for_one(told: dict[str, Any]) -> bool:
+                states = [site["state"] for site in told["sites"]]
+                return told["exchange"] == 2 and told["under_way"] and states == ["asked", "answered"]
+
+            told = seen(port, process, log, waits_for_one)
             assert (told["phase"], told["done"], told["exchanges"], told["secure"]) == (
                 "running",
                 1,
@@ -94,7 +99,7 @@ def test_a_server_is_watched_killed_and_goes_on(nodes: Nodes, sites: Sites, keys
             )
             standing = {site["name"]: site for site in told["sites"]}
             assert all(site["connected"] for site in standing.values())
-            assert standing[slow]["state"] == "asked"
+            assert (standing[slow]["state"], standing[quick]["state"]) == ("asked", "answered")
             assert told["bytes"]["up"] == sum(record["bytes_up"] for record in told["records"]) > 0
             assert [one["days"] > 300 for one in told["certificates"]] == [True, True]
             assert told["records"][0]["measures"]["risk"] > 0

@@ -23,7 +23,7 @@ from fedsolve.network.agreement import Agreement, Task
 from fedsolve.network.exchange import Exchange
 from fedsolve.network.expected import expected_layout
 from fedsolve.network.letters import Letters
-from fedsolve.network.link import Link, Node
+from fedsolve.network.link import Link, Node, TellsArrivals
 from fedsolve.network.questions import REMOVED, Policy, Waiting, deadline
 from fedsolve.network.roster import Roster
 from fedsolve.network.wire import LARGEST, Note
@@ -252,16 +252,19 @@ class FlowerFederation:
     def standings(self) -> list[SiteStanding]:
         """How each member stands at this moment; may be asked from another thread."""
         report, members = self._under_way, list(self._roster.members.values())
+        arrivals = self._link.arrivals() if isinstance(self._link, TellsArrivals) else {}
         found = []
-        for name, connected in sorted((member.name, member.online) for member in members):
+        for member in sorted(members, key=lambda member: member.name):
+            name, connected = member.name, member.online
+            done, size = arrivals.get(member.node.id) or (report and report.coming.get(name)) or (0, 0)
             if report is None or name not in report.asked:
                 found.append(SiteStanding(name, connected))
             elif name in (missing := report.missing):
                 found.append(SiteStanding(name, connected, "missing", missing[name]))
-            elif name in report.answered:
+            elif name in report.answered or 0 < done == size:
                 found.append(SiteStanding(name, connected, "answered"))
             else:
-                found.append(SiteStanding(name, connected, "asked", "", *report.coming.get(name, (0, 0))))
+                found.append(SiteStanding(name, connected, "asked", "", done, size))
         return found
 
     def _goes_on(self, cause: Exception) -> bool:

@@ -17,6 +17,7 @@ from fedsolve.network.link import GoOn, Node, Reply
 from fedsolve.network.parcels import Parcel, read_parcel
 from fedsolve.network.wire import LARGEST, Note
 
+_WHOLE = (1, 1)
 _SLACK = 1 << 20
 """Bytes of an answer's note."""
 
@@ -119,6 +120,13 @@ class GateLink:
         if reply is not None:
             self._forget([message])
         return reply
+
+    def arrivals(self) -> dict[int, tuple[int, int]]:
+        """By site, how much of the answer to what was asked last is there; asked from any thread."""
+        with self._lock:
+            asked = [each for each in self._open.values() if each.question == self._question]
+        found = {each.site: each.progress for each in asked if each.progress is not None}
+        return found | {each.site: _WHOLE for each in asked if each.answer is not None}
 
     # -- files and pipes -------------------------------------------------------------------------
 

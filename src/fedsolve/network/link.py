@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fedsolve.container import Array
 from fedsolve.errors import CohortError, TermError
@@ -65,6 +65,14 @@ class Link(Protocol):
 
     def registered(self) -> frozenset[str] | None:
         """The names of the sites that may take part; None where there is no list of them."""
+
+
+@runtime_checkable
+class TellsArrivals(Protocol):
+    """A network that knows how much of the answers that were not taken yet has come."""
+
+    def arrivals(self) -> dict[int, tuple[int, int]]:
+        """By node, the bytes of its answer that are there and those of the whole."""
 
 
 class GridLink:
