@@ -18,6 +18,7 @@ from fedsolve.closedform.auto import Auto
 from fedsolve.closedform.cascade import Cascade
 from fedsolve.closedform.deepafl import DeepAFL
 from fedsolve.closedform.kernel_afl import KernelAFL
+from fedsolve.closedform.kernel_softmax import KernelSoftmax
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.data import partitions as partition
 from fedsolve.data.proposal import propose as propose_schema
@@ -86,6 +87,7 @@ __all__ = [
     "Importance",
     "KernelAFL",
     "KernelAFLClassifier",
+    "KernelSoftmax",
     "LocalFederation",
     "LocalScores",
     "Model",
