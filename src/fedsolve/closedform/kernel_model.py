@@ -62,6 +62,10 @@ class KernelModel(Model):
         """L with L Lᵀ = K_MM + 1e-8 M I."""
         return kernel_root(self.landmarks.points(), self.bandwidth)
 
+    def whitening(self) -> Array:
+        """L^-T (landmarks, landmarks): what `transform` multiplies kernels by."""
+        return np.asarray(solve_triangular(self._root, np.eye(self.width), lower=True, check_finite=False)).T
+
     def transform(self, features: Any) -> Array:
         """phi(x) = k(x, Z) L^-T (rows, landmarks): features whose inner products are nearly the kernel."""
         rows = self._checked(features)
