@@ -142,7 +142,7 @@ class Auto(Method[Model]):
     max_bytes: int | None = parameter(
         None, "Bytes up and down in all, for trying and training.", least=1, none="no limit"
     )
-    methods: str = parameter("all", f"What is tried: all, or some of {', '.join(CANDIDATES)}.", metavar="A,B")
+    methods: str = parameter("all", f"Tried: {', '.join(CANDIDATES)}.", metavar="A,B")
     seed: int = parameter(0, "Seed of the random projections.", least=0)
 
     def __post_init__(self) -> None:
