@@ -33,7 +33,18 @@ from fedsolve.testing import CHECKS, LawBroken, check_method
 OURS = [info.key for info in registry.methods() if not registry.is_foreign(info.key)]
 
 
-QUICK = {"afl", "apfl", "cascade", "deepafl", "kernelafl", "softmax", "fedavg", "ditto", "scaffold"}
+QUICK = {
+    "afl",
+    "apfl",
+    "cascade",
+    "deepafl",
+    "kernelafl",
+    "kernelsoftmax",
+    "softmax",
+    "fedavg",
+    "ditto",
+    "scaffold",
+}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +61,8 @@ def test_every_registered_method_keeps_the_laws(key: str) -> None:
 def test_closed_forms_declare_that_the_partition_does_not_matter() -> None:
     laws = {key: registry.method_class(key).laws.partition for key in OURS}  # type: ignore[attr-defined]
     invariant = {key: law for key, law in laws.items() if law is not None}
-    assert set(invariant) == {"afl", "apfl", "auto", "cascade", "deepafl", "kernelafl", "softmax"}
+    closed = {"afl", "apfl", "auto", "cascade", "deepafl", "kernelafl", "kernelsoftmax", "softmax"}
+    assert set(invariant) == closed
     assert max(invariant.values()) <= 1e-9
 
 

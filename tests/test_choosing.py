@@ -153,7 +153,7 @@ def test_auto_takes_the_best_and_says_what_it_tried():
     model = fs.Auto().fit(federation(3))
     assert {tried.method for tried in model.tried} == set(fs.Auto().names)
     (chosen,) = [tried for tried in model.tried if tried.chosen]
-    assert chosen.method == "deepafl", "the labels are not linear in the columns"
+    assert chosen.method in ("deepafl", "kernelafl", "kernelsoftmax"), "the labels are not linear"
     assert model.score(X, Y) > 0.8
     linear = np.where(X[:, 0] + 0.2 * (X[:, 1] - 100) / 20 > 0, "yes", "no")
     assert fs.Auto(methods="afl").fit(federation(3, labels=linear)).score(X, linear) > 0.9

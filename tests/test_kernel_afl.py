@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 from scipy.linalg import qr, solve_triangular
+from sklearn.linear_model import LogisticRegression
 
 import fedsolve as fs
 from fedsolve.closedform import kernel_afl
@@ -30,8 +31,8 @@ def normals_by_hand(seed: int, width: int, count: int) -> np.ndarray:
     return ((halves.sum(axis=1) - 6 * 65535) / 65536).reshape(count, width)
 
 
-def dense_scores(data: Dataset, count: int, ridge: float, seed: int = 0) -> np.ndarray:
-    """The machine from all rows at once: class Gaussians, kernels, and least squares by QR."""
+def dense_features(data: Dataset, count: int, seed: int = 0) -> np.ndarray:
+    """Class Gaussians and kernels from all rows at once, in coordinates of the kernel's own norm."""
     x, targets = data.features - data.features.mean(axis=0), data.targets
     present = targets.sum(axis=0) > 0
     means = (targets.T @ x)[present] / targets.sum(axis=0)[present, None]
@@ -47,7 +48,12 @@ def dense_scores(data: Dataset, count: int, ridge: float, seed: int = 0) -> np.n
         return np.exp(-squares / bandwidth)
 
     root = np.linalg.cholesky(kernel(points, points) + 1e-8 * count * np.eye(count)).T
-    features = solve_triangular(root, kernel(x, points).T, trans="T").T
+    return solve_triangular(root, kernel(x, points).T, trans="T").T
+
+
+def dense_scores(data: Dataset, count: int, ridge: float, seed: int = 0) -> np.ndarray:
+    """The machine from all rows at once: least squares by QR."""
+    features, targets = dense_features(data, count, seed), data.targets
     stacked = np.vstack([features, np.sqrt(ridge) * np.eye(count)])
     wanted = np.vstack([targets - targets.mean(axis=0), np.zeros((count, targets.shape[1]))])
     q, r = qr(stacked, mode="economic")
@@ -67,6 +73,27 @@ def test_it_is_the_dense_solution_of_the_pooled_rows(few, solver):
     tolerance = {"direct": 1e-8, "steps": 1e-7}[solver]
     assert relative_difference(model.decision_function(few.features), expected) <= tolerance
     assert len(model.history) == {"direct": 2, "steps": 102}[solver]
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_the_likelihood_of_kernels_is_that_of_logistic_regression_on_them(few, classes, tmp_path):
+    kept = few.labels < classes
+    data = Dataset(few.features[kept], few.labels[kept])
+    method = fs.KernelSoftmax(landmarks=60, ridge=0.5, scale=None, tolerance=1e-9, steps=2000)
+    model = method.fit(federate(data))
+    features = dense_features(data, 60)
+    oracle = LogisticRegression(C=2.0, tol=1e-12, max_iter=20_000).fit(features, data.labels)
+    expected = oracle.predict_proba(features)
+    found = model.estimates(data.features)
+    # Two classes are penalised through their difference, as in scikit-learn.
+    assert np.max(np.abs(found - expected)) <= 1e-6
+    model.save(tmp_path / "m.safetensors")
+    assert np.array_equal(fs.load_model(tmp_path / "m.safetensors").estimates(data.features), found)
+    other = method.fit(federate(data, clients=2))
+    assert (
+        relative_difference(other.decision_function(data.features), model.decision_function(data.features))
+        <= 1e-8
+    )
 
 
 @pytest.mark.slow

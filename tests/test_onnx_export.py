@@ -98,6 +98,7 @@ FAMILIES = {
         .over(fs.DeepAFL(layers=2, width=24, ridge=0.1, scale="standard").fit(divided()))
         .fit(divided())
     ),
+    "softmax over kernels": lambda: fs.KernelSoftmax(landmarks=60).fit(divided()),
     "kernel": lambda: fs.KernelAFL(landmarks=60, scale="standard").fit(divided()),
     "apfl": lambda: fs.APFL(layers=1, width=24, ridge=0.1, scale="standard").fit(divided()),
     "personal": lambda: (

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedsolve.closedform.cascade import Cascade
     from fedsolve.closedform.deepafl import DeepAFL
     from fedsolve.closedform.kernel_afl import KernelAFL
+    from fedsolve.closedform.kernel_softmax import KernelSoftmax
     from fedsolve.closedform.softmax import Softmax
     from fedsolve.cluster.ray_federation import RayFederation
     from fedsolve.cluster.row_file import RowFile
@@ -93,6 +94,7 @@ __all__ = [
     "Importance",
     "KernelAFL",
     "KernelAFLClassifier",
+    "KernelSoftmax",
     "LocalFederation",
     "LocalScores",
     "Model",
@@ -140,6 +142,7 @@ _EVERYDAY = {
     "Follower": "fedsolve.federation.followers:Follower",
     "Importance": "fedsolve.federation.importance:Importance",
     "KernelAFL": "fedsolve.closedform.kernel_afl:KernelAFL",
+    "KernelSoftmax": "fedsolve.closedform.kernel_softmax:KernelSoftmax",
     "LocalFederation": "fedsolve.federation.local:LocalFederation",
     "LocalScores": "fedsolve.federation.local_scores:LocalScores",
     "Model": "fedsolve.model:Model",

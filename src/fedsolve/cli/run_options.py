@@ -60,9 +60,7 @@ def cohort_options(group: str) -> Callable[[F], F]:
             group=group,
             help="The class list.  [default: the union of what sites agree to send]",
         ),
-        schema_option(
-            group, "What a row of the sites is; all of them must have the same.  [default: plain numbers]"
-        ),
+        schema_option(group, "What a row of the sites is, the same for all.  [default: plain numbers]"),
     )
 
 

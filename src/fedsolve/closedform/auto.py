@@ -16,6 +16,7 @@ from fedsolve.closedform.candidates import MANY
 from fedsolve.closedform.choosing import ChoosingRun
 from fedsolve.closedform.deepafl import WIDEST, DeepAFL
 from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
+from fedsolve.closedform.kernel_softmax import KernelSoftmax
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.errors import DataError, did_you_mean
@@ -61,13 +62,29 @@ def _kernel(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
         many = min(MOST_LANDMARKS, KernelAFL().count(rows))
         plain = [KernelAFL(landmarks=many, ridge=ridge, seed=seed) for ridge in (0.03, 0.3)]
         return [*plain, KernelAFL(landmarks=many, scale="standard", ridge=0.03, seed=seed)]
-    # Half as many landmarks as rows: few enough to be solved at once.
-    count = min(DIRECT_LANDMARKS, max(256, 1 << (max(rows, 2) // 2 - 1).bit_length()))
     return [
-        KernelAFL(landmarks=count, scale=scale, bandwidth=bandwidth, ridge=ridge, seed=seed)
+        KernelAFL(landmarks=_half(rows), scale=scale, bandwidth=bandwidth, ridge=ridge, seed=seed)
         for scale, bandwidth, ridge in KERNELS
     ]
 
+
+def _kernel_softmax(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
+    if spec.classes is None or spec.features > FEW_FEATURES:
+        return []
+    count = min(512, _half(rows))
+    return [
+        KernelSoftmax(landmarks=count, scale=scale, bandwidth=bandwidth, ridge=ridge, seed=seed)
+        for scale, bandwidth, ridge in KERNEL_SOFTMAXES
+    ]
+
+
+def _half(rows: int) -> int:
+    """Half as many landmarks as rows: few enough to be solved at once."""
+    return min(DIRECT_LANDMARKS, max(256, 1 << (max(rows, 2) // 2 - 1).bit_length()))
+
+
+FEW_FEATURES = 128
+"""Features up to which the likelihood of kernels is tried: tables, where classes may lie about each other."""
 
 MOST_LANDMARKS = 8192
 """Landmarks of a kernel machine that nobody asked for: the server needs two triangles of them, 1.1 GB."""
@@ -84,10 +101,19 @@ KERNELS: tuple[tuple[Literal["standard"] | None, float, float], ...] = (
 )
 """Scale, bandwidth and ridge of the kernel machines that are tried where rows are few."""
 
+KERNEL_SOFTMAXES: tuple[tuple[Literal["standard"] | None, float, float], ...] = (
+    ("standard", 0.3, 0.1),
+    ("standard", 1.0, 0.01),
+    ("standard", 3.0, 0.01),
+    (None, 1.0, 0.01),
+)
+"""The same of logistic regression on kernels."""
+
 CANDIDATES: dict[str, Candidates] = {
     "afl": _linear,
     "softmax": _softmax,
     "kernelafl": _kernel,
+    "kernelsoftmax": _kernel_softmax,
     "deepafl": _deep,
 }
 """What is tried, the cheapest first."""
@@ -116,7 +142,7 @@ class Auto(Method[Model]):
     max_bytes: int | None = parameter(
         None, "Bytes up and down in all, for trying and training.", least=1, none="no limit"
     )
-    methods: str = parameter("all", f"What is tried: all, or some of {', '.join(CANDIDATES)}.", metavar="A,B")
+    methods: str = parameter("all", f"Tried: {', '.join(CANDIDATES)}.", metavar="A,B")
     seed: int = parameter(0, "Seed of the random projections.", least=0)
 
     def __post_init__(self) -> None:

@@ -138,7 +138,7 @@ class DeepAFL(Method[DeepModel]):
         flag="--consistent/--inconsistent",
     )
     scale: Literal["standard", "centred", "auto"] | None = parameter(
-        None, "standard, centred or auto; one exchange more.", metavar="HOW"
+        None, "standard, centred, auto; an exchange more.", metavar="HOW"
     )
     intercept: bool = parameter(False, "Fit an intercept from sums.")
     track: Literal["accuracy"] | None = parameter(

@@ -16,7 +16,7 @@ This is the server's side; what clients answer is in `kernel_client`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -172,20 +172,9 @@ class KernelRun(Run[KernelModel]):
 
     def _draw(self, total: Total) -> None:
         """Means, scales and landmarks, from AFL's sums."""
-        check_rows(total.count("rows"))
+        drawn, bandwidth, preparation = drawn_from(total, self.method, self.spec)
         self.rows = float(total["weight"][0])
-        if self.rows <= 0:
-            raise DataError("all sample weights are zero; at least one row must count.")
-        if self.spec.classes is not None:
-            check_classes(int(np.sum(total["label_square"] > 0)))
-        count = self.method.count(total.count("rows"))
-        check_memory(count, self.spec.features, self.spec.outputs, available_memory())
-        preparation, means, within, spread = gaussians(
-            total, self.method.scale, self.method.least_rows, self.spec.classes is not None
-        )
-        bandwidth = self.method.bandwidth * 2.0 * spread
         self.add(preparation.block())
-        drawn = Landmarks.drawn(means, within, count, self.method.seed)
         self.add(drawn.block({"bandwidth": bandwidth}))
 
     def _step(self, total: Total) -> None:
@@ -240,6 +229,37 @@ class KernelRun(Run[KernelModel]):
         )
         model.history = tuple(self.history)
         return model
+
+
+class Drawing(Protocol):
+    """What a method says of its landmarks."""
+
+    @property
+    def bandwidth(self) -> float: ...
+    @property
+    def scale(self) -> Literal["standard"] | None: ...
+    @property
+    def least_rows(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+    def count(self, rows: int) -> int: ...
+
+
+def drawn_from(total: Total, method: Drawing, spec: Spec) -> tuple[Landmarks, float, Preparation]:
+    """Landmarks, bandwidth h, and how rows are prepared, from AFL's sums; what does not fit is refused."""
+    check_rows(total.count("rows"))
+    if total["weight"][0] <= 0:
+        raise DataError("all sample weights are zero; at least one row must count.")
+    if spec.classes is not None:
+        check_classes(int(np.sum(total["label_square"] > 0)))
+    count = method.count(total.count("rows"))
+    check_memory(count, spec.features, spec.outputs, available_memory())
+    preparation, means, within, spread = gaussians(
+        total, method.scale, method.least_rows, spec.classes is not None
+    )
+    drawn = Landmarks.drawn(means, within, count, method.seed)
+    return drawn, method.bandwidth * 2.0 * spread, preparation
 
 
 def gaussians(

@@ -6,11 +6,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from fedsolve.closedform.landmarks import Landmarks, landmark_agreement
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import preparation_arrays, preparation_from
-from fedsolve.closedform.rbf import kernel, landmark_side, row_side
+from fedsolve.closedform.rbf import kernel, kernel_root, landmark_side, row_side
 from fedsolve.closedform.sums import chunks
 from fedsolve.container import Array
 from fedsolve.errors import ModelFileError
@@ -50,6 +51,31 @@ class KernelModel(Model):
             rows = row_side(self.preparation.apply(features[span]), self.bandwidth)
             scores[span] = kernel(rows, self._side) @ self.weights
         return np.asarray(scores + self.preparation.target_mean)
+
+    @property
+    def width(self) -> int:
+        """Columns of `transform`."""
+        return self.landmarks.count
+
+    @cached_property
+    def _root(self) -> Array:
+        """L with L Lᵀ = K_MM + 1e-8 M I."""
+        return kernel_root(self.landmarks.points(), self.bandwidth)
+
+    def whitening(self) -> Array:
+        """L^-T (landmarks, landmarks): what `transform` multiplies kernels by."""
+        return np.asarray(solve_triangular(self._root, np.eye(self.width), lower=True, check_finite=False)).T
+
+    def transform(self, features: Any) -> Array:
+        """phi(x) = k(x, Z) L^-T (rows, landmarks): features whose inner products are nearly the kernel."""
+        rows = self._checked(features)
+        found = np.empty((len(rows), self.width))
+        for span in chunks(len(rows), self.width):
+            side = row_side(self.preparation.apply(rows[span]), self.bandwidth)
+            found[span] = solve_triangular(
+                self._root, kernel(side, self._side).T, lower=True, check_finite=False
+            ).T
+        return found
 
     def arrays(self) -> dict[str, Array]:
         return {

@@ -41,6 +41,13 @@ def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
     return np.asarray(np.exp(out, out=out))
 
 
+def kernel_root(points: Array, bandwidth: float) -> Array:
+    """L with L Lᵀ = K_MM + 1e-8 M I (M, M), a lower triangle."""
+    system = kernel(row_side(points, bandwidth), landmark_side(points, bandwidth))
+    system.flat[:: len(system) + 1] += _JITTER * len(points)
+    return np.asarray(cholesky(system, lower=True, overwrite_a=True, check_finite=False))
+
+
 class LandmarkFactors:
     """T and A in one square of float64: Tᵀ below its diagonal, A above, blocks of the diagonal apart.
 

@@ -222,10 +222,15 @@ class SoftmaxRun(Run[SoftmaxModel]):
     # -- what is asked -----------------------------------------------------------------------------
 
     @property
+    def scale(self) -> str | None:
+        """How the features are scaled that the weights belong to."""
+        return self.method.scale
+
+    @property
     def exchanges(self) -> int:
         if self.complete:
             return len(self.history)
-        return self.method.steps + 1 + (self.method.scale is not None)
+        return self.method.steps + 1 + (self.scale is not None)
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self.complete:
@@ -234,7 +239,7 @@ class SoftmaxRun(Run[SoftmaxModel]):
             self.chain.append(self.base)
         if self.known is not None and self.whole is None:
             self._begin(*self.known)
-        if self.method.scale is not None and not self._prepared():
+        if self.scale is not None and not self._prepared():
             return self.ask(moments.KIND, 0, clients)
         if self.whole is None:
             return self.ask(afl.KIND, 0, clients, {"intercept": self.method.intercept})
@@ -271,8 +276,8 @@ class SoftmaxRun(Run[SoftmaxModel]):
     # -- what is made of the answer ----------------------------------------------------------------
 
     def absorb(self, total: Total) -> None:
-        if self.method.scale is not None and not self._prepared():
-            self.add(Preparation.solve(total, self.method.scale, intercept=False).block())
+        if self.scale is not None and not self._prepared():
+            self.add(Preparation.solve(total, self.scale, intercept=False).block())
             self.record(total, "moments")
         elif self.whole is None:
             self._take_sums(total)

@@ -39,6 +39,10 @@ def check_opening(data: ClientData, chain: Chain) -> None:
         )
 
 
+_SHOWN = {"preparation", "base"}
+"""What blocks are called that change what rows look like."""
+
+
 def base_block(base: Model) -> Block:
     """A trained model as a block: what follows works on its representation of the rows."""
     if base.private or not hasattr(base, "transform"):
@@ -231,7 +235,7 @@ class Rows:
 def cached_rows(data: ClientData, memory: Memory, dtype: Any, kernels: Kernels = NUMPY) -> Rows:
     """The client's `Rows` for the model so far, kept until the opening or the preparation changes."""
     chain = memory.chain
-    prepared = next((i for i, b in enumerate(chain.blocks) if "preparation" in b.note), 0)
+    prepared = max(i for i, b in enumerate(chain.blocks) if not i or _SHOWN & b.note.keys())
     key = (chain.digests[prepared + 1], np.dtype(dtype).str, kernels.device)
     cached = memory.cache.get("rows")
     if cached is None or cached[0] != key:

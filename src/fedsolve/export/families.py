@@ -156,9 +156,17 @@ def staged(graph: OnnxGraph, model: DeepModel | CascadeModel, rows: str) -> str:
 
 @writes(KernelModel)
 def kernel(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
+    return graph.head(_near(graph, model, rows), model.weights, model.preparation.target_mean)
+
+
+@writes_representation(KernelModel)
+def kernel_features(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
+    return graph.head(_near(graph, model, rows), model.whitening())
+
+
+def _near(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
     rows = graph.standardised(rows, model.preparation.mean, model.preparation.scale)
-    near = kernel_rows(graph, rows, model.landmarks.points(), model.bandwidth)
-    return graph.head(near, model.weights, model.preparation.target_mean)
+    return kernel_rows(graph, rows, model.landmarks.points(), model.bandwidth)
 
 
 # -- a shared stream, and a client's own -----------------------------------------------------------

@@ -1,0 +1,128 @@
+"""KernelSoftmax: multinomial logistic regression on kernels of landmarks that are nobody's rows, from sums.
+
+    minimise  sum_i w_i CE(softmax(phi(x_i) W + b), y_i) + ridge/2 |W|²        phi(x) = k(x, Z) T^-1
+
+with KernelAFL's landmarks Z, its Gaussian kernel k, and TᵀT = K_MM + 1e-8 M I, so that |W|² is the norm of
+the function that W stands for. Squared errors, KernelAFL's, hide a class that lies between two others;
+the likelihood does not. Exchange 1 brings AFL's sums, which landmarks follow from; the others are those of
+`softmax` over phi: a Gram matrix of M columns once, then a gradient (or, of two classes, a Hessian) each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedsolve.closedform import afl
+from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, FEWEST, KernelAFL, drawn_from
+from fedsolve.closedform.kernel_model import KernelModel
+from fedsolve.closedform.landmarks import landmark_agreement
+from fedsolve.closedform.rbf import available_memory, check_memory
+from fedsolve.closedform.softmax import SoftmaxRun
+from fedsolve.closedform.softmax_model import SoftmaxModel
+from fedsolve.closedform.sums import base_block
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Request, Total
+from fedsolve.federation.method import Method
+from fedsolve.parameters import parameter
+from fedsolve.registry import Info, register
+
+
+@register(
+    Info(
+        key="kernelsoftmax",
+        title="KernelSoftmax: logistic regression on kernels of landmarks that are nobody's rows",
+        paper="Zhu and Hastie, JCGS 2005; Williams and Seeger, NIPS 2000",
+        exchanges="2, and one per gradient",
+        up="Gram and cross matrix (as afl), those of M kernel features, then gradients (M x C) or Hessians",
+        down="class means and a d x d triangle once; then weights, M x C",
+    )
+)
+@dataclass(frozen=True)
+class KernelSoftmax(Method[SoftmaxModel]):
+    """Parameters of KernelSoftmax; tolerance and steps as Softmax has them, the others as KernelAFL."""
+
+    key: ClassVar[str] = "kernelsoftmax"
+    additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "class_rows", "loss", "diagonal"})
+    intercept: ClassVar[bool] = True
+    curvature: ClassVar[Literal["auto"]] = "auto"
+
+    landmarks: int | None = parameter(
+        None,
+        "M, the number of landmarks.",
+        least=1,
+        none=f"a quarter of the rows, rounded up to a power of 2, up to {DIRECT_LANDMARKS}",
+    )
+    ridge: float = parameter(0.01, "Penalty on the weights.", above=0)
+    bandwidth: float = parameter(1.0, "h as a multiple of twice the trace of the covariance.", above=0)
+    scale: Literal["standard"] | None = parameter("standard", "Standardise features; no exchange more.")
+    tolerance: float = parameter(2e-3, "Relative length of the last step.", least=0)
+    steps: int = parameter(100, "Most gradients asked for.", least=1)
+    least_rows: int = parameter(10, "Rows a class needs for landmarks of its own.", least=1)
+    seed: int = parameter(0, "Seed of the landmarks.", least=0)
+
+    @classmethod
+    def trial(cls) -> Self:
+        return cls(landmarks=12, ridge=0.3)
+
+    def start(self, spec: Spec) -> KernelSoftmaxRun:
+        if self.landmarks is not None:
+            check_memory(self.landmarks, spec.features, spec.outputs, available_memory())
+        return KernelSoftmaxRun(self, spec)
+
+    def agreement(self) -> dict[str, Any]:
+        return landmark_agreement(self.seed)
+
+    def largest_side(self, spec: Spec) -> int:
+        return max(spec.features, self.landmarks or DIRECT_LANDMARKS)
+
+    def count(self, rows: int) -> int:
+        """How many landmarks there are for so many rows: a function of the rows alone."""
+        known = self.landmarks
+        return min(DIRECT_LANDMARKS, KernelAFL().count(rows)) if known is None else known
+
+    def scaled(self, share: float) -> KernelSoftmax:
+        """The same for a share of the rows: as many rows for each landmark, a penalty as strong."""
+        known = self.landmarks
+        count = None if known is None else min(known, max(FEWEST, int(known * share)))
+        return replace(self, landmarks=count, ridge=self.ridge * share)
+
+
+class KernelSoftmaxRun(SoftmaxRun):
+    """Moments, which give landmarks; then Softmax over their kernels."""
+
+    method: KernelSoftmax  # type: ignore[assignment]
+
+    def __init__(self, method: KernelSoftmax, spec: Spec) -> None:
+        super().__init__(method, spec)  # type: ignore[arg-type]
+
+    @property
+    def scale(self) -> None:
+        """Kernel features are not standardised: that would be another norm."""
+        return None
+
+    @property
+    def exchanges(self) -> int:
+        return super().exchanges + (not self.complete)
+
+    @property
+    def _drawn(self) -> bool:
+        return any("base" in block.note for block in self.chain.blocks)
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        if not self._drawn:
+            return self.ask(afl.KIND, 0, clients, {"intercept": True, "class_rows": True})
+        return super().request(clients)
+
+    def absorb(self, total: Total) -> None:
+        if self._drawn:
+            super().absorb(total)
+            return
+        landmarks, bandwidth, preparation = drawn_from(total, self.method, self.spec)
+        weights = np.zeros((landmarks.count, self.spec.outputs))
+        told = {"seed": self.method.seed}
+        base = KernelModel(landmarks, bandwidth, weights, self.spec.classes, preparation, told)
+        self.add(base_block(base))
+        self.record(total, "moments")
