@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -366,21 +366,29 @@ def _free_port() -> int:
 
 
 def chaos(
-    kills: int, freezes: int, disks: bool = True, seed: int = 0, limit: float = 900.0
+    kills: int,
+    freezes: int,
+    fills: int = 2,
+    seed: int = 0,
+    limit: float = 1800.0,
+    methods: Sequence[str] = tuple(METHODS),
 ) -> dict[str, Any]:
-    """What was done to how many trainings, and how many gave the undisturbed one's model, byte for byte."""
+    """What was done to how many trainings, and how many gave the undisturbed one's model, byte for byte.
+
+    fills: how often the disk of each side is full.
+    """
     started = time.monotonic()
     until = started + limit
     with tempfile.TemporaryDirectory(prefix="fedsolve-chaos-") as name:
         folder = Path(name)
         _world(folder)
-        calm = {method: trained(folder / f"calm-{method}", method, None, until) for method in METHODS}
+        calm = {method: trained(folder / f"calm-{method}", method, None, until) for method in methods}
         progress(f"undisturbed: {time.monotonic() - started:.0f} s")
-        sides = 2 * ["server", SITES[0]] if disks else []
+        sides = fills * ["server", SITES[0]]
         faults = Faults(kills, freezes, sides, np.random.default_rng(seed), _can_mount(folder / "mount"))
         same: list[bool] = []
         while not faults.over:
-            method = [*METHODS][len(same) % len(METHODS)]
+            method = methods[len(same) % len(methods)]
             found = trained(folder / f"{len(same) + 1}-{method}", method, faults, until)
             same.append(found == calm[method])
             progress(
