@@ -33,14 +33,14 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data.npz"
 
 
-def test_help_needs_no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_needs_no_ciphers(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
-        raise DataError("this needs Flower, which is not installed.")
+        raise DataError("this needs ciphers.")
 
-    monkeypatch.setattr("fedsolve.cli.keys.require_flower", absent)
+    monkeypatch.setattr("fedsolve.cli.keys.require_ciphers", absent)
     for name in keys_command.keys.commands:
         assert fedsolve("keys", name, "--help").exit_code == 0
-    refused(fedsolve("keys", "list"), 2, "this needs Flower")
+    refused(fedsolve("keys", "list"), 2, "this needs ciphers")
 
 
 def test_the_folder_of_keys_may_come_from_the_environment(

@@ -14,6 +14,8 @@ from tests.command import fedsolve
 pytestmark = pytest.mark.flower
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ["three-sites-one-model.md", "operations.md", "threat-model.md", "how-to-files.md"]
+COMMANDS = ("server", "client", "keys", "doctor", "evaluate", "exchange", "answer")
 
 
 def page(name: str) -> str:
@@ -47,17 +49,17 @@ def test_tests_named_in_the_threat_model_exist() -> None:
         assert (DOCS.parent / path).exists()
 
 
-@pytest.mark.parametrize("name", ["three-sites-one-model.md", "operations.md", "threat-model.md"])
+@pytest.mark.parametrize("name", PAGES)
 def test_options_on_the_pages_exist(name: str) -> None:
     """Every `fedsolve COMMAND --option` of a page is one that the command has."""
     found = re.findall(r"fedsolve ((?:keys )?[a-z]+)((?: [^`\n|#]*)?)", page(name))
     assert found
     for command, rest in found:
-        if command.split()[0] not in ("server", "client", "keys", "doctor", "evaluate"):
+        if command.split()[0] not in COMMANDS:
             continue
         wanted = re.findall(r"--[a-z-]+", rest)
         if wanted:
-            page_of = "--help-all" if command == "server" else "--help"
+            page_of = "--help-all" if command in ("server", "exchange") else "--help"
             helped = fedsolve(*command.split(), page_of).stdout
             for word in wanted:
                 assert re.search(rf"{word}\b", helped), f"{command} {word}"
