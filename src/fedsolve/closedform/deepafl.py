@@ -109,6 +109,10 @@ class DeepAFL(Method[DeepModel]):
         {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
     )
 
+    recurring: ClassVar[frozenset[str]] = frozenset(
+        {"hidden_residual", "step_feature", "step_cross", "step_gram"}
+    )
+
     layers: int | Literal["auto"] = parameter(20, "T, the number of residual blocks.", least=0)
     width: int | Literal["auto"] = parameter(1024, "Features per layer.", least=1)
     hidden_width: int | None = parameter(None, "Hidden features per block.", least=1, none="as --width")
@@ -260,6 +264,7 @@ class DeepAFLRun(Run[DeepModel]):
         self._pending: Request | None = None
         self._kernels = kernels_on(spec.device)
         self._decomposing: Future[Decomposition] | None = None
+        self._step_sizes: dict[str, float] = {}
 
     @property
     def exchanges(self) -> int:
@@ -301,7 +306,8 @@ class DeepAFLRun(Run[DeepModel]):
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
                 phase, ask = "step", self.plan.step
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
-        self._pending = self.ask(KIND, layer, cohort, note, arrays)
+        sizes = self._step_sizes if phase == "step" else {}
+        self._pending = self.ask(KIND, layer, cohort, note, arrays, sizes)
         return self._pending
 
     @property
@@ -419,6 +425,23 @@ class DeepAFLRun(Run[DeepModel]):
                 self.sums = None
         elif not self.plan.step:
             self.sums = None
+        elif block is not None:
+            self._step_sizes = self._bounds(block, total_of("hidden_gram"))
+
+    def _bounds(self, block: Sandwich, hidden_gram: Array) -> dict[str, float]:
+        """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are
+        known from the Gram matrix of F, those of Phi and Y from this layer's sums.
+        """
+        sums = self.sums
+        assert sums is not None
+        left = self._kernels.array(block.left)
+        output = float((left * (hidden_gram @ left)).sum(axis=0).max())
+        feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
+        return {
+            "step_gram": output,
+            "step_feature": math.sqrt(max(0.0, feature * output)),
+            "step_cross": math.sqrt(max(0.0, label * output)),
+        }
 
     def _decomposed(self, layer: int) -> Decomposition | None:
         """The SVD of W_t, where it was computed while clients answered."""

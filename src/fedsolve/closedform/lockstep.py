@@ -56,7 +56,9 @@ class Lockstep:
             for name, r in open_.items()
         }
         arrays = {f"{name}.{key}": a for name, r in open_.items() for key, a in r.arrays.items()}
-        return self._outer.ask(KIND, max(r.step for r in open_.values()), clients, {"asked": notes}, arrays)
+        sizes = {f"{name}.{key}": size for name, r in open_.items() for key, size in r.sizes.items()}
+        step = max(r.step for r in open_.values())
+        return self._outer.ask(KIND, step, clients, {"asked": notes}, arrays, sizes)
 
     def absorb(self, total: Total) -> None:
         """Give every member its share of the total."""
