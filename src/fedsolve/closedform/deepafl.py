@@ -36,6 +36,7 @@ from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_pl
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import (
+    EPS,
     Decomposition,
     Sandwich,
     regularised_risk,
@@ -107,10 +108,6 @@ class DeepAFL(Method[DeepModel]):
     max_bytes: ClassVar[int | None] = None
     additive: ClassVar[frozenset[str]] = frozenset(
         {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
-    )
-
-    recurring: ClassVar[frozenset[str]] = frozenset(
-        {"hidden_residual", "step_feature", "step_cross", "step_gram"}
     )
 
     layers: int | Literal["auto"] = parameter(20, "T, the number of residual blocks.", least=0)
@@ -264,6 +261,7 @@ class DeepAFLRun(Run[DeepModel]):
         self._pending: Request | None = None
         self._kernels = kernels_on(spec.device)
         self._decomposing: Future[Decomposition] | None = None
+        self._hidden_square = 0.0
         self._step_sizes: dict[str, float] = {}
 
     @property
@@ -306,7 +304,9 @@ class DeepAFLRun(Run[DeepModel]):
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
                 phase, ask = "step", self.plan.step
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
-        sizes = self._step_sizes if phase == "step" else {}
+        sizes = (
+            self._step_sizes if phase == "step" else self._residual_size(layer) if phase == "block" else {}
+        )
         self._pending = self.ask(KIND, layer, cohort, note, arrays, sizes)
         return self._pending
 
@@ -423,10 +423,24 @@ class DeepAFLRun(Run[DeepModel]):
                 self._advance(step, solved)
             else:
                 self.sums = None
-        elif not self.plan.step:
-            self.sums = None
-        elif block is not None:
-            self._step_sizes = self._bounds(block, total_of("hidden_gram"))
+        else:
+            self._hidden_square = float(total_of("hidden_gram").diagonal().max())
+            if not self.plan.step:
+                self.sums = None
+            elif block is not None:
+                self._step_sizes = self._bounds(block, total_of("hidden_gram"))
+
+    def _residual_size(self, layer: int) -> dict[str, float]:
+        """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those of F
+        are taken to be at most 16 times those of the layer before.
+        """
+        sums = self.sums
+        if sums is None or sums.layer != layer or self._hidden_square <= 0:
+            return {}
+        weight = self._kernels.array(self.classifiers[layer])
+        squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
+        left = max(float(squares.max()), EPS * float(sums.label_square.max()))
+        return {"hidden_residual": 4.0 * math.sqrt(self._hidden_square * left)}
 
     def _bounds(self, block: Sandwich, hidden_gram: Array) -> dict[str, float]:
         """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are

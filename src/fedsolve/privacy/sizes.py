@@ -49,8 +49,8 @@ def exponent_for(largest: float, clients: int, spare: int | None = None) -> int 
 class KnownTotals:
     """The sizes of the totals of a run: what exponents and the required accuracy follow from.
 
-    additive, recurring: names of arrays that may travel in one limb, declared by the method. An array of a run
-        among others has the name of that run before its own.
+    additive, recurring: names of arrays that may travel in one limb, declared by the method. An array of a
+        run among others has the name of that run before its own.
     """
 
     def __init__(self, additive: Collection[str] = (), recurring: Collection[str] = ()) -> None:
