@@ -431,8 +431,8 @@ class DeepAFLRun(Run[DeepModel]):
                 self._step_sizes = self._bounds(block, total_of("hidden_gram"))
 
     def _residual_size(self, layer: int) -> dict[str, float]:
-        """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those of F
-        are taken to be at most 16 times those of the layer before.
+        """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those
+        of F are taken to be at most 16 times those of the layer before.
         """
         sums = self.sums
         if sums is None or sums.layer != layer or self._hidden_square <= 0:
