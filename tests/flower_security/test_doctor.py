@@ -50,6 +50,27 @@ def test_a_healthy_server(server: Keys) -> None:
     assert "0 failed" in page.stdout
 
 
+def test_a_sites_roster(tmp_path: Path) -> None:
+    names = ["north", "east", "south", "west"]
+    keys = keys_for(tmp_path / "keys", names, "h.example")
+
+    def found() -> tuple[str, str]:
+        _, seen = examined("--keys", keys.folder, "--name", "north")
+        return seen["roster"]["state"], seen["roster"]["seen"]
+
+    state, seen = found()
+    assert state == "warning"
+    assert "0 other site(s); secure sums take 2 at least" in seen
+    for name in ("east", "south"):
+        security.know(keys, keys.client_public_key(name))
+    assert found()[0] == "ok"
+    assert "with three sites nobody checks what the server asks" in found()[1]
+    security.know(keys, keys.client_public_key("west"))
+    assert found()[1].endswith("3 other site(s), east, south, west")
+    keys.roster_file.write_text("nonsense\n")
+    assert found()[0] == "failed"
+
+
 def test_what_can_be_wrong_with_a_servers_keys(server: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     def states() -> tuple[int, dict[str, str]]:
         code, found = examined("--keys", server.folder)

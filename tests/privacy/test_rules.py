@@ -228,3 +228,27 @@ def test_a_torn_line_of_a_ledger_is_dropped_and_a_damaged_one_refused(tmp_path: 
     path.write_bytes(b"nonsense\n")
     with pytest.raises(fs.ModelFileError, match="must sit out"):
         Ledger(tmp_path)
+
+
+def test_a_ledger_with_one_bit_changed_or_a_line_less_is_refused(tmp_path: Path) -> None:
+    ledger, path = Ledger(tmp_path), tmp_path / "ledger.jsonl"
+    names = ("a", "b", "c")
+    for request in "xyz":
+        ledger.open(Opening("run", request, names), b"")
+    whole = path.read_bytes()
+    for place in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with pytest.raises(fs.ModelFileError, match="ledger .* is damaged"):
+            Ledger(tmp_path)
+    first, second, third = whole.splitlines(keepends=True)
+    for some in (first + third, second + third, first + first + second + third, second + first + third):
+        path.write_bytes(some)
+        with pytest.raises(fs.ModelFileError, match=r"line \d was changed, or lines before it are missing"):
+            Ledger(tmp_path)
+    # One that was written before lines had digests goes on with them.
+    path.write_bytes(b"".join(line.partition(b"\t")[0] + b"\n" for line in (first, second)))
+    older = Ledger(tmp_path)
+    older.open(Opening("run", "z", names), b"")
+    assert [opening.request for opening in Ledger(tmp_path).openings] == ["x", "y", "z"]

@@ -37,6 +37,7 @@ from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_pl
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import (
+    EPS,
     Decomposition,
     Sandwich,
     regularised_risk,
@@ -269,6 +270,8 @@ class DeepAFLRun(Run[DeepModel]):
         self._pending: Request | None = None
         self._kernels = kernels_on(spec.device)
         self._decomposing: Future[Decomposition] | None = None
+        self._hidden_square = 0.0
+        self._step_sizes: dict[str, float] = {}
 
     @property
     def exchanges(self) -> int:
@@ -314,7 +317,10 @@ class DeepAFLRun(Run[DeepModel]):
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
                 phase, ask = "step", self.plan.step
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
-        self._pending = self.ask(KIND, layer, cohort, note, arrays)
+        sizes = (
+            self._step_sizes if phase == "step" else self._residual_size(layer) if phase == "block" else {}
+        )
+        self._pending = self.ask(KIND, layer, cohort, note, arrays, sizes)
         return self._pending
 
     @property
@@ -430,8 +436,39 @@ class DeepAFLRun(Run[DeepModel]):
                 self._advance(step, solved)
             else:
                 self.sums = None
-        elif not self.plan.step:
-            self.sums = None
+        else:
+            self._hidden_square = float(total_of("hidden_gram").diagonal().max())
+            if not self.plan.step:
+                self.sums = None
+            elif block is not None:
+                self._step_sizes = self._bounds(block, total_of("hidden_gram"))
+
+    def _residual_size(self, layer: int) -> dict[str, float]:
+        """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those
+        of F are taken to be at most 16 times those of the layer before.
+        """
+        sums = self.sums
+        if sums is None or sums.layer != layer or self._hidden_square <= 0:
+            return {}
+        weight = self._kernels.array(self.classifiers[layer])
+        squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
+        left = max(float(squares.max()), EPS * float(sums.label_square.max()))
+        return {"hidden_residual": 4.0 * math.sqrt(self._hidden_square * left)}
+
+    def _bounds(self, block: Sandwich, hidden_gram: Array) -> dict[str, float]:
+        """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are
+        known from the Gram matrix of F, those of Phi and Y from this layer's sums.
+        """
+        sums = self.sums
+        assert sums is not None
+        left = self._kernels.array(block.left)
+        output = float((left * (hidden_gram @ left)).sum(axis=0).max())
+        feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
+        return {
+            "step_gram": output,
+            "step_feature": math.sqrt(max(0.0, feature * output)),
+            "step_cross": math.sqrt(max(0.0, label * output)),
+        }
 
     def _decomposed(self, layer: int) -> Decomposition | None:
         """The SVD of W_t, where it was computed while clients answered."""

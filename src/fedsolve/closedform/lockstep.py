@@ -59,8 +59,10 @@ class Lockstep:
             for name, r in open_.items()
         }
         arrays = {f"{name}.{key}": a for name, r in open_.items() for key, a in r.arrays.items()}
+        sizes = {f"{name}.{key}": size for name, r in open_.items() for key, size in r.sizes.items()}
+        step = max(r.step for r in open_.values())
         all_of_it = {"asked": notes, TOGETHER: self._together}
-        return self._outer.ask(KIND, max(r.step for r in open_.values()), clients, all_of_it, arrays)
+        return self._outer.ask(KIND, step, clients, all_of_it, arrays, sizes)
 
     def absorb(self, total: Total) -> None:
         """Give every member its share of the total."""

@@ -110,7 +110,8 @@ class Request:
     """What the server asks in one exchange: a kind, a step, and the arrays needed to answer.
 
     `cohort` is who is asked; it steers the engine and is not sent. `blocks` are the newest blocks
-    of the model, ending at `position`, whose digest is `digest`.
+    of the model, ending at `position`, whose digest is `digest`. `sizes` bounds the numbers of every term, by
+    array, where that follows from earlier totals; it is for engines, and not sent either.
     """
 
     kind: str
@@ -122,6 +123,7 @@ class Request:
     position: int = 0
     digest: str = ""
     blocks: tuple[Block, ...] = ()
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def first(self) -> int:

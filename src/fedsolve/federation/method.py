@@ -161,8 +161,12 @@ class Run(ABC, Generic[M]):
         cohort: tuple[str, ...],
         note: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
+        sizes: Mapping[str, float] | None = None,
     ) -> Request:
-        """The request of this exchange, with the blocks of the model that clients have not been sent."""
+        """The request of this exchange, with the blocks of the model that clients have not been sent.
+
+        sizes: by array, what no number of a term can exceed, where that is known.
+        """
         self._asked = (kind, step, len(self.chain))
         return Request(
             kind=kind,
@@ -174,6 +178,7 @@ class Run(ABC, Generic[M]):
             position=len(self.chain),
             digest=self.chain.digest,
             blocks=tuple(self.chain.blocks[self._sent :]),
+            sizes=sizes or {},
         )
 
     def record(
@@ -286,6 +291,8 @@ class Method(ABC, Generic[M]):
     gathers: whether the server needs each client's answer by itself, not only their sum.
     additive: names of arrays whose terms are no larger than their total, as of Gram matrices: secure sums
              send them in half the bytes. Not gradients: their total vanishes while the terms do not.
+    recurring: names of other arrays, or beginnings of names that end in ".", whose totals are of like size
+             in all exchanges: in half the bytes too, and asked for again in full where that does not do.
     laws:    what holds of the method in every federation.
     friendly: what commands and estimators set where nobody says anything: "auto" for what can be chosen.
     retired: names of former parameters that say nothing of the model; files that have them are still read.
@@ -294,6 +301,7 @@ class Method(ABC, Generic[M]):
     key: ClassVar[str]
     gathers: ClassVar[bool] = False
     additive: ClassVar[frozenset[str]] = frozenset()
+    recurring: ClassVar[frozenset[str]] = frozenset()
     laws: ClassVar[Laws] = Laws()
     friendly: ClassVar[Mapping[str, Any]] = {}
     retired: ClassVar[frozenset[str]] = frozenset()

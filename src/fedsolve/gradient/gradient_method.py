@@ -46,6 +46,7 @@ class GradientMethod(Method[GradientModel]):
     """
 
     laws: ClassVar[Laws] = Laws(partition=None)
+    recurring: ClassVar[frozenset[str]] = frozenset({"w.", "b."})
 
     reported: ClassVar[str] = "global"
     """Which of a run's targets is the model: where it is not the global one, the paper says so."""

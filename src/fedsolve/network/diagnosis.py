@@ -31,6 +31,9 @@ State = Literal["ok", "warning", "failed"]
 FLOWER = "1.41.0"
 """The release of Flower that `flwr run` is tested with; it brings what server and sites need besides."""
 
+_LEAST_OTHERS = 2
+"""Sites besides one's own that a secure sum takes."""
+
 SCARCE, LOW = 500e6, 5e9
 _PATIENCE = 10.0
 _CLOCKS_APART = 60.0
@@ -153,6 +156,26 @@ def client_keys(keys: Keys, name: str) -> Iterator[Finding]:
         return f"{keys.client_key(name)}, {site.fingerprint}"
 
     yield attempt("site key", key)
+    yield roster(keys, name)
+
+
+def roster(keys: Keys, name: str) -> Finding:
+    """The sites that a site knows by its own roster, without which secure sums believe nobody."""
+    try:
+        others = sorted(set(security.known_sites(keys)) - {name})
+        if len(others) >= _LEAST_OTHERS:
+            security.believed_keys(keys, name)
+    except FedsolveError as problem:
+        return _failed("roster", str(problem), "", 4)
+    seen = f"{keys.roster_file}: {len(others)} other site(s)" + (f", {', '.join(others)}" if others else "")
+    if len(others) < _LEAST_OTHERS:
+        remedy = (
+            "fedsolve keys roster SITE.pub ..., after comparing fingerprints with those sites by telephone"
+        )
+        return Finding("roster", "warning", f"{seen}; secure sums take {_LEAST_OTHERS} at least", remedy)
+    if len(others) == _LEAST_OTHERS:
+        return _ok("roster", f"{seen}; with three sites nobody checks what the server asks")
+    return _ok("roster", seen)
 
 
 def authority(keys: Keys) -> Finding:

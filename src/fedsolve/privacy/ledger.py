@@ -11,7 +11,8 @@ A client that helps to open totals keeps account of all that were opened, whoeve
   is about fewer;
 - rows that changed since an earlier total changed by many.
 
-Whatever is entered is on the disk before the client sends anything that follows from it.
+Whatever is entered is on the disk before the client sends anything that follows from it. Every line of
+ledger.jsonl ends in a digest of itself and of all before it: one that was changed, or is missing, shows.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from fedsolve.privacy.rules import Opening
 
 __all__ = ["Ledger", "Opening"]
 
+_MARK = b"\t"
+_DIGITS = 32
+
 
 class Ledger:
     """A client's account: slots used, totals opened, rows that were in them."""
@@ -47,6 +51,7 @@ class Ledger:
         self._masked: tuple[str, bytes] | None = None
         self._runs: dict[str, str] = {}
         self._rows: dict[str, Array] = {}
+        self._digest = ""
         self._folder = folder
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -247,10 +252,13 @@ class Ledger:
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._folder is not None:
+            line = canonical_json(entry).encode()
+            digest = _next(self._digest, line)
             with open(self._folder / "ledger.jsonl", "ab", opener=_for_owner) as file:
-                file.write(canonical_json(entry).encode() + b"\n")
+                file.write(line + _MARK + digest.encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+            self._digest = digest
 
     def _load(self) -> None:
         assert self._folder is not None
@@ -258,18 +266,34 @@ class Ledger:
         try:
             if path.exists():
                 whole, _, torn = read(path).rpartition(b"\n")
+                if len(torn.partition(_MARK)[2]) > _DIGITS:
+                    raise ValueError("its last line ends in something else")
+                lines = whole.split(b"\n") if whole else []
+                if len(torn.partition(_MARK)[2]) == _DIGITS:
+                    lines.append(torn)
                 if (
                     torn
                 ):  # the machine stopped while it wrote this line: nothing that follows from it was sent
-                    write_atomically(path, whole + b"\n" if whole else b"", private=True)
-                for line in whole.splitlines():
-                    self._take(json.loads(line))
+                    write_atomically(path, b"".join(line + b"\n" for line in lines), private=True)
+                for number, line in enumerate(lines, 1):
+                    self._take(json.loads(self._unmarked(line, number)))
             self._load_masked(self._folder / "masked")
         except (KeyError, TypeError, ValueError) as problem:
             raise ModelFileError(
                 f"the ledger {path} is damaged ({type(problem).__name__}: {problem}). Without it this "
                 "client cannot know what it has opened; it must sit out."
             ) from problem
+
+    def _unmarked(self, line: bytes, number: int) -> bytes:
+        """A line without its digest, which must be that of all lines so far."""
+        entry, _, digest = line.partition(_MARK)
+        if not digest and not self._digest:  # written before lines had digests
+            return entry
+        expected = _next(self._digest, entry)
+        if digest != expected.encode():
+            raise ValueError(f"line {number} was changed, or lines before it are missing")
+        self._digest = expected
+        return entry
 
     def _load_masked(self, path: Path) -> None:
         if not path.exists():
@@ -306,6 +330,10 @@ class Ledger:
         else:
             run, request, cohort = entry["opened"]
             self.openings.append(Opening(run, request, tuple(cohort)))
+
+
+def _next(digest: str, line: bytes) -> str:
+    return hashlib.sha256(digest.encode() + line).hexdigest()[:_DIGITS]
 
 
 def _for_owner(path: str, flags: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -21,8 +21,10 @@ class MadeUpClient:
         self._describe = describe
         self._participant: Participant | None = None
 
-    def layout(self, request: Request, chain: Chain, exponents: Exponents) -> Layout:
-        """Where each array of an answer to this request stands."""
+    def layout(
+        self, request: Request, chain: Chain, exponents: Exponents, bounded: Mapping[str, int]
+    ) -> Layout:
+        """Where each array of an answer to this request stands; bounded: exponents by name alone."""
         if self._participant is None:
             self._participant = Participant("made-up rows", _made_up(self._describe(), chain))
         term = self._participant.answer(request)
@@ -33,7 +35,8 @@ class MadeUpClient:
         own = [name for name in term.arrays if "@" in name]
         if own:
             raise DataError(f"the answers have {own[0]!r}, which is no addend of a sum.")
-        return Layout.of(term, exponents)
+        by_name = {(name, term.shape(name)): e for name, e in bounded.items() if name in term.arrays}
+        return Layout.of(term, {**exponents, **by_name})
 
 
 def _made_up(spec: Spec, chain: Chain) -> ClientData:

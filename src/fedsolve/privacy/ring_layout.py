@@ -5,6 +5,7 @@ A layout follows from the request alone, never from a client's rows, so that it 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ class Layout:
         ]
         fields.sort(key=_place)
         return cls(tuple(fields), tuple(sorted(term.counts)))
+
+    def widened(self) -> Layout:
+        """The same arrays, all of them in two limbs."""
+        fields = [dataclasses.replace(field, exponent=None) for field in self.fields]
+        return Layout(tuple(sorted(fields, key=_place)), self.counts)
 
     @cached_property
     def wide(self) -> int:

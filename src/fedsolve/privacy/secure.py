@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -38,7 +38,6 @@ from fedsolve.privacy.notes import (
 )
 from fedsolve.privacy.question_trips import QuestionTrips
 from fedsolve.privacy.ring import decode
-from fedsolve.privacy.ring_layout import Exponents
 from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
@@ -72,7 +71,11 @@ _SLACK = 1 << 20
 
 
 class _OneLimbFailed(Exception):
-    """One limb does not do for some array: a term is too large for it, or the total too small."""
+    """One limb does not do for some arrays: a term is too large for it, or the total too small."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(sorted(names))
+        self.names = names
 
 
 class SecureFederation:
@@ -208,10 +211,11 @@ class SecureFederation:
         asked = self._asked_before(request)
         try:
             if asked is None:
-                asked = self._question(request, chain, self._known.exponents(len(request.cohort)))
+                asked = self._question(request, chain, narrow=True)
             total = self._sum(asked, request, chain)
-        except _OneLimbFailed:  # again in two limbs, in a new slot
-            total = self._sum(self._question(request, chain, {}), request, chain)
+        except _OneLimbFailed as failed:  # again in two limbs, in a new slot
+            self._known.give_up(failed.names)
+            total = self._sum(self._question(request, chain, narrow=False), request, chain)
         total.seconds = time.perf_counter() - started
         return total
 
@@ -242,11 +246,15 @@ class SecureFederation:
         before, self._before = self._before, None
         return before if before is not None and before.request == request_digest(_sent(request)) else None
 
-    def _question(self, request: Request, chain: Chain, exponents: Exponents) -> Asked:
+    def _question(self, request: Request, chain: Chain, narrow: bool) -> Asked:
         """The request in a free slot, written down before anybody is asked."""
         server, slot = self._next_slot()
         cohort = tuple(name for name in sorted(request.cohort) if name in server.sharers)
-        layout = self._made_up.layout(request, chain, exponents)
+        known, clients = self._known, len(request.cohort)
+        exponents, bounded = known.exponents(clients), known.bounded(request.sizes, clients)
+        layout = self._made_up.layout(request, chain, exponents, bounded)
+        if not narrow:
+            layout = layout.widened()
         asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
         self._course.asked = asked
         self._store.keep(self._course)
@@ -265,8 +273,8 @@ class SecureFederation:
         signed = self._open(pending)
         layout, survivors = asked.layout, pending.survivors
         term = decode(pending.total(), layout)
-        if self._known.too_coarse(term, layout, len(survivors)):
-            raise _OneLimbFailed
+        if coarse := self._known.too_coarse(term, layout, len(survivors)):
+            raise _OneLimbFailed(coarse)
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
         if self.verifies:
@@ -322,7 +330,7 @@ class SecureFederation:
                     f"{sorted(refused - narrow)} has numbers too large for a secure sum, or NaN. Check the "
                     "features for values whose squares overflow; rescale such columns."
                 )
-            raise _OneLimbFailed
+            raise _OneLimbFailed(refused)
         survivors, _ = pending.close()
         self._store.keep_sum(place, pending.masked, survivors)
         return pending
@@ -425,7 +433,7 @@ class SecureFederation:
         self._check_cohort(request)
 
     def _take_opening(self, request: Request, chain: Chain) -> None:
-        additive: frozenset[str] = check_method(chain).additive  # type: ignore[attr-defined]
+        kind: Any = check_method(chain)
         begun, opening = self._course.opening, chain.digests[1]
         if begun is not None and (begun != opening or request.exchange == 0):
             self._plan(self._course.slots - _SPARE_SLOTS)
@@ -438,7 +446,7 @@ class SecureFederation:
             if self._server is None:  # stopped in the middle of a setup, in whose slots nobody answered
                 self._before = None
         self._course.opening = opening
-        self._known = KnownTotals(additive)
+        self._known = KnownTotals(kind.additive, kind.recurring)
         self._known.recall(self._course.sizes)
         self._made_up = MadeUpClient(self.describe)
 

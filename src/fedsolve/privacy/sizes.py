@@ -8,7 +8,7 @@ shape has been seen. A gradient's total vanishes while its terms do not: it stay
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedsolve.container import Array
@@ -33,26 +33,31 @@ FINEST = 2.0**-40
 """Largest error of a total, relative to its largest number, with which a run may go on."""
 
 
-def exponent_for(largest: float, clients: int) -> int | None:
+def exponent_for(largest: float, clients: int, spare: int | None = None) -> int | None:
     """The exponent for one limb when the total before had `largest` as its largest number; None: two limbs.
 
-    A term may be 4 times as large, with log2(clients) bits more so that all may be.
+    A term may be 4 times as large, with log2(clients) bits more so that all may be. spare: bits for that, 0
+    where no term can be larger than `largest`.
     """
     if not 0 < largest < math.inf or clients > MOST_CLIENTS:
         return None
     doublings = math.ceil(math.log2(clients)) if clients > 1 else 0
-    exponent = HEADROOM_BITS - SPARE_BITS - doublings - math.frexp(largest)[1]
+    exponent = HEADROOM_BITS - (SPARE_BITS if spare is None else spare) - doublings - math.frexp(largest)[1]
     return exponent if abs(exponent) <= LARGEST_EXPONENT else None
 
 
 class KnownTotals:
     """The sizes of the totals of a run: what exponents and the required accuracy follow from.
 
-    additive: names of arrays that may travel in one limb, declared by the method.
+    additive, recurring: names of arrays that may travel in one limb, declared by the method. An array of a
+        run among others has the name of that run before its own.
     """
 
-    def __init__(self, additive: Collection[str] = ()) -> None:
+    def __init__(self, additive: Collection[str] = (), recurring: Collection[str] = ()) -> None:
         self.additive = frozenset(additive)
+        self._recurring = frozenset(recurring)
+        self._beginnings = tuple(name for name in recurring if name.endswith("."))
+        self._given_up: set[str] = set()
         self._latest: dict[tuple[str, tuple[int, ...]], float] = {}
         self._peak: dict[tuple[str, tuple[int, ...]], float] = {}
 
@@ -77,9 +82,29 @@ class KnownTotals:
     def exponents(self, clients: int) -> dict[tuple[str, tuple[int, ...]], int]:
         """The exponents for the next request to so many clients."""
         found = {
-            key: exponent_for(size, clients) for key, size in self._latest.items() if key[0] in self.additive
+            key: exponent_for(size, clients)
+            for key, size in self._latest.items()
+            if self._may_be_narrow(key[0])
         }
         return {key: exponent for key, exponent in found.items() if exponent is not None}
+
+    def give_up(self, names: Collection[str]) -> None:
+        """Let these arrays travel in two limbs from now on: one has not done for them."""
+        self._given_up |= set(names)
+
+    def bounded(self, sizes: Mapping[str, float], clients: int) -> dict[str, int]:
+        """The exponents that follow from bounds on the numbers of every term."""
+        # A little more, since clients round, too.
+        found = {name: exponent_for(1.001 * size, clients, spare=0) for name, size in sizes.items()}
+        return {n: e for n, e in found.items() if e is not None and n not in self._given_up}
+
+    def _may_be_narrow(self, name: str) -> bool:
+        own = name.rpartition(".")[2]
+        named = self._adds_up(name) or name.startswith(self._beginnings) or own in self._recurring
+        return named and name not in self._given_up
+
+    def _adds_up(self, name: str) -> bool:
+        return name in self.additive or name.rpartition(".")[2] in self.additive
 
     def too_coarse(self, total: Term, layout: Layout, clients: int) -> set[str]:
         """The arrays in one limb whose total has become so small that it must be asked for in two."""
@@ -99,7 +124,7 @@ class KnownTotals:
         bounds = layout.error_bounds(clients)
         for name, bound in bounds.items():
             size = _largest(total.arrays[name])
-            if name not in self.additive and size:
+            if not self._adds_up(name) and size:
                 size = max(size, self._peak.get((name, total.arrays[name].shape), 0.0))
             if size and bound > FINEST * size:
                 raise TermError(
