@@ -97,7 +97,7 @@ def train(link: PretendedLink, state: Path, method: Any = METHOD, **options: Any
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedsolve.privacy.secure.seed_mark", lambda: "mark")
-        return run_method(method, federate, State(state), None, around)
+        return run_method(method, federate, State(state), (), around)
 
 
 def drawn(state: Path) -> int:
