@@ -65,6 +65,9 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
         )
     model.check_finite()
     graph = OnnxGraph(precision)
+    if model.calibration is not None:
+        # Of p = softmax(slope * s), dp/ds = slope * p (1 - p): slope / 4 at most, and rarely near it.
+        graph.steepness = model.calibration.slope / 8
     found = scores(graph, model, rows_of(graph, model, images))
     if model.classes is None:
         graph.output(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,14 @@ class OnnxGraph:
     precision: of the matrix `features`, of wide layers and of what comes out. Raw columns, preparation,
                scores and what becomes of them are float64 in any case: centring large numbers, or adding
                large scores of opposite signs, would lose every digit in float32.
+    steepness: how much probabilities move with a score.
     """
 
     def __init__(self, precision: str = "float64") -> None:
         if precision not in PRECISIONS:
             raise DataError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
         self.precision = precision
+        self.steepness = 1.0
         self.onnx: Any = require("onnx", "export", "an ONNX file")
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
@@ -97,8 +100,17 @@ class OnnxGraph:
 
     def affine(self, rows: str, weight: Array, bias: Array | None = None) -> str:
         """rows @ weight + bias in the graph's precision."""
-        product = self.op("MatMul", rows, self.constant(weight))
+        product = self.op("MatMul", self.cast(rows), self.constant(weight))
         return product if bias is None else self.op("Add", product, self.constant(bias))
+
+    @contextmanager
+    def computing(self, precision: str) -> Iterator[None]:
+        """Within it, what is written in the graph's precision is in this one."""
+        before, self.precision = self.precision, precision
+        try:
+            yield
+        finally:
+            self.precision = before
 
     def head(self, rows: str, weight: Array, bias: Array | None = None) -> str:
         """The same in float64, where numbers of any size may cancel: scores."""
