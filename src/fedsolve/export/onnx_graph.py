@@ -26,13 +26,15 @@ class OnnxGraph:
     precision: of the matrix `features`, of wide layers and of what comes out. Raw columns, preparation,
                scores and what becomes of them are float64 in any case: centring large numbers, or adding
                large scores of opposite signs, would lose every digit in float32.
+    prefix:    of the names of values, where other graphs are to stand beside this one.
     steepness: how much probabilities move with a score.
     """
 
-    def __init__(self, precision: str = "float64") -> None:
+    def __init__(self, precision: str = "float64", prefix: str = "fedsolve") -> None:
         if precision not in PRECISIONS:
             raise DataError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
         self.precision = precision
+        self.prefix = prefix
         self.steepness = 1.0
         self.onnx: Any = require("onnx", "export", "an ONNX file")
         self.inputs: list[Any] = []
@@ -151,7 +153,7 @@ class OnnxGraph:
         return str(leaving.name)
 
     def _new(self, kind: str) -> str:
-        name = f"fedsolve/{kind}_{len(self.nodes)}_{len(self.initialisers)}"
+        name = f"{self.prefix}/{kind}_{len(self.nodes)}_{len(self.initialisers)}"
         while name in self._taken:
             name += "_"
         self._taken.add(name)
