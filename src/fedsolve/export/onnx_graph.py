@@ -18,6 +18,7 @@ IR_VERSION = 9
 """The version of the file format that came with this opset, so that runtimes of the time read the files."""
 
 PRECISIONS = ("float64", "float32")
+PREFIX = "fedsolve"
 
 
 class OnnxGraph:
@@ -30,7 +31,7 @@ class OnnxGraph:
     steepness: how much probabilities move with a score.
     """
 
-    def __init__(self, precision: str = "float64", prefix: str = "fedsolve") -> None:
+    def __init__(self, precision: str = "float64", prefix: str = PREFIX) -> None:
         if precision not in PRECISIONS:
             raise DataError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
         self.precision = precision
@@ -131,7 +132,8 @@ class OnnxGraph:
         refuses on a CPU; the node is called by the message, and the error names it.
         """
         place = self.cast(wrong, "int64")
-        nothing = self.op("Gather", self.constant([0.0], "float64"), place, name=message)
+        named = message if self.prefix == PREFIX else f"{message} ({self.prefix})"
+        nothing = self.op("Gather", self.constant([0.0], "float64"), place, name=named)
         return self.op("Add", value, nothing)
 
     def joined(
