@@ -13,6 +13,7 @@ import fedsolve as fs
 from fedsolve import container
 from fedsolve.backends import NUMPY, kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
+from fedsolve.backends.torch_kernels import TorchKernels
 from fedsolve.backends.torch_philox import philox_uniforms_on
 from fedsolve.closedform import deepafl_client
 from fedsolve.closedform.predictors import DeepModel
@@ -285,8 +286,19 @@ def test_projections_have_the_same_bits_everywhere(device, dtype):
         assert np.array_equal(kernels_on(device).host(here.bias), there.bias)
     for key in (0, 1, (1 << 64) + 5, (1 << 128) - 1):
         for count in (1, 4, 1003):
-            drawn = philox_uniforms_on(torch.device(device.removeprefix("torch:")), key, count)
-            assert np.array_equal(drawn.cpu().numpy(), philox_uniforms(key, count))
+            drawn = philox_uniforms_on(torch.device(device.removeprefix("torch:")), [7, key], count)
+            expected = [philox_uniforms(one, count) for one in (7, key)]
+            assert np.array_equal(drawn.cpu().numpy(), expected)
+
+
+def test_projections_made_together_are_those_made_alone(monkeypatch):
+    monkeypatch.setattr(TorchKernels, "together", lambda self, count: 3)
+    kernels = kernels_on("torch:cpu")
+    for layer in (4, 5, 6, 7):
+        alone = projection(11, "hidden", layer, 6, 5)
+        assert np.array_equal(
+            kernels.host(projection(11, "hidden", layer, 6, 5, kernels=kernels).weight), alone.weight
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)

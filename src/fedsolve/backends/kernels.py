@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -111,8 +112,12 @@ class Kernels(ABC):
         """A row for each code, 1 at its place."""
 
     @abstractmethod
-    def uniforms(self, key: int, count: int) -> Place:
-        """`count` uniforms in [0, 1), with the bits of `uniforms.philox_uniforms`."""
+    def uniforms(self, keys: Sequence[int], count: int) -> Place:
+        """`count` uniforms in [0, 1) for each key, with the bits of `uniforms.philox_uniforms`."""
+
+    def together(self, count: int) -> int:
+        """For how many keys at once so many uniforms are best made."""
+        return 1
 
     @abstractmethod
     def where(self, condition: Place, values: Place, otherwise: float) -> Place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -108,8 +109,10 @@ class NumpyKernels(Kernels):
         values[np.arange(len(codes)), codes] = 1.0
         return values
 
-    def uniforms(self, key: int, count: int) -> Array:
-        return philox_uniforms(key, count)
+    def uniforms(self, keys: Sequence[int], count: int) -> Array:
+        if len(keys) == 1:
+            return philox_uniforms(keys[0], count)[None]
+        return np.stack([philox_uniforms(key, count) for key in keys])
 
     def where(self, condition: Array, values: Array, otherwise: float) -> Array:
         return np.where(condition, values, otherwise)

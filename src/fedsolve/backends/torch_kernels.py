@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,7 +18,6 @@ from fedsolve.backends.torch_factors import factored
 from fedsolve.backends.torch_philox import philox_uniforms_on
 from fedsolve.errors import DataError
 from fedsolve.threads import blas_threads
-from fedsolve.uniforms import philox_uniforms
 
 Tensor = Any
 """Tensors stand where numpy's arrays are expected: see `kernels.Place`."""
@@ -28,6 +28,8 @@ _HOST_CHUNK = 64 << 20
 _SHIFTED_COLUMNS = 128
 """Systems of width 1024 that a GPU factors together in about the time of one eigendecomposition."""
 _BATCH_BYTES = 8 << 30
+_UNIFORMS = 1 << 23
+"""Random numbers that are made at once: those of seven projections of width 1024."""
 _SHARE = 0.6
 """Of the device's free memory, what clients may keep there; chunks and sums need the rest."""
 
@@ -136,10 +138,14 @@ class TorchKernels(Kernels):
         values = torch.zeros((len(codes), outputs), dtype=_type(dtype), device=self._place)
         return values.scatter_(1, codes[:, None], 1.0)
 
-    def uniforms(self, key: int, count: int) -> Tensor:
+    def uniforms(self, keys: Sequence[int], count: int) -> Tensor:
         if not self._cuda:
-            return self.array(philox_uniforms(key, count))
-        return philox_uniforms_on(self._place, key, count)
+            return self.array(NumpyKernels().uniforms(keys, count))
+        return philox_uniforms_on(self._place, keys, count)
+
+    def together(self, count: int) -> int:
+        # Words of the generator pass through 260 small kernels, whose launches take longer than they do.
+        return max(1, min(8, _UNIFORMS // count)) if self._cuda else 1
 
     def where(self, condition: Tensor, values: Tensor, otherwise: float) -> Tensor:
         return torch.where(condition, values, otherwise)

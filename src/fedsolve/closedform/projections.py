@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -55,15 +56,22 @@ def projection(
     It is made where the kernels compute, with the same bits everywhere. Recently made ones are remembered
     (up to 256 MB on each device): all clients of a process share them.
     """
-    key = (kernels.device, seed, role, layer, inputs, outputs, gain, dtype)
+
+    def key(layer: int) -> tuple[object, ...]:
+        return kernels.device, seed, role, layer, inputs, outputs, gain, dtype
+
     with _lock:
-        cached = _cache.get(key)
-        if cached is None:
-            cached = _cache[key] = _make(seed, role, layer, inputs, outputs, gain, dtype, kernels)
-            _forget(kernels.device)
-        else:
-            _cache.move_to_end(key)
-    return cached
+        cached = _cache.get(key(layer))
+        if cached is not None:
+            _cache.move_to_end(key(layer))
+            return cached
+        # Where it saves time, those of the next layers are made too.
+        layers = range(layer, layer + kernels.together((inputs + 1) * outputs))
+        made = _make(seed, role, layers, inputs, outputs, gain, dtype, kernels)
+        for later, one in reversed(list(zip(layers, made, strict=True))):
+            _cache[key(later)] = one
+        _forget(kernels.device)
+        return made[0]
 
 
 def _forget(device: str) -> None:
@@ -79,23 +87,23 @@ def _forget(device: str) -> None:
 def _make(
     seed: int,
     role: str,
-    layer: int,
+    layers: Sequence[int],
     inputs: int,
     outputs: int,
     gain: float,
     dtype: str,
     kernels: Kernels = NUMPY,
-) -> Projection:
+) -> list[Projection]:
     scale = float(gain / np.sqrt(np.float64(inputs)))
-    key = uniform_key(seed, role, layer, inputs, outputs)
-    values = kernels.uniforms(key, (inputs + 1) * outputs)
+    keys = [uniform_key(seed, role, layer, inputs, outputs) for layer in layers]
+    values = kernels.uniforms(keys, (inputs + 1) * outputs)
     values *= 2.0
     values -= 1.0
     values *= scale
-    values = kernels.array(values, dtype).reshape(inputs + 1, outputs)
+    values = kernels.array(values, dtype).reshape(len(keys), inputs + 1, outputs)
     if kernels is NUMPY:
         values.setflags(write=False)
-    return Projection(values[:inputs], values[inputs])
+    return [Projection(one[:inputs], one[inputs]) for one in values]
 
 
 def projection_agreement(seed: int) -> dict[str, Any]:
@@ -106,7 +114,7 @@ def projection_agreement(seed: int) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def fingerprint(seed: int) -> str:
     """Hash of a small projection of this seed, to see that two sides make the same bits."""
-    small = _make(seed, "fingerprint", 0, 7, 9, 1.0, "float64")
+    (small,) = _make(seed, "fingerprint", [0], 7, 9, 1.0, "float64")
     return hashlib.sha256(small.weight.tobytes() + small.bias.tobytes()).hexdigest()[:32]
 
 
