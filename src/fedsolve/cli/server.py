@@ -112,9 +112,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     group=_SITES,
     help="The class list.  [default: the union of what sites agree to send]",
 )
-@schema_option(
-    _SITES, "What a row of the sites is, the same for all.  [default: plain numbers]"
-)
+@schema_option(_SITES, "What a row of the sites is, the same for all.  [default: plain numbers]")
 @option(
     "--missing",
     more=True,
