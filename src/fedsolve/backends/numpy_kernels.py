@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, svd
+from scipy.linalg import LinAlgError, cho_solve, eigh, svd
 from scipy.linalg.lapack import dpocon
 
 from fedsolve.backends.activations import activate
 from fedsolve.backends.blas import add_gram
+from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
 from fedsolve.threads import blas_threads, several_threads
 from fedsolve.uniforms import philox_uniforms
@@ -128,7 +129,7 @@ class NumpyKernels(Kernels):
     def cholesky(self, system: Array, least: float = 0.0) -> Any | None:
         norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))
         try:
-            factor = cho_factor(system, lower=False, check_finite=False)
+            factor = cholesky_factor(system)
         except LinAlgError:
             return None
         return factor if float(dpocon(factor[0], norm)[0]) >= len(system) * _EPS else None
@@ -146,7 +147,7 @@ class NumpyKernels(Kernels):
             np.multiply(matrix.T, scale, out=system)
             self.add_diagonal(system, ridge)
             try:
-                factor = cho_factor(system, lower=True, overwrite_a=True, check_finite=False)
+                factor = cholesky_factor(system, lower=True, overwrite=True)
             except LinAlgError:
                 return None
             if np.min(np.diagonal(factor[0])) ** 2 < PIVOT * ridge:

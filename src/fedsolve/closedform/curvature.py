@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_solve
 
+from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.closedform.quasi_newton import inner
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -31,7 +32,7 @@ class Curvature:
     @cached_property
     def _factor(self) -> Any:
         try:
-            return cho_factor(self.matrix, check_finite=False)
+            return cholesky_factor(self.matrix)
         except LinAlgError:
             raise DataError(
                 "the curvature of the loss is singular to working precision: columns depend on each other, "
