@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve
 
+from fedsolve.backends import kernels_of
 from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.closedform.quasi_newton import inner
 from fedsolve.container import Array
@@ -105,7 +106,7 @@ def hessian_block(features: Array, probabilities: Array) -> tuple[list[Array], A
     The first part: rows times the root of each class's probability, whose Gram matrices stand on the
     diagonal. The second: rows p ⊗ x, whose Gram matrix is taken off.
     """
-    roots = np.sqrt(probabilities)
+    roots = kernels_of(probabilities).sqrt(probabilities)
     diagonal = [features * roots[:, [column]] for column in range(roots.shape[1])]
     crossed = (probabilities[:, :, None] * features[:, None, :]).reshape(len(features), -1)
     return diagonal, crossed

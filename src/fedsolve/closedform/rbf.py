@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
+from fedsolve.backends import NUMPY, kernels_of
 from fedsolve.backends.factorisation import block_spans, cholesky_below
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -26,20 +27,19 @@ _JITTER = 1e-8
 
 def row_side(rows: Array, bandwidth: float) -> Array:
     """[2x/h, 1, -|x|²/h] (rows, d + 2): its product with `landmark_side` is -|x - z|²/h."""
-    squares = np.einsum("ij,ij->i", rows, rows)[:, None]
-    return np.hstack([rows * (2.0 / bandwidth), np.ones((len(rows), 1)), squares * (-1.0 / bandwidth)])
+    kernels = kernels_of(rows)
+    ones, squares = kernels.array(np.ones((len(rows), 1))), kernels.row_squares(rows)
+    return kernels.beside(rows * (2.0 / bandwidth), ones, squares * (-1.0 / bandwidth))
 
 
 def landmark_side(points: Array, bandwidth: float) -> Array:
     """[z, -|z|²/h, 1] (landmarks, d + 2)"""
-    squares = np.einsum("ij,ij->i", points, points)[:, None]
-    return np.hstack([points, squares * (-1.0 / bandwidth), np.ones((len(points), 1))])
+    return np.hstack([points, NUMPY.row_squares(points) * (-1.0 / bandwidth), np.ones((len(points), 1))])
 
 
 def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
     """K (rows, landmarks) from both sides."""
-    out = np.matmul(rows, landmarks.T, out=out)
-    return np.asarray(np.exp(out, out=out))
+    return kernels_of(rows).exp_product(rows, landmarks, out)
 
 
 def kernel_panels(points: Array, bandwidth: float) -> Callable[[slice], Array]:
