@@ -312,7 +312,9 @@ def _calibration(path: Path | None, json_path: Path | None) -> None:
 @click.option("--clients", default=100, show_default=True)
 @click.option("--alpha", default=0.1, show_default=True, help="Dirichlet concentration; 0 is IID.")
 @click.option("--memory", default=4.0, show_default=True, help="GB that all clients together may keep.")
-@click.option("--only", multiple=True, help="Rows by name; all but those of 32,768 landmarks.")
+@click.option("--only", multiple=True, help="Rows by name; all but those that take long.")
+@click.option("--grid", is_flag=True, help="Settings among which test labels choose, instead of the rows.")
+@click.option("--divided-otherwise", metavar="ROW", help="How far its scores differ for other clients.")
 @click.option("--figure", type=click.Path(dir_okay=False, path_type=Path), help="Draw all rows of --json.")
 def _heads(
     json_path: Path | None,
@@ -321,21 +323,29 @@ def _heads(
     alpha: float,
     memory: float,
     only: tuple[str, ...],
+    grid: bool,
+    divided_otherwise: str | None,
     figure: Path | None,
 ) -> None:
     """Methods for frozen features beside each other; rows of --json that are not measured again stay."""
     from benchmarks import heads
 
-    unknown = sorted(set(only) - heads.ENTRIES.keys())
+    known = (*heads.ENTRIES, *heads.GRID)
+    unknown = sorted({*only, *filter(None, [divided_otherwise])} - set(known))
     if unknown:
-        raise click.UsageError(f"no row is called '{unknown[0]}'; known are {', '.join(heads.ENTRIES)}.")
+        raise click.UsageError(f"no row is called '{unknown[0]}'; known are {', '.join(known)}.")
+    if divided_otherwise is not None and data_path is not None:
+        found = heads.difference(_rows(data_path, None), clients, alpha, divided_otherwise, memory)
+        click.echo(json.dumps(found))
+        return
+    only = tuple(heads.GRID) if grid else only
     kept: dict[str, Any] = {}
     if json_path is not None and json_path.exists():
         kept = json.loads(json_path.read_text())
     if data_path is not None:
         for found in heads.measure(_rows(data_path, None), clients, alpha, only, memory):
             rows = {**kept.get("rows", {}), **found["rows"]}
-            kept = found | {"rows": {name: rows[name] for name in heads.ENTRIES if name in rows}}
+            kept = found | {"rows": {name: rows[name] for name in known if name in rows}}
             if json_path is not None:
                 json_path.write_text(json.dumps(kept, indent=1) + "\n")
     if not kept:

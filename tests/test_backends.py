@@ -109,6 +109,34 @@ def test_a_method_gives_the_same_model_and_report_on_every_device(method, device
     assert np.array_equal(fs.load_model(tmp_path / "model.safetensors").predict(rows), here.predict(rows))
 
 
+LIKELY: dict[str, Any] = {
+    "softmax": fs.Softmax(ridge=1.0, tolerance=1e-6),
+    "softmax, exact": fs.Softmax(ridge=1.0, scale="standard", curvature="exact"),
+    "kernels, direct": fs.KernelAFL(landmarks=80, ridge=0.1),
+    "kernels, steps": fs.KernelAFL(landmarks=80, solver="steps", steps=8, scale="standard"),
+    "kernels, float32": fs.KernelAFL(landmarks=80, solver="steps", steps=3, precision="float32"),
+    "likelihood of kernels": fs.KernelSoftmax(landmarks=40, ridge=0.1),
+    "auto": fs.Auto(methods="afl,softmax,kernelafl"),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", LIKELY.values(), ids=LIKELY)
+@pytest.mark.parametrize("classes", [2, 5])
+def test_heads_score_alike_on_every_device(method, device, classes):
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((300, 12))
+    y = (x[:, :classes] + 0.5 * rng.standard_normal((300, classes))).argmax(axis=1)
+    owners, weights = rng.integers(0, 5, 300), rng.random(300)
+    here, there = (
+        method.fit(fs.LocalFederation.from_arrays(x, y, owners, 5, sample_weight=weights, device=place))
+        for place in (device, "cpu")
+    )
+    tolerance = 1e-6 if getattr(method, "precision", "") == "float32" else 1e-8
+    assert relative_difference(here.decision_function(x), there.decision_function(x)) <= tolerance
+    assert [record.kind for record in here.history] == [record.kind for record in there.history]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "settings",

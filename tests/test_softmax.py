@@ -79,6 +79,22 @@ def test_standard_errors_are_those_of_the_likelihood(scale):
     assert np.all((found.p_value < 0.05) == ((found.low > 0) | (found.high < 0)))
 
 
+def test_coefficients_are_those_of_statsmodels():
+    statsmodels = pytest.importorskip("statsmodels.api")
+    features, labels = noisy()
+    found = fs.Softmax(ridge=0.0).fit(federate(features, labels)).coefficients(level=0.9)
+    rows = np.column_stack([features, np.ones(len(labels))])
+    told = statsmodels.Logit(labels, rows).fit(disp=0, method="newton", tol=1e-12, maxiter=100)
+    for mine, theirs in (
+        (found.value, told.params),
+        (found.standard_error, told.bse),
+        (found.z, told.tvalues),
+        (found.p_value, told.pvalues),
+        (np.column_stack([found.low, found.high]), told.conf_int(0.1)),
+    ):
+        assert np.max(np.abs(mine / theirs - 1)) <= 1e-6
+
+
 def test_a_weight_counts_as_so_many_rows():
     features, labels = noisy(200)
     weights = np.arange(200) % 3

@@ -7,8 +7,10 @@ import warnings
 import numpy as np
 import pytest
 import scipy.linalg
+from scipy.linalg import cho_solve
 
 import fedsolve as fs
+from fedsolve.backends import factorisation
 from fedsolve.closedform.solvers import Sandwich, ridge_solve, sandwich_solve
 from tests import oracle
 from tests.conftest import Dataset, conditioned
@@ -288,3 +290,29 @@ def test_float32_is_close_to_float64(digits, exchange):
     for sent in ("bytes_up", "bytes_down"):
         total = {name: sum(getattr(record, sent) for record in m.history) for name, m in models.items()}
         assert 2 * total["float32"] == total["float64"]
+
+
+def test_large_systems_are_factorised_by_blocks(monkeypatch) -> None:
+    monkeypatch.setattr(factorisation, "LARGE", 100)
+    monkeypatch.setattr(factorisation, "BLOCK", 64)
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((400, 250))
+    gram, cross = rows.T @ rows, rows.T @ rng.standard_normal((400, 3))
+    for lower in (False, True):
+        given = gram.copy()
+        factor = factorisation.cholesky_factor(given, lower=lower)
+        assert np.array_equal(given, gram)
+        solution = cho_solve(factor, cross)
+        assert relative_difference(solution, np.linalg.solve(gram, cross)) <= 1e-11
+    in_place = np.asfortranarray(gram)
+    factor = factorisation.cholesky_factor(in_place, lower=True, overwrite=True)
+    assert np.shares_memory(factor[0], in_place)
+    assert relative_difference(np.tril(factor[0]) @ np.tril(factor[0]).T, gram) <= 1e-12
+    assert (
+        relative_difference(ridge_solve(gram, cross, 1.0), np.linalg.solve(gram + np.eye(250), cross))
+        <= 1e-11
+    )
+    with pytest.raises(np.linalg.LinAlgError):
+        factorisation.cholesky_factor(gram - 1e6 * np.eye(250))
+    with pytest.warns(fs.ConditionWarning):
+        ridge_solve(np.ones((250, 250)), np.ones((250, 1)))

@@ -124,8 +124,31 @@ class Kernels(ABC):
         """values where the condition holds."""
 
     @abstractmethod
-    def beside(self, left: Place, right: Place) -> Place:
-        """Columns of both, left before right."""
+    def beside(self, *parts: Place) -> Place:
+        """Columns of all, the first before the others."""
+
+    @abstractmethod
+    def stacked(self, parts: Sequence[Place]) -> Place:
+        """Arrays of one shape, one after the other along a new first axis."""
+
+    @abstractmethod
+    def sqrt(self, values: Place) -> Place:
+        """Square roots."""
+
+    @abstractmethod
+    def row_squares(self, rows: Place) -> Place:
+        """|x|² of every row: (rows, 1)."""
+
+    @abstractmethod
+    def exp_product(self, left: Place, right: Place, out: Place | None = None) -> Place:
+        """exp(left @ rightᵀ)"""
+
+    @abstractmethod
+    def likelihood(self, scores: Place, targets: Place) -> tuple[Place, Place, Place]:
+        """Probabilities (rows, columns), losses (rows,), and whether the right class alone scores highest.
+
+        One column of scores means two classes, of which it is the second's; targets are one-hot rows.
+        """
 
     @abstractmethod
     def add_diagonal(self, matrix: Place, number: float) -> None:

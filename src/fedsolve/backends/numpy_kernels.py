@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, svd
+from scipy.linalg import LinAlgError, cho_solve, eigh, svd
 from scipy.linalg.lapack import dpocon
+from scipy.special import expit
 
 from fedsolve.backends.activations import activate
 from fedsolve.backends.blas import add_gram
+from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
 from fedsolve.threads import blas_threads, several_threads
 from fedsolve.uniforms import philox_uniforms
@@ -117,8 +119,32 @@ class NumpyKernels(Kernels):
     def where(self, condition: Array, values: Array, otherwise: float) -> Array:
         return np.where(condition, values, otherwise)
 
-    def beside(self, left: Array, right: Array) -> Array:
-        return np.hstack([left, right])
+    def beside(self, *parts: Array) -> Array:
+        return np.hstack(parts)
+
+    def stacked(self, parts: Sequence[Array]) -> Array:
+        return np.stack(parts)
+
+    def sqrt(self, values: Array) -> Array:
+        return np.asarray(np.sqrt(values))
+
+    def row_squares(self, rows: Array) -> Array:
+        return np.asarray(np.einsum("ij,ij->i", rows, rows))[:, None]
+
+    def exp_product(self, left: Array, right: Array, out: Array | None = None) -> Array:
+        out = np.matmul(left, right.T, out=out)
+        return np.asarray(np.exp(out, out=out))
+
+    def likelihood(self, scores: Array, targets: Array) -> tuple[Array, Array, Array]:
+        if scores.shape[1] == 1:
+            margin = np.where(targets[:, 1] > 0, scores[:, 0], -scores[:, 0])
+            return expit(scores), np.logaddexp(0.0, -margin), margin > 0
+        own = np.sum(scores * targets, axis=1)
+        top = np.max(scores, axis=1)
+        raised = np.exp(scores - top[:, None])
+        whole = np.sum(raised, axis=1)
+        others = np.where(targets > 0, -np.inf, scores).max(axis=1)
+        return raised / whole[:, None], np.log(whole) + (top - own), own > others
 
     def add_diagonal(self, matrix: Array, number: float) -> None:
         matrix.flat[:: len(matrix) + 1] += number
@@ -131,7 +157,7 @@ class NumpyKernels(Kernels):
     def cholesky(self, system: Array, least: float = 0.0) -> Any | None:
         norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))
         try:
-            factor = cho_factor(system, lower=False, check_finite=False)
+            factor = cholesky_factor(system)
         except LinAlgError:
             return None
         return factor if float(dpocon(factor[0], norm)[0]) >= len(system) * _EPS else None
@@ -149,7 +175,7 @@ class NumpyKernels(Kernels):
             np.multiply(matrix.T, scale, out=system)
             self.add_diagonal(system, ridge)
             try:
-                factor = cho_factor(system, lower=True, overwrite_a=True, check_finite=False)
+                factor = cholesky_factor(system, lower=True, overwrite=True)
             except LinAlgError:
                 return None
             if np.min(np.diagonal(factor[0])) ** 2 < PIVOT * ridge:

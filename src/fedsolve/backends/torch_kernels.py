@@ -150,8 +150,31 @@ class TorchKernels(Kernels):
     def where(self, condition: Tensor, values: Tensor, otherwise: float) -> Tensor:
         return torch.where(condition, values, otherwise)
 
-    def beside(self, left: Tensor, right: Tensor) -> Tensor:
-        return torch.hstack([left, right])
+    def beside(self, *parts: Tensor) -> Tensor:
+        return torch.hstack(parts)
+
+    def stacked(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts))
+
+    def sqrt(self, values: Tensor) -> Tensor:
+        return values.sqrt()
+
+    def row_squares(self, rows: Tensor) -> Tensor:
+        return (rows**2).sum(dim=1, keepdim=True)
+
+    def exp_product(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.matmul(left, right.T, out=out).exp_()
+
+    def likelihood(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if scores.shape[1] == 1:
+            margin = torch.where(targets[:, 1] > 0, scores[:, 0], -scores[:, 0])
+            return scores.sigmoid(), torch.logaddexp(torch.zeros_like(margin), -margin), margin > 0
+        own = (scores * targets).sum(dim=1)
+        top = scores.amax(dim=1)
+        raised = (scores - top[:, None]).exp_()
+        whole = raised.sum(dim=1)
+        others = scores.masked_fill(targets > 0, -torch.inf).amax(dim=1)
+        return raised / whole[:, None], whole.log() + (top - own), own > others
 
     def add_diagonal(self, matrix: Tensor, number: float) -> None:
         matrix.diagonal().add_(number)

@@ -86,8 +86,8 @@ def _half(rows: int) -> int:
 FEW_FEATURES = 128
 """Features up to which the likelihood of kernels is tried: tables, where classes may lie about each other."""
 
-MOST_LANDMARKS = 8192
-"""Landmarks of a kernel machine that nobody asked for: the server needs two triangles of them, 1.1 GB."""
+MOST_LANDMARKS = 16_384
+"""Landmarks of a kernel machine that nobody asked for: the server needs two triangles of them, 2.1 GB."""
 
 KERNELS: tuple[tuple[Literal["standard"] | None, float, float], ...] = (
     ("standard", 0.1, 0.03),

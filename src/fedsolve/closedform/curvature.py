@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_solve
 
+from fedsolve.backends import kernels_of
+from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.closedform.quasi_newton import inner
 from fedsolve.container import Array
 from fedsolve.errors import DataError
@@ -31,7 +33,7 @@ class Curvature:
     @cached_property
     def _factor(self) -> Any:
         try:
-            return cho_factor(self.matrix, check_finite=False)
+            return cholesky_factor(self.matrix)
         except LinAlgError:
             raise DataError(
                 "the curvature of the loss is singular to working precision: columns depend on each other, "
@@ -104,7 +106,7 @@ def hessian_block(features: Array, probabilities: Array) -> tuple[list[Array], A
     The first part: rows times the root of each class's probability, whose Gram matrices stand on the
     diagonal. The second: rows p ⊗ x, whose Gram matrix is taken off.
     """
-    roots = np.sqrt(probabilities)
+    roots = kernels_of(probabilities).sqrt(probabilities)
     diagonal = [features * roots[:, [column]] for column in range(roots.shape[1])]
     crossed = (probabilities[:, :, None] * features[:, None, :]).reshape(len(features), -1)
     return diagonal, crossed

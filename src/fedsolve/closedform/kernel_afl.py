@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_solve
 
+from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import afl
 from fedsolve.closedform.kernel_client import KIND
@@ -302,7 +303,7 @@ def solve_direct(factors: LandmarkFactors, gram: Array, cross: Array, ridge: flo
     system = factors.to_features(np.ascontiguousarray(half.T))
     system = (system + system.T) / 2
     system.flat[:: len(system) + 1] += ridge
-    factor = cho_factor(system, check_finite=False)
+    factor = cholesky_factor(system)
     solution = cho_solve(factor, factors.to_features(cross))
     for _ in range(_REFINEMENTS):
         left = factors.to_features(cross - gram @ factors.from_features(solution)) - ridge * solution

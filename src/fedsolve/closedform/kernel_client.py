@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsolve.backends import NUMPY
 from fedsolve.closedform.landmarks import check_landmarks, landmark_block, shared_side
 from fedsolve.closedform.rbf import kernel, row_side
 from fedsolve.closedform.sums import Accumulator, Rows, cached_rows, check_opening, chunks
@@ -24,17 +25,19 @@ KIND = "kernel"
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """KᵀY ("cross"), KᵀK ("gram") or Kᵀ(K u) ("product"), rows counted by their weight."""
     check_opening(data, memory.chain)
-    rows = cached_rows(data, memory, np.float64)
-    kernels = _kernels(rows, memory)
-    count, ask, weights = kernels.count, set(request.note["ask"]), request.arrays.get("weights")
-    sums = Accumulator(memory.workspace, np.float64)
+    here = memory.kernels
+    rows = cached_rows(data, memory, np.float64, here)
+    near, ask = _near(rows, memory), set(request.note["ask"])
+    count, weights = near.count, request.arrays.get("weights")
+    weights = None if weights is None else here.array(weights)
+    sums = Accumulator(memory.workspace, np.float64, here)
     shapes = {"cross": (count, rows.outputs), "gram": (count, count), "product": (count, rows.outputs)}
     if ask - shapes.keys():
         raise TermError(f"unknown sums {sorted(ask - shapes.keys())}. Install the server's fedsolve version.")
     for name in sorted(ask):
         sums.declare(f"kernel_{name}", shapes[name], symmetric=name == "gram")
-    for span in chunks(len(rows), count):
-        block = rows.weighted(span, kernels.block(span, memory.workspace))
+    for span in chunks(len(rows), count, here):
+        block = rows.weighted(span, near.block(span, memory.workspace))
         if "cross" in ask:
             sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
         if "gram" in ask:
@@ -47,34 +50,37 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
 
 
 class KernelBlocks:
-    """K of a client's rows, span by span."""
+    """K of a client's rows, span by span, where the rows' kernels compute."""
 
     def __init__(self, rows: Rows, landmarks: Array, bandwidth: float, precision: str, budget: int) -> None:
         self.rows = rows
         self.count = len(landmarks)
-        self._landmarks = landmarks
+        self._kernels = rows.kernels
+        self._landmarks = self._kernels.array(landmarks)
         self._bandwidth = bandwidth
         self._precision = np.dtype(precision)
-        self._budget = budget
+        self._budget = self._kernels.budget(budget)
         self._kept: dict[int, Array] = {}
 
     def block(self, span: slice, workspace: Workspace) -> Array:
         """K (span, landmarks) in float64; of precision float32, its values as float32 has them."""
-        kept = self._kept.get(span.start)
+        here, kept = self._kernels, self._kept.get(span.start)
         if kept is not None:
-            return kept.astype(np.float64, copy=False)
-        made = workspace.array("kernel", (span.stop - span.start, self.count))
+            return here.array(kept, np.float64)
+        shape = span.stop - span.start, self.count
+        made = workspace.array("kernel", shape) if here is NUMPY else here.empty(shape)
         kernel(row_side(self.rows.features(span), self._bandwidth), self._landmarks, made)
         if self._precision == np.float32:
-            made[...] = made.astype(np.float32)
-        size = made.size * self._precision.itemsize
-        if size <= self._budget:
+            made[...] = here.array(made, np.float32)
+        size = shape[0] * shape[1] * self._precision.itemsize
+        # On a device others keep theirs too: what is free there now decides.
+        if size <= min(self._budget, here.budget(self._budget)):
             self._budget -= size
-            self._kept[span.start] = made.astype(self._precision)
+            self._kept[span.start] = here.copy(here.array(made, self._precision))
         return made
 
 
-def _kernels(rows: Rows, memory: Memory) -> KernelBlocks:
+def _near(rows: Rows, memory: Memory) -> KernelBlocks:
     """This client's kernels for the landmarks of the model so far."""
     chain = memory.chain
     place = landmark_block(chain)
@@ -86,5 +92,5 @@ def _kernels(rows: Rows, memory: Memory) -> KernelBlocks:
         side = shared_side(chain)
         made = KernelBlocks(rows, side, note["bandwidth"], opening["parameters"]["precision"], memory.budget)
         cached = memory.cache[KIND] = (chain.digests[place + 1], made)
-    kernels: KernelBlocks = cached[1]
-    return kernels
+    near: KernelBlocks = cached[1]
+    return near

@@ -10,55 +10,69 @@ which is near the identity because KᵀK is near (N/M) K_MM².
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
+from fedsolve.backends import NUMPY, kernels_of
+from fedsolve.backends.factorisation import block_spans, cholesky_below
 from fedsolve.container import Array
 from fedsolve.errors import DataError
 
 _JITTER = 1e-8
-_BLOCK = 1024
 
 
 def row_side(rows: Array, bandwidth: float) -> Array:
     """[2x/h, 1, -|x|²/h] (rows, d + 2): its product with `landmark_side` is -|x - z|²/h."""
-    squares = np.einsum("ij,ij->i", rows, rows)[:, None]
-    return np.hstack([rows * (2.0 / bandwidth), np.ones((len(rows), 1)), squares * (-1.0 / bandwidth)])
+    kernels = kernels_of(rows)
+    ones, squares = kernels.array(np.ones((len(rows), 1))), kernels.row_squares(rows)
+    return kernels.beside(rows * (2.0 / bandwidth), ones, squares * (-1.0 / bandwidth))
 
 
 def landmark_side(points: Array, bandwidth: float) -> Array:
     """[z, -|z|²/h, 1] (landmarks, d + 2)"""
-    squares = np.einsum("ij,ij->i", points, points)[:, None]
-    return np.hstack([points, squares * (-1.0 / bandwidth), np.ones((len(points), 1))])
+    return np.hstack([points, NUMPY.row_squares(points) * (-1.0 / bandwidth), np.ones((len(points), 1))])
 
 
 def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
     """K (rows, landmarks) from both sides."""
-    out = np.matmul(rows, landmarks.T, out=out)
-    return np.asarray(np.exp(out, out=out))
+    return kernels_of(rows).exp_product(rows, landmarks, out)
+
+
+def kernel_panels(points: Array, bandwidth: float) -> Callable[[slice], Array]:
+    """Columns of K_MM + 1e-8 M I from their diagonal on down, made when they are asked for."""
+    columns, across = landmark_side(points, bandwidth), row_side(points, bandwidth)
+
+    def panel(span: slice) -> Array:
+        made = kernel(across[span.start :], columns[span])
+        np.fill_diagonal(made, made.diagonal() + _JITTER * len(points))
+        return made
+
+    return panel
 
 
 def kernel_root(points: Array, bandwidth: float) -> Array:
     """L with L Lᵀ = K_MM + 1e-8 M I (M, M), a lower triangle."""
-    system = kernel(row_side(points, bandwidth), landmark_side(points, bandwidth))
-    system.flat[:: len(system) + 1] += _JITTER * len(points)
-    return np.asarray(cholesky(system, lower=True, overwrite_a=True, check_finite=False))
+    root = np.zeros((len(points), len(points)))
+    blocks = cholesky_below(kernel_panels(points, bandwidth), root)
+    for span, block in zip(block_spans(len(root)), blocks, strict=True):
+        root[span, span] = block
+    return root
 
 
 class LandmarkFactors:
     """T and A in one square of float64: Tᵀ below its diagonal, A above, blocks of the diagonal apart.
 
-    Nothing else of their size is ever made. Factorised block by block with products and small Cholesky
-    factors: LAPACK's own routine for several threads has been seen to crash at 16,384 columns.
+    Nothing else of their size is ever made; see `fedsolve.backends.factorisation`.
     """
 
     def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
         count = len(points)
         self._square = np.empty((count, count))
-        self._spans = [slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]
+        self._spans = block_spans(count)
         self._share, self._ridge = rows / count, ridge
         self._lower = self._cholesky_of_kernels(points, bandwidth)
 
@@ -69,17 +83,10 @@ class LandmarkFactors:
 
     def _cholesky_of_kernels(self, points: Array, bandwidth: float) -> list[Array]:
         """L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column."""
-        square, blocks = self._square, []
-        columns, across = landmark_side(points, bandwidth), row_side(points, bandwidth)
-        for span in self._spans:
-            panel = kernel(across[span.start :], columns[span])
-            np.fill_diagonal(panel, panel.diagonal() + _JITTER * len(points))
-            panel -= square[span.start :, : span.start] @ square[span, : span.start].T
-            width = span.stop - span.start
-            blocks.append(self._cholesky(panel[:width], "landmarks are not distinct to working precision"))
-            below = solve_triangular(blocks[-1], panel[width:].T, lower=True, check_finite=False)
-            square[span.stop :, span] = below.T
-        return blocks
+        try:
+            return cholesky_below(kernel_panels(points, bandwidth), self._square)
+        except LinAlgError:
+            raise self._trouble("landmarks are not distinct to working precision") from None
 
     def _cholesky_of_squares(self, share: float, ridge: float) -> list[Array]:
         """A with AᵀA = share LᵀL + ridge I, row of blocks by row."""
@@ -95,18 +102,16 @@ class LandmarkFactors:
             block.flat[:: len(block) + 1] += ridge
             above = square[: span.start, span]
             block -= above.T @ above
-            blocks.append(self._cholesky(block, f"the ridge of {ridge:g} is lost in rounding; raise it").T)
+            try:
+                blocks.append(np.asarray(cholesky(block, lower=True, check_finite=False)).T)
+            except LinAlgError:
+                raise self._trouble(f"the ridge of {ridge:g} is lost in rounding; raise it") from None
             panel = square[span, span.stop :] - above.T @ square[: span.start, span.stop :]
             square[span, span.stop :] = solve_triangular(blocks[-1], panel, trans="T", check_finite=False)
         return blocks
 
-    def _cholesky(self, block: Array, trouble: str) -> Array:
-        try:
-            return np.asarray(cholesky(block, lower=True, check_finite=False))
-        except LinAlgError:
-            raise DataError(
-                f"the system of {len(self._square)} landmarks cannot be factorised: {trouble}."
-            ) from None
+    def _trouble(self, why: str) -> DataError:
+        return DataError(f"the system of {len(self._square)} landmarks cannot be factorised: {why}.")
 
     def weights(self, coordinates: Array) -> Array:
         """T^-1 A^-1 v: what multiplies kernels."""

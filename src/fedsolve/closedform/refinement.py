@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh, solve_triangular
+from scipy.linalg import LinAlgError, cho_solve, eigh, solve_triangular
 from scipy.linalg.lapack import dpocon
 
 from fedsolve.backends.blas import add_gram
+from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.closedform.solvers import EPS, ridge_solve
 from fedsolve.container import Array
 from fedsolve.threads import blas_threads
@@ -262,7 +263,7 @@ def _cholesky(system: Array) -> Array | None:
     """The lower factor, or None where the system is singular to working precision, as in `ridge_solve`."""
     norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))
     try:
-        factor: Array = cho_factor(system, lower=True, check_finite=False)[0]
+        factor: Array = cholesky_factor(system, lower=True)[0]
     except LinAlgError:
         return None
     return factor if float(dpocon(factor, norm, uplo="L")[0]) >= len(factor) * EPS else None
