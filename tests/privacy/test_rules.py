@@ -240,7 +240,7 @@ def test_a_ledger_with_one_bit_changed_or_a_line_less_is_refused(tmp_path: Path)
         changed = bytearray(whole)
         changed[place // 8] ^= 1 << place % 8
         path.write_bytes(changed)
-        with pytest.raises(fs.ModelFileError, match="ledger .* is damaged"):
+        with pytest.raises(fs.ModelFileError, match=r"ledger .* is damaged"):
             Ledger(tmp_path)
     first, second, third = whole.splitlines(keepends=True)
     for some in (first + third, second + third, first + first + second + third, second + first + third):
