@@ -86,8 +86,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     console.print(table)
     spent = {name: result[name]["seconds"] for name in ("unchecked", "checked")}
     console.print(
-        f"In one process: {spent['unchecked']:.1f} s unchecked, {spent['checked']:.1f} s checked; all clients "
-        "and the server together."
+        f"In one process: {spent['unchecked']:.1f} s unchecked, {spent['checked']:.1f} s checked; clients "
+        "and server together."
     )
     if result["other_work"] is not None:
         console.print(f"Other processes took {result['other_work']:.0%} of the machine.")
