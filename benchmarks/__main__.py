@@ -270,6 +270,22 @@ def _sketch(data: Path, json_path: Path | None, **how: Any) -> None:
         json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+@main.command("checked")
+@click.option("--width", default=1024, show_default=True)
+@click.option("--classes", default=100, show_default=True)
+@click.option("--clients", default=4, show_default=True)
+@click.option("--layers", default=3, show_default=True)
+@_json
+def _checked(json_path: Path | None, **how: Any) -> None:
+    """What it costs that sites check the questions of a secure run (needs fedsolve[privacy])."""
+    from benchmarks import checked
+
+    measured = checked.measure(**how)
+    checked.show(Console(width=140, highlight=False, markup=False), measured)
+    if json_path is not None:
+        json_path.write_text(json.dumps(measured, indent=1) + "\n")
+
+
 @main.command("masks")
 @click.option("--width", default=1024, show_default=True)
 @click.option("--classes", default=100, show_default=True)

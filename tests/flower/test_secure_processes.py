@@ -57,7 +57,8 @@ def test_kill_9_of_server_and_sites_gives_the_same_model(
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
     with running(line, log) as process:
-        for name, file in (("east", "masked"), ("north", "ledger.jsonl")):
+        checks = [name for name in NAMES if (nodes.state(name) / "ledger" / "checked").exists()]
+        for name, file in (("east", "masked"), ("north", "ledger.jsonl"), (checks[0], "checked")):
             wait_until(changed(nodes.state(name) / "ledger" / file), process, log)
             nodes.kill(name)
             nodes.start(address, name, secure=True)
@@ -68,8 +69,11 @@ def test_kill_9_of_server_and_sites_gives_the_same_model(
     assert same_bits(model, method.fit(SecureFederation(sites.local())))
     assert [tuple(record["cohort"]) for record in report["history"]] == [NAMES] * 3
     assert "SECURE SUMS: this server sees totals" in log.read_text()
+    assert "CHECKED: 3 of 4 sites check every question" in log.read_text()
+    assert sum("its agreement to deepafl, step 2" in nodes.log(name) for name in NAMES) == 3
     for name in NAMES:
         assert "SECURE SUMS: what this site sends is masked" in nodes.log(name)
+        assert "it answers questions that 3 of 4 sites have checked" in nodes.log(name)
         sent = [json.loads(text) for text in (nodes.state(name) / "sent.jsonl").read_text().splitlines()]
         slots: dict[str, set[str]] = {}
         for entry in sent:

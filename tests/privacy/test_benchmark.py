@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.__main__ import main
+from benchmarks.masks import uploads, weight_uploads
 from click.testing import CliRunner
 
 
@@ -30,3 +31,24 @@ def test_the_masks_benchmark(tmp_path: Path) -> None:
     assert result["sums"][0]["bytes"] == 8 * (36 + 16) + 16
     assert "server_opens" in result["sums"][0]
     assert "server_opens" not in result["sums"][2]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_checked_questions(tmp_path: Path) -> None:
+    path = tmp_path / "checked.json"
+    done = CliRunner().invoke(
+        main, ["checked", "--width", "16", "--classes", "3", "--layers", "2", "--json", str(path)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "check" in done.output
+    result = json.loads(path.read_text())
+    assert "check" not in result["unchecked"]["letters"]
+    assert result["checked"]["letters"]["check"]["count"] == 3 * result["checked"]["exchanges"]
+
+
+@pytest.mark.slow
+def test_uploads_of_secure_sums_are_what_they_should_be() -> None:
+    pytest.importorskip("torch")
+    found = uploads((5,)) | weight_uploads(rounds=2)
+    assert all(ratio <= 1.3 for name, ratio in found.items() if name.endswith("5 layers"))
+    assert found["fedavg, float32, later rounds"] < 2.001
