@@ -184,6 +184,47 @@ def test_a_large_answer_goes_to_the_disk_and_not_into_memory(deployment: Deploym
     client.leave()
 
 
+def test_an_answer_that_is_brought_anew_ends_the_one_under_way(deployment: Deployment, north: Caller) -> None:
+    """A connection broke, which the gate has not seen; or a site would fill the disk with one answer."""
+    client = north.client(deployment.gate)
+    client.hello()
+    message = asked(deployment, client)
+    path, parcel = f"{ANSWER}{message}", Parcel.of({"ok": True}, bytes(1_000_000))
+    lines = "\r\n".join(f"{n}: {v}" for n, v in north.sealed(client, path, parcel.digest()).items())
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(parcel)}\r\n{lines}\r\n\r\n"
+    host, port = deployment.gate.split(":")
+    context = ssl.create_default_context(cafile=str(north.keys.authority))
+    with (
+        socket.create_connection((host, int(port)), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname=host) as stream,
+    ):
+        stream.sendall(head.encode() + parcel.head + bytes(600_000))
+        time.sleep(0.3)
+        client.answer(message, parcel)
+        assert b"409" in stream.recv(4096)
+    assert received(deployment, message).note == {"ok": True}
+    assert list((deployment.folder / "mail").glob(f"{message}*")) == []
+    client.leave()
+
+
+def test_a_disk_that_takes_no_more_is_told_at_both_ends(keys: Keys, north: Caller, tmp_path: Path) -> None:
+    address, told = f"127.0.0.1:{free_ports(1)[0]}", []
+    with serving(tmp_path / "state", address, keys.folder, told.append) as link:
+        here = Deployment(keys, address, tmp_path / "state", link)
+        client = north.client(address)
+        client.hello()
+        message = asked(here, client)
+        (tmp_path / "state" / "mail").rename(tmp_path / "away")
+        for _ in range(2):
+            with pytest.raises(Refused, match="disk takes no more"):
+                client.answer(message, Parcel.of({"ok": True}))
+        (tmp_path / "away").rename(tmp_path / "state" / "mail")
+        client.answer(message, Parcel.of({"ok": True}))
+        assert received(here, message).note == {"ok": True}
+    assert len(told) == 1
+    assert "an answer cannot be written" in told[0]
+
+
 def test_forged_replayed_and_changed_calls_are_refused_by_name(
     deployment: Deployment, north: Caller, keys: Keys, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsolve import registry
-from fedsolve.network import admission, certificates, gate
+from fedsolve.network import certificates, gate, sessions
 from tests.command import fedsolve
 
 pytestmark = pytest.mark.flower
@@ -32,9 +32,9 @@ def test_sums_reveal_what_the_threat_model_says() -> None:
 
 def test_numbers_of_the_pages_are_those_of_the_program() -> None:
     threats, operations = page("threat-model.md"), page("operations.md")
-    assert len(gate.NODE_CALLS) == 10
-    assert "ten node calls" in " ".join(threats.split())
-    assert f"{admission.CLOCK_AHEAD:.0f} s ahead or {admission.CLOCK_BEHIND:.0f} s ago" in threats
+    assert len(gate.CALLS) == 5
+    assert "five calls: greeting, hello, pull, answer and leave" in " ".join(threats.split())
+    assert f"good once, for {sessions.CHALLENGE_SECONDS} s" in " ".join(threats.split())
     assert f"lasts {certificates.SERVER_DAYS}" in " ".join(operations.split())
     assert f"warns {certificates.WARN_DAYS} days ahead" in operations
 

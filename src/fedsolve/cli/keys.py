@@ -13,7 +13,7 @@ from rich.table import Table
 from fedsolve.cli.command import Command, ExamplesGroup, F, option
 from fedsolve.cli.options import output_options
 from fedsolve.cli.output import Output, facts, table
-from fedsolve.network import certificates, require_flower, security
+from fedsolve.network import certificates, require_network, security
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.security import Site
 
@@ -45,7 +45,7 @@ class _KeysCommand(Command):
     """A command that needs the Flower extra to run, but not to show its help."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        require_flower()
+        require_network()
         return super().invoke(ctx)
 
 

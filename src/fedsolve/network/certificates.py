@@ -21,7 +21,7 @@ AUTHORITY_DAYS = 3650
 SERVER_DAYS = 398
 WARN_DAYS = 30
 ALWAYS = ("localhost", "127.0.0.1", "::1")
-"""Hosts in every server certificate: the SuperLink listens on loopback, behind the gate."""
+"""Hosts in every server certificate: for trials on the server machine itself."""
 
 _DNS = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
@@ -277,7 +277,7 @@ def _subject(name: str) -> x509.Name:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A new private key on P-384, the curve that Flower's nodes expect."""
+    """A new private key on P-384."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP384R1())

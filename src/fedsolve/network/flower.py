@@ -1,6 +1,6 @@
 """The engine over a network: carries a request to nodes and sums their terms as they are taken.
 
-Answers wait at the SuperLink and are taken one by one in the order of names, so that the result does
+Answers wait on the disk of the gate and are taken one by one in the order of names, so that the result does
 not depend on who was first, and one answer at a time is in this process.
 """
 
@@ -41,7 +41,7 @@ _SLACK = 1 << 20
 
 
 class FlowerFederation:
-    """Nodes on a SuperLink.
+    """The sites of a network, over a link to them.
 
     clients:   how many must be there before the first exchange.
     classes:   the class list; when None it is the union of what the sites agree to send.

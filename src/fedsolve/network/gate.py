@@ -241,7 +241,10 @@ class Gate:
         file = f"{post.id}.{secrets.token_hex(4)}"
         path = self.mailbox.folder / file
         try:
-            await self._store(request, path, body, lambda done: self.mailbox.coming(hole, post, done, size))
+            with self.mailbox.uploading(hole, post):
+                await self._store(
+                    request, path, body, lambda done: self.mailbox.coming(hole, post, done, size)
+                )
             self.mailbox.wanted(hole, post.id)
         except BaseException:
             path.unlink(missing_ok=True)
@@ -282,7 +285,9 @@ class Gate:
                         came(done)
                 await asyncio.to_thread(write, stream, bytes(held))
         except OSError as problem:
-            self._once(f"an answer cannot be written: {path}: {problem.strerror or problem}", "disk")
+            text = f"an answer cannot be written: {path.parent}: {problem.strerror or problem}. Make room."
+            if self._once(text):
+                self.mailbox.trouble(text)
             raise Refusal(507, "the server's disk takes no more; its operator must act.", "disk") from problem
         if found.hexdigest() != body:
             raise _changed()
@@ -308,7 +313,7 @@ class Gate:
         document = {"code": refusal.status, "reason": refusal.reason, "detail": str(refusal)}
         return _json(document, refusal.status, {"connection": "close"})
 
-    def _once(self, text: str, topic: str | None = None, **fields: Any) -> None:
+    def _once(self, text: str, topic: str | None = None, **fields: Any) -> bool:
         """Log a line that would otherwise come with every call of a site: once a minute for each topic.
 
         There are at most `_MOST_LINES` in a minute, whoever sends from however many addresses.
@@ -316,13 +321,14 @@ class Gate:
         topic = text if topic is None else topic
         now = time.monotonic()
         if now - self._logged.get(topic, -_LOG_AGAIN) < _LOG_AGAIN:
-            return
+            return False
         if len(self._logged) >= _MOST_LINES:
             self._logged = {known: at for known, at in self._logged.items() if now - at < _LOG_AGAIN}
             if len(self._logged) >= _MOST_LINES:
-                return
+                return False
         self._logged[topic] = now
         _log.warning("%s", text, extra={"fields": fields})
+        return True
 
 
 def _der(certificate: Any) -> bytes | None:

@@ -40,6 +40,7 @@ class GateLink:
 
     names: the sites that may take part; None where there is no list of them.
     check: called before every look; raises when the gate has ended.
+    tell:  shows people at the server what they must see to.
 
     Answers lie on the gate's disk, all that have come, until the engine takes them one by one: whoever is
     slow delays nobody else, and one answer at a time is in this process.
@@ -51,8 +52,10 @@ class GateLink:
         mail: Path,
         names: Callable[[], frozenset[str] | None],
         check: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
         self._process = process
+        self._tell = tell
         self._mail = mail
         self._names = names
         self._check = check
@@ -192,6 +195,9 @@ class GateLink:
             self._here.pop(event["site"], None)
             if event["here"]:
                 self._here[event["site"]] = Node(event["site"], event["process"], event["name"])
+            return
+        if event["is"] == "trouble":
+            self._tell(event["text"])
             return
         asked = self._open.get(event["message"])
         if asked is None:

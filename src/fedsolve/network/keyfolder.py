@@ -10,7 +10,7 @@ registered sites; a site's folder holds the authority's certificate and the site
     keys/roster                         at a site: the same for the other sites that it knows, for secure sums
 
 All keys are elliptic-curve keys on P-384. A certificate tells a site that it speaks to the right server; a
-site's key, by a signature on every call, tells the server which site speaks.
+site's key, by a signature when it connects, tells the server which site speaks.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ and hears
     {"is": "coming", "message": ID, "done": BYTES, "size": BYTES}
     {"is": "answer", "message": ID, "file": NAME, "digest": SHA256}
     {"is": "failed", "message": ID, "why": TEXT}
+    {"is": "trouble", "text": TEXT}
 
 SITE is a number. A message waits until it is answered or dropped, or its site starts anew: a new process
 knows nothing of what an earlier one was asked, and the server asks it again.
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ class Pigeonhole:
     here: bool = False
     waits: int = 0
     posts: dict[str, Post] = field(default_factory=dict)
+    uploads: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -191,6 +194,28 @@ class Mailbox:
         self._told.pop(post.id, None)
         del hole.posts[post.id]
         self._tell({"is": "answer", "message": post.id, "file": file, "digest": digest})
+
+    @contextmanager
+    def uploading(self, hole: Pigeonhole, post: Post) -> Iterator[None]:
+        """Be the task that takes an answer; an earlier one ends, whose connection broke, or is too many."""
+        task = asyncio.current_task()
+        assert task is not None
+        if (earlier := hole.uploads.pop(post.id, None)) is not None:
+            earlier.cancel()
+        hole.uploads[post.id] = task
+        try:
+            yield
+        except asyncio.CancelledError:
+            if hole.uploads.get(post.id) is task:
+                raise
+            raise Refusal(409, "the same answer was brought anew.", "superseded") from None
+        finally:
+            if hole.uploads.get(post.id) is task:
+                del hole.uploads[post.id]
+
+    def trouble(self, text: str) -> None:
+        """Something that people at the server must see to."""
+        self._tell({"is": "trouble", "text": text})
 
     def failed(self, hole: Pigeonhole, post: Post, why: str) -> None:
         """An answer came that is not taken."""

@@ -168,18 +168,17 @@ class FleetNode:
         try:
             content, answer = self._answerer.reply(note, payload)
             self._bring(client, message, Parcel.of(content, answer))
+            self._held.discard(message)
         except (_Refused, MemoryError):
             raise
-        except Exception as problem:
+        except Exception as problem:  # it stays among those we have, and is not handed over once more
             _log.exception("a message could not be answered")
             self._tell(f"a message could not be answered ({type(problem).__name__}: {problem})")
-        finally:
-            self._held.discard(message)
 
     def _bring(self, client: GateClient, message: str, parcel: Parcel) -> None:
         """Bring an answer, again where the connection breaks; the other thread makes a new one."""
         pause = _FIRST_PAUSE
-        while not self._stopped.is_set():
+        while True:
             try:
                 client.answer(message, parcel)
                 return
@@ -190,7 +189,8 @@ class FleetNode:
                 explained = self._explained(problem)
                 if not isinstance(explained, _Lost):
                     raise explained from problem
-            self._stopped.wait(pause)
+            if self._stopped.wait(pause):
+                return
             pause = min(_LONGEST_PAUSE, pause * 1.5)
 
     def _leave(self, client: GateClient) -> None:

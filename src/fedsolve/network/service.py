@@ -96,6 +96,7 @@ def serving(
                 mail,
                 (lambda: None) if sites is None else sites.names,
                 lambda: check_running(gate, "the gate, through which sites connect,", log),
+                tell or _warn,
             )
     finally:
         shutil.rmtree(mail, ignore_errors=True)
