@@ -81,6 +81,9 @@ FAMILIES = {
     "calibrated": lambda: fs.Calibrated(fs.AFL(ridge=0.1, intercept=True)).fit(divided(X, Y / 2)),
     "softmax": lambda: fs.Softmax(ridge=0.1).fit(divided()),
     "deep": lambda: fs.DeepAFL(layers=3, width=32, ridge=0.1, seed=4, scale="standard").fit(divided()),
+    "deep in twenty layers": lambda: fs.DeepAFL(layers=20, width=256, ridge=1e-3, scale="standard").fit(
+        divided()
+    ),
     "deep erf": lambda: fs.DeepAFL(
         layers=2, width=24, hidden_width=40, activation="gelu_erf", ridge=0.1, scale="standard", skip=False
     ).fit(divided()),
@@ -123,6 +126,16 @@ def test_every_family_is_the_same_in_onnxruntime(family: str, tmp_path: Path) ->
     model = FAMILIES[family]()
     agrees(model, tmp_path, rows=NEW[:, : model.features])
     assert (stat.S_IMODE((tmp_path / "model.onnx").stat().st_mode) == 0o600) == model.private
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ridge", [0.01, 1e-4])
+def test_depth_keeps_the_promise_of_float32(ridge: float, tmp_path: Path, digits: Any) -> None:
+    """Sums of 512 products in each of 20 layers: layers whose errors reach the scores are float64."""
+    model = fs.DeepAFL(layers=20, width=512, ridge=ridge).fit(divided(digits.features, digits.labels))
+    agrees(model, tmp_path, rows=digits.features)
+    double, single = (model.to_onnx(tmp_path / "m", precision).size for precision in NEAR)
+    assert single < 0.8 * double
 
 
 @pytest.mark.parametrize("kind", ["i", "f", "b", "U"])

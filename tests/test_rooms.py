@@ -56,7 +56,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "testing": ("federation",),
     "tracking": ("federation", "data"),
     "estimators": ("closedform", "gradient", "federation", "data"),
-    "export": ("closedform", "gradient", "federation", "data", "backends"),
+    "export": ("estimators", "closedform", "gradient", "federation", "data", "backends"),
     "experiments": ("closedform", "gradient", "cluster", "federation", "data", "backends"),
     "cli": (
         "watching",

@@ -4,6 +4,7 @@ from fedsolve.export import traced_networks  # its definitions enter the writers
 from fedsolve.export.families import writes, writes_estimates
 from fedsolve.export.onnx_file import CARD, OnnxFile, write_onnx
 from fedsolve.export.onnx_graph import OPSET, PRECISIONS, OnnxGraph
+from fedsolve.export.sklearn_pipelines import register_converters
 
 __all__ = [
     "CARD",
@@ -11,6 +12,7 @@ __all__ = [
     "PRECISIONS",
     "OnnxFile",
     "OnnxGraph",
+    "register_converters",
     "traced_networks",
     "write_onnx",
     "writes",

@@ -18,7 +18,9 @@ from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import DeepModel, LinearModel
 from fedsolve.closedform.projections import Projection, projection
 from fedsolve.closedform.softmax_model import SoftmaxModel
+from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.export.layer_precision import double_layers
 from fedsolve.export.onnx_functions import activation, kernel_rows, softmax
 from fedsolve.export.onnx_graph import OnnxGraph
 from fedsolve.export.raw_rows import prepared
@@ -27,11 +29,14 @@ from fedsolve.model import Model
 Writer = Callable[[OnnxGraph, Any, str], str]
 """Of a graph, a model and prepared rows, the value of the scores; both float64."""
 
-W = TypeVar("W", bound=Writer)
+Layers = Callable[[OnnxGraph, Any, str, Array], str]
+"""Of a graph, a model, prepared rows and what their features are multiplied with, the features."""
+
+W = TypeVar("W", bound=Callable[..., str])
 
 _SCORES: dict[type[Model], Writer] = {}
 _ESTIMATES: dict[type[Model], Writer] = {}
-_REPRESENTATIONS: dict[type[Model], Writer] = {}
+_REPRESENTATIONS: dict[type[Model], Layers] = {}
 
 
 def writes(*kinds: type[Model]) -> Callable[[W], W]:
@@ -74,7 +79,7 @@ def estimates(graph: OnnxGraph, model: Model, found: str) -> str:
     return found
 
 
-def _entering(writers: dict[type[Model], Writer], kinds: tuple[type[Model], ...]) -> Callable[[W], W]:
+def _entering(writers: dict[type[Model], Any], kinds: tuple[type[Model], ...]) -> Callable[[W], W]:
     def enter(writer: W) -> W:
         writers.update(dict.fromkeys(kinds, writer))
         return writer
@@ -94,7 +99,8 @@ def linear(graph: OnnxGraph, model: LinearModel, rows: str) -> str:
 @writes(SoftmaxModel)
 def softmax_scores(graph: OnnxGraph, model: SoftmaxModel, rows: str) -> str:
     if model.base is not None:
-        rows = representation(graph, model.base, prepared(graph, rows, model.base.preparing))
+        rows = prepared(graph, rows, model.base.preparing)
+        rows = representation(graph, model.base, rows, model.weight)
     return linear(graph, model, rows)
 
 
@@ -103,37 +109,43 @@ def softmax_estimates(graph: OnnxGraph, model: Model, found: str) -> str:
     return softmax(graph, found)
 
 
-def representation(graph: OnnxGraph, model: Model, rows: str) -> str:
-    """The features of a staged model's last layer."""
+def representation(graph: OnnxGraph, model: Model, rows: str, head: Array) -> str:
+    """The features of a staged model's last layer, which `head` is to be multiplied with."""
     writer = _REPRESENTATIONS.get(type(model))
     if writer is None:
         raise DataError(
             f"the last layer of a model of family '{model.family}' cannot be exported; that of a DeepAFL can."
         )
-    return writer(graph, model, rows)
+    return writer(graph, model, rows, head)
 
 
 @writes_representation(DeepModel)
-def deep_features(graph: OnnxGraph, model: DeepModel, rows: str) -> str:
+def deep_features(graph: OnnxGraph, model: DeepModel, rows: str, head: Array) -> str:
     network = model.network
     first = projection(network.seed, "zero", 0, network.features, network.width, 1.0, network.precision)
-    rows = graph.cast(_centred(graph, rows, model.preparation))
-    phi = _projected(graph, first, network.zero_activation, rows)
+    double: frozenset[int] = frozenset()
+    if graph.precision == "float32":
+        double = double_layers(model, head, graph.steepness)
+    # What all layers are added to, and what each adds, stay float64: no error of theirs is lost in a sum.
+    with graph.computing("float64"):
+        phi = _projected(graph, first, network.zero_activation, _centred(graph, rows, model.preparation))
     initial = phi
     for layer, block in enumerate(model.blocks):
         source = initial if network.block_input == "initial" else phi
-        if network.projection == "identity":
-            update = activation(graph, network.activation, source)
-        else:
-            update = _projected(graph, network.draw(layer, NUMPY), network.activation, source)
+        with graph.computing("float64" if layer in double else graph.precision):
+            if network.projection == "identity":
+                update = activation(graph, network.activation, graph.cast(source))
+            else:
+                update = _projected(graph, network.draw(layer, NUMPY), network.activation, source)
+        update = graph.cast(update, "float64")
         if block is not None:
-            update = graph.affine(graph.affine(update, block.left), block.right.T)
+            update = graph.head(graph.head(update, block.left), block.right.T)
         phi = graph.op("Add", phi, update) if network.skip else update
     return phi
 
 
 @writes_representation(CascadeModel)
-def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: str) -> str:
+def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: str, head: Array) -> str:
     method, outputs = model.method, model.outputs
     first = projection(method.seed, "zero", 0, model.features, method.width)
     phi = _projected(graph, first, method.zero_activation, graph.cast(rows))
@@ -151,7 +163,8 @@ def cascade_features(graph: OnnxGraph, model: CascadeModel, rows: str) -> str:
 @writes(DeepModel, CascadeModel)
 def staged(graph: OnnxGraph, model: DeepModel | CascadeModel, rows: str) -> str:
     shift = None if model.preparation is None else model.preparation.target_mean
-    return graph.head(representation(graph, model, rows), model.classifiers[-1], shift)
+    head = model.classifiers[-1]
+    return graph.head(representation(graph, model, rows, head), head, shift)
 
 
 @writes(KernelModel)

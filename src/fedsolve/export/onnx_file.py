@@ -13,7 +13,7 @@ from fedsolve.errors import DataError
 from fedsolve.export.families import estimates, scores
 from fedsolve.export.onnx_functions import probabilities, simplex
 from fedsolve.export.onnx_graph import OnnxGraph
-from fedsolve.export.raw_rows import rows_of
+from fedsolve.export.raw_rows import finite, prepared, raw_rows
 from fedsolve.federation.card import card
 from fedsolve.model import Model
 from fedsolve.version import __version__
@@ -65,7 +65,7 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
         )
     model.check_finite()
     graph = OnnxGraph(precision)
-    found = scores(graph, model, rows_of(graph, model, images))
+    found = scores_of(graph, model, raw_rows(graph, model, images))
     if model.classes is None:
         graph.output(
             "prediction", graph.cast(found), precision, ("rows", model.outputs), "the predicted targets"
@@ -82,7 +82,16 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
     return graph, proto
 
 
-def _answers(graph: OnnxGraph, model: Model, found: str) -> None:
+def scores_of(graph: OnnxGraph, model: Model, rows: str) -> str:
+    """The scores of float64 rows, prepared as the model does it; those that it would refuse fail."""
+    if model.calibration is not None:
+        # Of p = softmax(slope * s), dp/ds = slope * p (1 - p): slope / 4 at most, and rarely near it.
+        graph.steepness = model.calibration.slope / 8
+    return scores(graph, model, finite(graph, prepared(graph, rows, model.preparing)))
+
+
+def labels_and_shares(graph: OnnxGraph, model: Model, found: str) -> tuple[str, str, str]:
+    """Of scores, the labels, the probabilities in float64, and the type of the labels."""
     classes = model.classes
     assert classes is not None
     kind = _LABELS.get(classes.dtype.kind)
@@ -94,9 +103,14 @@ def _answers(graph: OnnxGraph, model: Model, found: str) -> None:
         shares = simplex(graph, estimates(graph, model, found), model.outputs)
     place = graph.op("ArgMax", found, axis=1, keepdims=0)
     names = graph.constant(classes, "object" if kind == "string" else kind)
-    label = graph.op("Gather", names, place)
+    return graph.op("Gather", names, place), shares, kind
+
+
+def _answers(graph: OnnxGraph, model: Model, found: str) -> None:
+    label, shares, kind = labels_and_shares(graph, model, found)
+    assert model.classes is not None
     shape = ("rows", model.outputs)
-    told = ", ".join(map(str, classes[:20].tolist())) + ", ..." * (len(classes) > 20)
+    told = ", ".join(map(str, model.classes[:20].tolist())) + ", ..." * (len(model.classes) > 20)
     graph.output("label", label, kind, ("rows",), "the class with the largest score")
     graph.output("probabilities", graph.cast(shares), graph.precision, shape, f"of the classes {told}")
     graph.output("scores", graph.cast(found), graph.precision, shape, "as decision_function gives them")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ IR_VERSION = 9
 """The version of the file format that came with this opset, so that runtimes of the time read the files."""
 
 PRECISIONS = ("float64", "float32")
+PREFIX = "fedsolve"
 
 
 class OnnxGraph:
@@ -25,12 +27,16 @@ class OnnxGraph:
     precision: of the matrix `features`, of wide layers and of what comes out. Raw columns, preparation,
                scores and what becomes of them are float64 in any case: centring large numbers, or adding
                large scores of opposite signs, would lose every digit in float32.
+    prefix:    of the names of values, where other graphs are to stand beside this one.
+    steepness: how much probabilities move with a score.
     """
 
-    def __init__(self, precision: str = "float64") -> None:
+    def __init__(self, precision: str = "float64", prefix: str = PREFIX) -> None:
         if precision not in PRECISIONS:
             raise DataError(f"precision must be one of {', '.join(PRECISIONS)}; got {precision!r}.")
         self.precision = precision
+        self.prefix = prefix
+        self.steepness = 1.0
         self.onnx: Any = require("onnx", "export", "an ONNX file")
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
@@ -97,8 +103,17 @@ class OnnxGraph:
 
     def affine(self, rows: str, weight: Array, bias: Array | None = None) -> str:
         """rows @ weight + bias in the graph's precision."""
-        product = self.op("MatMul", rows, self.constant(weight))
+        product = self.op("MatMul", self.cast(rows), self.constant(weight))
         return product if bias is None else self.op("Add", product, self.constant(bias))
+
+    @contextmanager
+    def computing(self, precision: str) -> Iterator[None]:
+        """Within it, what is written in the graph's precision is in this one."""
+        before, self.precision = self.precision, precision
+        try:
+            yield
+        finally:
+            self.precision = before
 
     def head(self, rows: str, weight: Array, bias: Array | None = None) -> str:
         """The same in float64, where numbers of any size may cancel: scores."""
@@ -117,7 +132,8 @@ class OnnxGraph:
         refuses on a CPU; the node is called by the message, and the error names it.
         """
         place = self.cast(wrong, "int64")
-        nothing = self.op("Gather", self.constant([0.0], "float64"), place, name=message)
+        named = message if self.prefix == PREFIX else f"{message} ({self.prefix})"
+        nothing = self.op("Gather", self.constant([0.0], "float64"), place, name=named)
         return self.op("Add", value, nothing)
 
     def joined(
@@ -139,7 +155,7 @@ class OnnxGraph:
         return str(leaving.name)
 
     def _new(self, kind: str) -> str:
-        name = f"fedsolve/{kind}_{len(self.nodes)}_{len(self.initialisers)}"
+        name = f"{self.prefix}/{kind}_{len(self.nodes)}_{len(self.initialisers)}"
         while name in self._taken:
             name += "_"
         self._taken.add(name)

@@ -24,21 +24,19 @@ FEATURES = "features"
 _LARGEST = sys.float_info.max
 
 
-def rows_of(graph: OnnxGraph, model: Model, images: bool | str = False) -> str:
-    """The rows (rows, features) that a model's scores are of, float64 and finite, from new inputs.
+def raw_rows(graph: OnnxGraph, model: Model, images: bool | str = False) -> str:
+    """The rows (rows, features) that a model is given, float64, from new inputs.
 
     images: whether they are images for the model's backbone; its address where its files lie elsewhere.
     """
     schema = model.schema
     if images:
-        rows = image_rows(graph, model, images if isinstance(images, str) else None)
-    elif schema is not None and schema.extractor is None:
-        rows = _columns(graph, schema)
-    else:
-        about = "" if schema is None else f", as the backbone {schema.extractor.name} gives them"  # type: ignore[union-attr]
-        rows = graph.input(FEATURES, graph.precision, model.features, about=f"features of each row{about}")
-        rows = graph.cast(rows, "float64")
-    return finite(graph, prepared(graph, rows, model.preparing))
+        return image_rows(graph, model, images if isinstance(images, str) else None)
+    if schema is not None and schema.extractor is None:
+        return _columns(graph, schema)
+    about = "" if schema is None else f", as the backbone {schema.extractor.name} gives them"  # type: ignore[union-attr]
+    rows = graph.input(FEATURES, graph.precision, model.features, about=f"features of each row{about}")
+    return graph.cast(rows, "float64")
 
 
 def prepared(graph: OnnxGraph, rows: str, preparing: TablePreparation | None) -> str:
