@@ -27,6 +27,7 @@ import gc
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import ssl
@@ -45,7 +46,18 @@ from fedsolve.network.admission import Refusal, Register, declared_size, single
 from fedsolve.network.bodies import store, whole
 from fedsolve.network.certificates import load_certificate, load_key
 from fedsolve.network.doorway import Doorway
-from fedsolve.network.handshake import ABOUT, ANSWER, BODY, GREETING, HELLO, LEAVE, MESSAGE, PULL, identity
+from fedsolve.network.handshake import (
+    ABOUT,
+    ANSWER,
+    BODY,
+    DROPPED,
+    GREETING,
+    HELLO,
+    LEAVE,
+    MESSAGE,
+    PULL,
+    identity,
+)
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.mailbox import Mailbox
 from fedsolve.network.parcels import PIECE
@@ -67,6 +79,7 @@ FLOWER = "/v1/fleet/"
 WAIT = 10.0
 """Seconds after which a call for a message is answered although there is none."""
 
+_MESSAGE = re.compile(r"[0-9a-f]{32}")
 _LOG_AGAIN = 60.0
 _MOST_LINES = 1000
 _log = logging.getLogger("fedsolve.gate")
@@ -192,7 +205,9 @@ class Gate:
         from starlette.responses import StreamingResponse
 
         try:
-            have = [str(each) for each in json.loads(await whole(request, body))["have"]]
+            have = json.loads(await whole(request, body))["have"]
+            if not all(isinstance(each, str) and _MESSAGE.fullmatch(each) for each in have):
+                raise ValueError("not the names of messages")
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise Refusal(400, "what the site has already is not said.", "pull") from problem
         hole = self.mailbox.hole(session)
@@ -206,9 +221,10 @@ class Gate:
         except asyncio.CancelledError:
             self.mailbox.hung_up(hole)
             raise ClientDisconnect from None
+        headers = {DROPPED: ",".join(self.mailbox.dropped(hole, have))}
         if post is None:
-            return Plain(status_code=204)
-        headers = {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
+            return Plain(status_code=204, headers=headers)
+        headers |= {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
         try:
             stream = await asyncio.to_thread(open, self.mailbox.folder / post.file, "rb")
         except FileNotFoundError:  # dropped at this moment
