@@ -37,7 +37,7 @@ def test_help_needs_no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
         raise DataError("this needs Flower, which is not installed.")
 
-    monkeypatch.setattr("fedsolve.cli.keys.require_flower", absent)
+    monkeypatch.setattr("fedsolve.cli.keys.require_network", absent)
     for name in keys_command.keys.commands:
         assert fedsolve("keys", name, "--help").exit_code == 0
     refused(fedsolve("keys", "list"), 2, "this needs Flower")
