@@ -15,9 +15,10 @@ import fedsolve as fs
 from fedsolve.cli import status_command
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.method import Record
-from fedsolve.watching.board import SILENT, Board, SiteStanding, read_document, silent
+from fedsolve.watching.board import Board, SiteStanding
 from fedsolve.watching.exposition import metrics
 from fedsolve.watching.loopback import StatusPage, StatusServer
+from fedsolve.watching.status_document import SILENT, read_document, silent
 from fedsolve.watching.status_page import html_status
 from tests import browser
 from tests.command import document, fedsolve, refused

@@ -78,6 +78,14 @@ class Lines(logging.Handler):
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.put(self._line(record))
+        except OSError:
+            return  # a full disk ends a log, not a run
+        except Exception:
+            self.handleError(record)
+
+    def _line(self, record: logging.LogRecord) -> str:
         fields = dict(getattr(record, "fields", {}))
         if record.name not in ("root", "fedsolve", f"fedsolve.{self._process}", _STRAY):
             fields.setdefault("logger", record.name)
@@ -89,8 +97,7 @@ class Lines(logging.Handler):
         text = line(self.style, self._process, record.levelname, message, fields, record.created)
         if self.style == "text" and "traceback" in fields:
             text += "\n" + fields["traceback"]
-        with suppress(OSError):  # a full disk ends a log, not a run
-            self.put(text)
+        return text
 
     def put(self, text: str) -> None:
         """Write a line, and begin the file anew where it has become too large."""

@@ -32,6 +32,7 @@ class PretendedGate:
         self.brought: list[str] = []
         self.left = False
         self.asked = threading.Event()
+        self.dropped: set[str] = set()
 
     def _call(self, name: str) -> None:
         if (problem := self.problems.pop(name, None)) is not None:
@@ -110,6 +111,25 @@ def test_a_message_that_it_cannot_answer_does_not_end_it(node, monkeypatch):
 def test_an_answer_is_brought_again_when_the_connection_breaks(node, monkeypatch, problem):
     gate = serve(node, monkeypatch, answer=problem)
     assert gate.brought == ["question"]
+
+
+def test_an_answer_whose_refusal_is_not_heard_is_not_brought_for_ever(node, monkeypatch):
+    """Of a large body that is refused the connection breaks; the thread that waits for messages is told."""
+    monkeypatch.setattr(node, "_tell", lambda text: (told.append(text), "wanted" in text and node.stop()))
+    gate = PretendedGate(node)
+    tries = []
+
+    def broken(message, parcel):
+        tries.append(message)
+        if len(tries) == 3:
+            gate.dropped = {"question"}
+        raise httpx.WriteError("broken pipe")
+
+    gate.answer = broken
+    monkeypatch.setattr(node, "_client", lambda: gate)
+    node.serve()
+    assert len(tries) >= 3
+    assert node._held == set()
 
 
 @pytest.mark.parametrize("call", ["hello", "pull"])

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fedsolve.cli.doctor import look_at_backbone, look_at_data
-from fedsolve.network import certificates, diagnosis, security
+from fedsolve.network import certificates, diagnosis, security, validity
 from fedsolve.network.keyfolder import Keys
 from tests.command import fedsolve
 
@@ -105,7 +105,7 @@ def test_a_port_that_is_taken(server: Keys) -> None:
 
 
 @pytest.mark.slow
-def test_a_healthy_site(deployment: Deployment) -> None:
+def test_a_healthy_site(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     code, found = examined("--keys", deployment.keys.folder, "--server", deployment.gate, "--name", "north")
     told = {check: f["state"] for check, f in found.items() if check not in ("hosts", "roster")}
     assert set(told.values()) == {"ok"}
@@ -115,6 +115,11 @@ def test_a_healthy_site(deployment: Deployment) -> None:
     code, found = examined("--keys", deployment.keys.folder, "--listen", deployment.gate)
     assert found["port"]["state"] == "ok"
     assert "is listening" in found["port"]["seen"]
+    monkeypatch.setattr(validity, "WARN_DAYS", 400)  # as if it had fewer days left than are announced
+    code, found = examined("--keys", deployment.keys.folder, "--server", deployment.gate)
+    assert code == 0
+    assert found["server certificate"]["state"] == "warning"
+    assert "fedsolve keys renew" in found["server certificate"]["remedy"]
 
 
 @pytest.mark.slow

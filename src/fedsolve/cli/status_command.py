@@ -22,7 +22,7 @@ from fedsolve.cli.output import Output, console, harmless, table
 from fedsolve.cli.watched import STATUS
 from fedsolve.errors import CohortError, ModelFileError
 from fedsolve.watching import phrases
-from fedsolve.watching.board import read_document, silent
+from fedsolve.watching.status_document import read_document, silent
 
 _ENDED = ("complete", "stopped")
 _LAST = 8

@@ -24,10 +24,10 @@ import argparse
 import asyncio
 import base64
 import gc
-import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import ssl
@@ -43,9 +43,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from fedsolve import formats, log_lines
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.network.admission import Refusal, Register, declared_size, single
+from fedsolve.network.bodies import store, whole
 from fedsolve.network.certificates import load_certificate, load_key
 from fedsolve.network.doorway import Doorway
-from fedsolve.network.handshake import ABOUT, ANSWER, BODY, GREETING, HELLO, LEAVE, MESSAGE, PULL, identity
+from fedsolve.network.handshake import (
+    ABOUT,
+    ANSWER,
+    BODY,
+    DROPPED,
+    GREETING,
+    HELLO,
+    LEAVE,
+    MESSAGE,
+    PULL,
+    identity,
+)
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.mailbox import Mailbox
 from fedsolve.network.parcels import PIECE
@@ -67,10 +79,7 @@ FLOWER = "/v1/fleet/"
 WAIT = 10.0
 """Seconds after which a call for a message is answered although there is none."""
 
-_SMALL = 1 << 16
-_STUCK = 60.0
-"""Seconds in which the next piece of a body must come."""
-
+_MESSAGE = re.compile(r"[0-9a-f]{32}")
 _LOG_AGAIN = 60.0
 _MOST_LINES = 1000
 _log = logging.getLogger("fedsolve.gate")
@@ -154,7 +163,7 @@ class Gate:
         from starlette.requests import ClientDisconnect
 
         try:
-            text = await self._whole(request, None)
+            text = await whole(request, None)
             try:
                 note = json.loads(text)
             except (ValueError, RecursionError) as problem:
@@ -197,7 +206,9 @@ class Gate:
         from starlette.responses import StreamingResponse
 
         try:
-            have = [str(each) for each in json.loads(await self._whole(request, body))["have"]]
+            have = json.loads(await whole(request, body))["have"]
+            if not all(isinstance(each, str) and _MESSAGE.fullmatch(each) for each in have):
+                raise ValueError("not the names of messages")
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise Refusal(400, "what the site has already is not said.", "pull") from problem
         hole = self.mailbox.hole(session)
@@ -211,9 +222,10 @@ class Gate:
         except asyncio.CancelledError:
             self.mailbox.hung_up(hole)
             raise ClientDisconnect from None
+        headers = {DROPPED: ",".join(self.mailbox.dropped(hole, have))}
         if post is None:
-            return Plain(status_code=204)
-        headers = {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
+            return Plain(status_code=204, headers=headers)
+        headers |= {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
         try:
             stream = await asyncio.to_thread(open, self.mailbox.folder / post.file, "rb")
         except FileNotFoundError:  # dropped at this moment
@@ -242,10 +254,14 @@ class Gate:
         path = self.mailbox.folder / file
         try:
             with self.mailbox.uploading(hole, post):
-                await self._store(
-                    request, path, body, lambda done: self.mailbox.coming(hole, post, done, size)
-                )
+                await store(request, path, body, lambda done: self.mailbox.coming(hole, post, done, size))
             self.mailbox.wanted(hole, post.id)
+        except OSError as problem:
+            path.unlink(missing_ok=True)
+            text = f"an answer cannot be written: {path.parent}: {problem.strerror or problem}. Make room."
+            if self._once(text):
+                self.mailbox.trouble(text)
+            raise Refusal(507, "the server's disk takes no more; its operator must act.", "disk") from problem
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -253,44 +269,10 @@ class Gate:
         return _json({})
 
     async def _leave(self, request: Request, session: SiteSession, body: str) -> Response:
-        await self._whole(request, body)
+        await whole(request, body)
         self.mailbox.leave(self.mailbox.hole(session))
         self._sessions.end(session)
         return _json({})
-
-    async def _whole(self, request: Request, body: str | None) -> bytes:
-        """A small body, which must have this SHA-256."""
-        declared_size(request.headers, _SMALL)
-        text = b"".join([piece async for piece in _in_time(request)])
-        if body is not None and hashlib.sha256(text).hexdigest() != body:
-            raise _changed()
-        return text
-
-    async def _store(self, request: Request, path: Path, body: str, came: Callable[[int], None]) -> None:
-        """Write a body to a file, and refuse it unless it has this SHA-256."""
-        found, done, held = hashlib.sha256(), 0, bytearray()
-
-        def write(stream: BinaryIO, data: bytes) -> None:
-            found.update(data)
-            stream.write(data)
-
-        try:
-            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb", 0) as stream:
-                async for piece in _in_time(request):
-                    held += piece
-                    if len(held) >= PIECE:
-                        done += len(held)
-                        await asyncio.to_thread(write, stream, bytes(held))
-                        held.clear()
-                        came(done)
-                await asyncio.to_thread(write, stream, bytes(held))
-        except OSError as problem:
-            text = f"an answer cannot be written: {path.parent}: {problem.strerror or problem}. Make room."
-            if self._once(text):
-                self.mailbox.trouble(text)
-            raise Refusal(507, "the server's disk takes no more; its operator must act.", "disk") from problem
-        if found.hexdigest() != body:
-            raise _changed()
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -339,24 +321,6 @@ def _der(certificate: Any) -> bytes | None:
 
 def _gone() -> Response:
     return _json({"code": 400, "detail": "the sender went away."}, 400)
-
-
-def _changed() -> Refusal:
-    return Refusal(400, "the body is not the one that this call was made for: it was changed.", "body")
-
-
-async def _in_time(request: Request) -> AsyncIterator[bytes]:
-    """The pieces of a body, each of which must come within `_STUCK` seconds."""
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(_STUCK):
-                piece = await anext(stream, None)
-        except TimeoutError as problem:
-            raise Refusal(408, f"nothing of the body came for {_STUCK:.0f} s.", "slow") from problem
-        if piece is None:
-            return
-        yield piece
 
 
 def until_gone(app: Any) -> Any:

@@ -17,6 +17,7 @@ from fedsolve.container import Array
 from fedsolve.network.handshake import (
     ANSWER,
     BODY,
+    DROPPED,
     GREETING,
     HELLO,
     LEAVE,
@@ -76,6 +77,8 @@ class GateClient:
         self._secret = b""
         self._counter = 0
         self._wait = 0.0
+        self.dropped: set[str] = set()
+        """Of the messages that the last pull said we have, those that nobody waits for any more."""
 
     def close(self) -> None:
         self._http.close()
@@ -124,11 +127,12 @@ class GateClient:
         headers = self._sealed(PULL, hashlib.sha256(body).hexdigest())
         patience = httpx.Timeout(_SLOW, read=self._wait + _SLOW)
         with self._http.stream("POST", PULL, content=body, headers=headers, timeout=patience) as response:
-            if response.status_code == 204:
-                return None
-            if response.status_code != 200:
+            if response.status_code not in (200, 204):
                 response.read()
                 _refused(response)
+            self.dropped = set(filter(None, response.headers.get(DROPPED, "").split(",")))
+            if response.status_code == 204:
+                return None
             message = str(response.headers[MESSAGE])
             size = int(response.headers["content-length"])
             try:

@@ -35,8 +35,9 @@ ANSWER = f"{PREFIX}answer/"
 LEAVE = f"{PREFIX}leave"
 
 SESSION, COUNTER, SERVER = "fedsolve-session", "fedsolve-counter", "fedsolve-server"
-BODY, MAC, MESSAGE = "fedsolve-body", "fedsolve-mac", "fedsolve-message"
-"""Names of headers; MESSAGE is the gate's, and says which message it hands over."""
+BODY, MAC, MESSAGE, DROPPED = "fedsolve-body", "fedsolve-mac", "fedsolve-message", "fedsolve-dropped"
+"""Names of headers. MESSAGE and DROPPED are the gate's: which message it hands over, and which of those that
+the site has nobody waits for any more."""
 
 KEY, CHALLENGE, SIGNATURE = "fedsolve-key", "fedsolve-challenge", "fedsolve-signature"
 """Names of the headers with which a site asks whether it is known."""

@@ -94,7 +94,8 @@ class Mailbox:
             for message in command["messages"]:
                 self._told.pop(message, None)
                 for hole in self._holes.values():
-                    hole.posts.pop(message, None)
+                    if hole.posts.pop(message, None) is not None:
+                        hole.arrived.set()
             return
         about = {name: command[name] for name in ("file", "size", "digest", "largest")}
         for message, number in command["messages"].items():
@@ -150,7 +151,10 @@ class Mailbox:
         )
 
     async def next(self, hole: Pigeonhole, have: Collection[str], seconds: float) -> Post | None:
-        """A message that the site does not have yet, as soon as there is one; None after so many seconds."""
+        """A message that the site does not have yet, as soon as there is one; None after so many seconds.
+
+        None at once where the site has a message that nobody waits for any more (`dropped`).
+        """
         process, until = hole.process, time.monotonic() + seconds
         hole.waits += 1
         try:
@@ -158,6 +162,8 @@ class Mailbox:
                 for post in hole.posts.values():
                     if post.id not in have:
                         return post
+                if self.dropped(hole, have):
+                    break
                 hole.arrived.clear()
                 try:
                     async with asyncio.timeout(max(0.0, until - time.monotonic())):
@@ -168,6 +174,10 @@ class Mailbox:
         finally:
             hole.waits -= 1
             hole.seen = time.monotonic()
+
+    def dropped(self, hole: Pigeonhole, have: Collection[str]) -> list[str]:
+        """The messages that a site has, and nobody waits for any more."""
+        return [message for message in have if message not in hole.posts]
 
     def hung_up(self, hole: Pigeonhole) -> None:
         """A site's connection broke while it waited: its process has ended, or it will soon call again."""

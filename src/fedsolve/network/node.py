@@ -157,6 +157,7 @@ class FleetNode:
     def _fetch(self, client: GateClient) -> None:
         while not self._stopped.is_set():
             found = client.pull(sorted(self._held), self._largest)
+            self._held -= client.dropped
             if found is not None:
                 self._held.add(found[0])
                 self._come.put(found)
@@ -165,6 +166,8 @@ class FleetNode:
 
     def _try_answer(self, client: GateClient, message: str, note: Note, payload: Array) -> None:
         """Answer a message; one that nobody waits for any more is dropped."""
+        if message not in self._held:
+            return
         try:
             content, answer = self._answerer.reply(note, payload)
             self._bring(client, message, Parcel.of(content, answer))
@@ -189,6 +192,10 @@ class FleetNode:
                 explained = self._explained(problem)
                 if not isinstance(explained, _Lost):
                     raise explained from problem
+            if message not in self._held:
+                # Of a large answer that is refused, the connection breaks before the refusal is heard.
+                self._tell("an answer is not wanted any more")
+                return
             if self._stopped.wait(pause):
                 return
             pause = min(_LONGEST_PAUSE, pause * 1.5)

@@ -20,6 +20,8 @@ from fedsolve.federation.messages import Request
 from fedsolve.federation.method import Record
 from fedsolve.model import Model
 from fedsolve.version import __version__
+from fedsolve.watching.kept_records import KeptRecords
+from fedsolve.watching.status_document import read_document
 
 What = Literal["server", "training", "experiment"]
 Phase = Literal["starting", "gathering", "running", "complete", "stopped"]
@@ -27,13 +29,9 @@ Phase = Literal["starting", "gathering", "running", "complete", "stopped"]
 BEAT = 5.0
 """Seconds after which the file is written anew though nothing changed, so that a reader sees it is alive."""
 
-SILENT = 20.0
-"""Seconds without a word after which a run that has not ended is not believed to be under way."""
-
 _TICK, _REST = 1.0, 0.25
 """Seconds between two looks at what has changed by itself, and at the least between two files."""
 
-_RECORDS, _RECENT = 400, 12
 _NOTES = 12
 _CELLS = 50
 
@@ -78,29 +76,6 @@ class _Under:
     since: float = field(default_factory=time.time)
 
 
-class _Records:
-    """Records of a run of any length: the last ones, and some hundreds spread evenly over all of it.
-
-    spread: every so many, from the first on, and always the last.
-    """
-
-    def __init__(self) -> None:
-        self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
-        self.spread: list[dict[str, Any]] = []
-        self._every = 1
-
-    def enter(self, record: dict[str, Any]) -> None:
-        if self.spread and (self.spread[-1]["exchange"] - 1) % self._every:
-            self.spread.pop()
-        self.spread.append(record)
-        self.recent.append(record)
-        if len(self.spread) > _RECORDS:
-            self._every *= 2
-            self.spread = [
-                one for one in self.spread if one is record or (one["exchange"] - 1) % self._every == 0
-            ]
-
-
 class Board(Follower):
     """Follows a run and tells, at any moment and from any thread, how it stands (`document`).
 
@@ -123,7 +98,7 @@ class Board(Follower):
         self._secure: bool | None = None
         self._exchanges, self._done = 0, 0
         self._bytes = {"up": 0, "down": 0, "catch_up": 0}
-        self._records = _Records()
+        self._records = KeptRecords()
         self._under: _Under | None = None
         self._pace: list[float] = []
         self._moment = time.monotonic()
@@ -174,7 +149,7 @@ class Board(Follower):
             self._clients = len(training.clients)
             self._exchanges, self._done = training.expected, 0
             self._bytes = dict.fromkeys(self._bytes, 0)
-            self._records, self._pace, self._scores, self._under = _Records(), [], {}, None
+            self._records, self._pace, self._scores, self._under = KeptRecords(), [], {}, None
             for record in training.history:
                 self._enter(record)
             self._moment = time.monotonic()
@@ -326,22 +301,6 @@ class Board(Follower):
 
 _MOVING = frozenset({"now", "seconds_left"})
 """What changes by itself with time."""
-
-
-def read_document(data: bytes | str) -> dict[str, Any]:
-    """A document as a board wrote it; a `ValueError` where it is none."""
-    import json
-
-    found = json.loads(data)
-    if not isinstance(found, dict) or found.get("form") not in formats.STATUS.read:
-        raise ValueError("it is not the status of a run, or of another version of fedsolve")
-    return found
-
-
-def silent(document: Mapping[str, Any], now: float | None = None) -> float | None:
-    """Seconds since the last word of a run that has not ended, where they are too many to believe in it."""
-    age = (time.time() if now is None else now) - float(document["now"])
-    return age if document["phase"] in ("starting", "gathering", "running") and age > SILENT else None
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

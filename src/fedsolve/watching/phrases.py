@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedsolve.watching.board import silent
+from fedsolve.watching.status_document import silent
 
 PHASES = {
     "starting": "starting",
