@@ -62,7 +62,15 @@ def scalar(folder: Path, name: str) -> float:
     return float(store.Scalars(name)[-1].value)
 
 
-def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, keys, tmp_path):
+def gate_of(process: subprocess.Popen[bytes]) -> int:
+    """The process id of a server's gate."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return next(
+        int(pid) for pid in children if "fedsolve.network.gate" in Path(f"/proc/{pid}/cmdline").read_text()
+    )
+
+
+def test_a_server_and_a_gate_that_are_killed_change_no_bit(nodes: Nodes, sites: Sites, keys, tmp_path):
     address, state, log = f"127.0.0.1:{free_port()}", tmp_path / "state", tmp_path / "server.log"
     nodes.start(address, *NAMES[:3])
     nodes.start_slow(address, NAMES[3], exchange=1, seconds=1.0)
@@ -78,7 +86,7 @@ def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, 
         "--out",
         str(tmp_path / "model.safetensors"),
     ]
-    for done in (0, 1):
+    for done, gate_only in ((0, False), (1, True)):
         with running(line, log) as process:
             # In the middle of an exchange: the slow site has begun to answer the next one.
             nodes.answering(NAMES[3]).unlink(missing_ok=True)
@@ -87,8 +95,9 @@ def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, 
                 process,
                 log,
             )
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+            os.kill(gate_of(process) if gate_only else process.pid, signal.SIGKILL)
+            assert process.wait(PATIENCE) == (3 if gate_only else -signal.SIGKILL)
+    assert "the gate, through which sites connect, has ended" in log.read_text()
     with running(line, log) as process:
         assert process.wait(PATIENCE) == 0, log.read_text()
     model = fs.load_model(tmp_path / "model.safetensors")

@@ -12,7 +12,7 @@ from typing import Any
 from fedsolve.errors import TermError
 from fedsolve.privacy.notes import least_threshold, least_verified, purpose, text
 from fedsolve.privacy.signatures import Verify
-from fedsolve.privacy.verifying import Training
+from fedsolve.privacy.verifying import CheckedTraining
 
 
 def agreed_message(training: str, request: str) -> bytes:
@@ -20,14 +20,14 @@ def agreed_message(training: str, request: str) -> bytes:
     return purpose("agreed question", training, request)
 
 
-def training_of(note: Mapping[str, Any]) -> Training:
+def training_of(note: Mapping[str, Any]) -> CheckedTraining:
     """The training that a letter is about."""
     told = note.get("training")
     if not isinstance(told, dict) or not isinstance(told.get("recipe"), dict):
         raise TermError("the letter does not say which training its question belongs to.")
     if told.get("prefers") not in ("bytes", "exchanges"):
         raise TermError(f"a server prefers bytes or exchanges, not {ascii(told.get('prefers'))[:40]}.")
-    return Training(text(told, "name"), told["recipe"], told["prefers"])
+    return CheckedTraining(text(told, "name"), told["recipe"], told["prefers"])
 
 
 class SignedQuestions:

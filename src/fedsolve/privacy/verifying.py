@@ -44,7 +44,7 @@ _MAY_BE_MORE = frozenset({"part", "schema"})
 
 
 @dataclass(frozen=True)
-class Training:
+class CheckedTraining:
     """What is trained: a name of its own, the recipe of its method, and what the server prefers to save."""
 
     name: str
@@ -71,7 +71,7 @@ class QuestionCheck:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._path = None if folder is None else folder / "checked"
-        self._training: Training | None = None
+        self._training: CheckedTraining | None = None
         self._opening: dict[str, Any] = {}
         self._kept: bytes | None = None
         self._run: Run[Any] | None = None
@@ -81,7 +81,7 @@ class QuestionCheck:
             self._load(self._path)
 
     def agree(
-        self, training: Training, asked: Request, digest: str, model: Request, shown: Shown | None
+        self, training: CheckedTraining, asked: Request, digest: str, model: Request, shown: Shown | None
     ) -> bool:
         """Whether the total of this question enters the run; refused, by name, where it does not follow from
         the totals that were opened.
@@ -100,7 +100,7 @@ class QuestionCheck:
     _agreed_to = ""
 
     def _agree(
-        self, training: Training, asked: Request, digest: str, model: Request, shown: Shown | None
+        self, training: CheckedTraining, asked: Request, digest: str, model: Request, shown: Shown | None
     ) -> bool:
         self._agreed_to = ""
         if self._training != training:
@@ -138,7 +138,7 @@ class QuestionCheck:
 
     # -- the run -----------------------------------------------------------------------------------
 
-    def _begin(self, training: Training, model: Request) -> None:
+    def _begin(self, training: CheckedTraining, model: Request) -> None:
         """Another training: from its opening on."""
         opening = model.blocks[0].note.get("opening") if model.first == 0 and model.blocks else None
         if not isinstance(opening, dict):
@@ -214,7 +214,7 @@ class QuestionCheck:
     def _load(self, path: Path) -> None:
         arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
         try:
-            self._training, self._opening = Training(**note["training"]), note["opening"]
+            self._training, self._opening = CheckedTraining(**note["training"]), note["opening"]
             self.absorbed, self.agreed = note["absorbed"], note["agreed"]
             self._kept = arrays["run"].tobytes()
         except (KeyError, TypeError) as problem:
