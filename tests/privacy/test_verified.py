@@ -23,6 +23,7 @@ from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.question_trips import QuestionTrips
 from fedsolve.privacy.secure_client import SecureClient
+from fedsolve.privacy.signed_questions import SignedQuestions
 from fedsolve.privacy.witness import PRIME, Evidence, fingerprint
 
 from .test_secure import METHODS, Listening, federation, rows
@@ -351,7 +352,7 @@ def test_sites_answer_nothing_that_too_few_have_signed(monkeypatch: pytest.Monke
     honest = QuestionTrips.agreed
     method = fs.AFL(ridge=1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(SecureFederation, "verifies", property(lambda self: False))
+        patch.setattr("fedsolve.privacy.secure.least_verified", lambda colluders: 99)
         with pytest.raises(fs.CohortError, match="nobody has checked that this question follows"):
             method.fit(checked())
 
@@ -456,3 +457,18 @@ def test_policies_name_their_signatures(tmp_path: Path) -> None:
     path.write_text("verified = true\nsignatures = 4\n")
     policy = SitePolicy.from_file(path)
     assert (policy.verified, policy.signatures) == (True, 4)
+
+
+def test_a_small_cohort_of_a_larger_run_is_no_way_around_checks() -> None:
+    asked = SignedQuestions(lambda name, message, signature: True, 0, True, 0)
+    members = ["a", "b", "c", "d", "e", "f"]
+    asked.check("digest", members[:3], members[:3], {})  # three sites: nobody can check
+    with pytest.raises(fs.TermError, match="a sum over 3 of 6 sites cannot be checked"):
+        asked.check("digest", members, members[:3], {})
+    strict = SignedQuestions(lambda name, message, signature: True, 0, True, 3)
+    with pytest.raises(fs.TermError, match="a sum over 3 of 3 sites cannot be checked"):
+        strict.check("digest", members[:3], members[:3], {})
+    signed = {"agreed": {"training": "t", "signatures": {"e": "00", "f": "00", "a": "00"}}}
+    strict.check("digest", members, members[:4], signed)  # whoever checks need not be asked
+    with pytest.raises(fs.TermError, match=r"3 of 6 sites have checked this question; .* asks for 4"):
+        asked.check("digest", members, members[:4], signed)

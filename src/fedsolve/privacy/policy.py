@@ -52,6 +52,7 @@ class SitePolicy:
     joint_seed:  whether a method's seed must have been drawn by all sites together.
     verified:    whether sites must have checked a question against the totals that were opened, where a run
                  has enough of them for that. signatures: how many must have; 0: more than half of the sites.
+                 A number refuses runs of fewer sites than can check.
     """
 
     methods: tuple[str, ...] | None = None

@@ -133,6 +133,7 @@ class SecureFederation:
         self.signatures = signatures
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: set[str] = set()
+        self._verifies = False
         self._store = RunStore(None if store is None else Path(store))
         self._lasting = lasting
         self._report = report or (lambda report: None)
@@ -221,7 +222,9 @@ class SecureFederation:
 
     def _enter(self, request: Request, chain: Chain) -> dict[str, Any]:
         """Bring the run to this request; what the clients agree to it with, where they check questions."""
-        if not self.verifies:
+        # Once for the whole exchange: who is there may change meanwhile.
+        self._verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
+        if not self._verifies:
             self._follow(request, chain)
             return {}
         digest = request_digest(_sent(request))
@@ -238,8 +241,8 @@ class SecureFederation:
 
     @property
     def verifies(self) -> bool:
-        """Whether clients check the questions of this run: where that is wanted, and there are enough."""
-        return self.verify and len(self.clients) >= least_verified(self.colluders)
+        """Whether clients checked the latest question: where that is wanted, and there are enough."""
+        return self._verifies
 
     def _asked_before(self, request: Request) -> Asked | None:
         """The question under way when the server was stopped, if it is this one: it has its slot."""

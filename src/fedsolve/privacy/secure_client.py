@@ -194,7 +194,7 @@ class SecureClient:
             return stored
         if self.policy is not None:
             self._check_limits(self.policy, client.setup.run, layout)
-        self._signatures.check(digest, cohort, note)
+        self._signatures.check(digest, client.members, cohort, note)
         array = self.ledger.refused(digest, question, layout.narrow > 0)
         if array is None:
             term = self.participant.answer(request)
@@ -313,6 +313,10 @@ class SecureClient:
             if evidence.setup != client.setup or question != known:
                 raise TermError(
                     f"the total shown for slot {place} is not of a question that this site answered."
+                )
+            if not self._signatures.enough(evidence.survivors):
+                raise TermError(
+                    f"a total over {len(evidence.survivors)} sites is too small to be shown to one."
                 )
             return Total(decode(client.total(evidence), evidence.layout), evidence.survivors)
 

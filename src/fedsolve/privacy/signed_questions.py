@@ -34,7 +34,8 @@ class SignedQuestions:
     """Refuses questions that too few sites have signed.
 
     colluders: sites that might side with the server. verified: whether signatures are asked for at all.
-    wanted: how many; 0: more than half of the sites.
+    wanted: how many; 0: more than half of the sites, where they are enough to check. Who wants a number takes
+    no part in runs of fewer sites.
     """
 
     def __init__(self, verify: Verify, colluders: int, verified: bool, wanted: int) -> None:
@@ -43,29 +44,36 @@ class SignedQuestions:
         self._verified = verified
         self._wanted = wanted
 
-    def enough(self, cohort: Collection[str]) -> bool:
-        """Whether questions to so many are checked."""
-        return self._verified and len(cohort) >= least_verified(self._colluders)
+    def enough(self, names: Collection[str]) -> bool:
+        """Whether so many can check: three must be left of whom whoever does knows nothing."""
+        return self._verified and len(names) >= least_verified(self._colluders)
 
-    def needed(self, cohort: Collection[str]) -> int:
+    def needed(self, members: Collection[str]) -> int:
         """How many sites must have signed."""
-        return self._wanted or least_threshold(len(cohort), self._colluders)
+        return self._wanted or least_threshold(len(members), self._colluders)
 
     def said(self, members: Collection[str]) -> str:
         """For the people at a site: whether the questions of a run are checked."""
         if not self._verified:
             return "this site answers questions that nobody has checked (verified = false)"
-        if not self.enough(members):
+        if not self.enough(members) and not self._wanted:
             return (
                 f"questions are NOT CHECKED: {len(members)} sites are too few, "
                 f"{least_verified(self._colluders)} are needed"
             )
         return f"it answers questions that {self.needed(members)} of {len(members)} sites have checked"
 
-    def check(self, request: str, cohort: Sequence[str], note: Mapping[str, Any]) -> None:
-        """Refuse a question that too few of its cohort have signed, naming whose signatures are wrong."""
-        if not self.enough(cohort):
+    def check(
+        self, request: str, members: Collection[str], cohort: Sequence[str], note: Mapping[str, Any]
+    ) -> None:
+        """Refuse a question that too few members of the run have signed, naming wrong signatures."""
+        if not self._verified or not (self._wanted or self.enough(members)):
             return
+        if not self.enough(cohort):
+            raise TermError(
+                f"a sum over {len(cohort)} of {len(members)} sites cannot be checked, which takes "
+                f"{least_verified(self._colluders)}; this site answers no others (its policy: verified)."
+            )
         told = note.get("agreed")
         signed = told.get("signatures") if isinstance(told, dict) else None
         if not isinstance(told, dict) or not isinstance(signed, dict):
@@ -80,14 +88,14 @@ class SignedQuestions:
                 by = bytes.fromhex(signature)
             except (TypeError, ValueError) as problem:
                 raise TermError(f"the signature of '{str(name)[:60]}' is damaged.") from problem
-            if name not in cohort or not self._verify(name, message, by):
+            if name not in members or not self._verify(name, message, by):
                 raise TermError(
                     f"the agreement of '{str(name)[:60]}' to this question is not signed by that site, or "
                     "belongs to another question."
                 )
             good += 1
-        if good < self.needed(cohort):
+        if good < self.needed(members):
             raise TermError(
-                f"{good} of {len(cohort)} sites have checked this question; this site's policy asks for "
-                f"{self.needed(cohort)} (signatures)."
+                f"{good} of {len(members)} sites have checked this question; this site's policy asks for "
+                f"{self.needed(members)} (signatures)."
             )
