@@ -261,11 +261,12 @@ def test_wandb_is_told_the_same_and_stays_offline(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_wandb_itself_takes_what_it_is_told(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     with fs.tracker("wandb:heads") as tracked:
         model = METHOD.fit(federation(), follow=tracked)
+    wandb.teardown()  # its service writes in the background
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     content = file.read_bytes()
     for value in told(model, "risk").values():

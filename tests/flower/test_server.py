@@ -53,6 +53,15 @@ def exchanges_done(state: Path) -> int:
         return 0
 
 
+def scalar(folder: Path, name: str) -> float:
+    """The last value that TensorBoard has of a name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    store = EventAccumulator(str(folder))
+    store.Reload()
+    return float(store.Scalars(name)[-1].value)
+
+
 def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, keys, tmp_path):
     address, state, log = f"127.0.0.1:{free_port()}", tmp_path / "state", tmp_path / "server.log"
     nodes.start(address, *NAMES[:3])
@@ -97,10 +106,12 @@ def test_a_server_killed_twice_gives_the_same_model(nodes: Nodes, sites: Sites, 
 
 
 def test_a_trial_without_keys_from_a_configuration(sites: Sites, tmp_path):
+    pytest.importorskip("tensorboard")
     address = f"127.0.0.1:{free_port()}"
     (tmp_path / "federation.toml").write_text(
         f'[server]\nlisten = "{address}"\ninsecure = true\nplain = true\nclients = 2\nmethod = "afl"\n'
         f'ridge = 0.1\nclasses = {CLASSES}\nstate = "{tmp_path / "state"}"\nevaluate = true\n'
+        f'track = ["tensorboard:{tmp_path / "board"}"]\n'
         f'[client]\nserver = "{address}"\ninsecure = true\nplain = true\nonce = true\n'
     )
     pair, config = NAMES[:2], ("--config", tmp_path / "federation.toml")
@@ -127,6 +138,8 @@ def test_a_trial_without_keys_from_a_configuration(sites: Sites, tmp_path):
         assert same_bits(model, fs.AFL(ridge=0.1).fit(sites.local(pair)))
         assert told["sites"] == list(pair)
         assert told["accuracy"] == sites.local(pair).evaluate(model)
+        (board,) = (tmp_path / "board").iterdir()
+        assert scalar(board, "final_accuracy") == pytest.approx(told["accuracy"])
         for name, process in zip(pair, sitting, strict=True):
             summary = json.loads(process.communicate(timeout=PATIENCE)[0])
             assert process.returncode == 0
