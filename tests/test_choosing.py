@@ -199,6 +199,18 @@ def test_a_budget_counts_all_candidates_together():
         fs.Auto(max_bytes=10).fit(federation(3))
 
 
+def test_a_candidate_that_cannot_be_trained_is_left_out_with_why():
+    labels = np.arange(300) % 20
+    features = np.eye(20)[labels]  # rows of a class are alike, and so all on one side of a fold
+    model = fs.Auto(methods="afl,kernelafl").fit(federation(3, features=features, labels=labels))
+    assert model.score(features, labels) == 1.0
+    failed = [tried for tried in model.tried if tried.method == "kernelafl"]
+    assert failed
+    assert all("no spread to draw landmarks from" in tried.left_out for tried in failed)
+    with pytest.raises(fs.DataError, match="no spread to draw landmarks from"):
+        fs.Auto(methods="kernelafl").fit(federation(3, features=features, labels=labels))
+
+
 def test_few_rows_are_not_divided():
     rows = slice(0, FEW - 1)
     model = fs.DeepAFL(**AUTO).fit(federation(2, features=X[rows], labels=Y[rows]))

@@ -83,6 +83,7 @@ class ChoosingRun(Run[M]):
         self._rung = 0
         self._marks = Marks(spec.classes is not None)
         self._compared: list[str] = []
+        self._failed: dict[str, str] = {}
         self._trials: list[Tried] = []
 
     # -- the exchanges -----------------------------------------------------------------------------
@@ -128,8 +129,10 @@ class ChoosingRun(Run[M]):
             self.record(total, metrics={"tried": [trial.as_dict() for trial in self._trials]})
         else:
             assert self._steps is not None
-            self._steps.absorb(total)
+            self._leave_out(self._steps.absorb(total))
             self.record(total, "trials" if self._phase == "trials" else "refit")
+            if not self._steps.members:
+                self._refit(self._decide())
 
     def model(self) -> M:
         assert self._steps is not None
@@ -221,6 +224,18 @@ class ChoosingRun(Run[M]):
             )
         return taken, left
 
+    def _leave_out(self, failed: Mapping[str, DataError]) -> None:
+        """Try those no further that cannot be trained on these rows; somebody must be left."""
+        assert self._steps is not None
+        for name, problem in failed.items():
+            if self._phase == "refit":
+                raise problem
+            self._failed[str(_number(name))] = str(problem)
+            for other in [each for each in self._steps.members if _number(each) == _number(name)]:
+                del self._steps.members[other]
+        if failed and not self._steps.members and not self._marks.of:
+            raise next(iter(failed.values()))
+
     def _staged(self, method: Method[Any]) -> bool:
         """Whether a candidate has layers of which the number is to be chosen."""
         return self._chooses.any_layers and bool(getattr(method, "layers", 0))
@@ -285,6 +300,9 @@ class ChoosingRun(Run[M]):
         """The best candidate with its best number of layers; enters all of them into the table."""
         best, stage = self._marks.best()
         for number, method in enumerate(self._tried):
+            if number not in self._marks.of:
+                self._trials.append(entry(method, left_out=self._failed[str(number)]))
+                continue
             its = stage if number == best else self._marks.best([number])[1]
             weight, mistakes, loss = self._marks.of[number][:, its]
             staged = self._staged(method)
@@ -315,7 +333,7 @@ class ChoosingRun(Run[M]):
             f"member.{name}": np.frombuffer(run.to_bytes(), dtype=np.uint8) for name, run in members.items()
         }
         arrays |= {f"marks.{number}": marks for number, marks in self._marks.of.items()}
-        race = {"rung": self._rung, "held_out": self._marks.rows}
+        race = {"rung": self._rung, "held_out": self._marks.rows, "failed": self._failed}
         return arrays, {"phase": self._phase, **race, **self._about_the_choice()}
 
     def _about_the_choice(self) -> dict[str, Any]:
@@ -333,7 +351,7 @@ class ChoosingRun(Run[M]):
         if self._phase == "rows":
             return
         self._take_candidates()
-        self._rung, self._marks.rows = note["rung"], note["held_out"]
+        self._rung, self._marks.rows, self._failed = note["rung"], note["held_out"], dict(note["failed"])
         marks, members = with_prefix(arrays, "marks."), with_prefix(arrays, "member.")
         self._marks.of = {int(number): array for number, array in marks.items()}
         runs = self._members()

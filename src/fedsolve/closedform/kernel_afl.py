@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
-from scipy.linalg import cho_solve
+from scipy.linalg import LinAlgError, cho_solve
 
 from fedsolve.backends.factorisation import cholesky_factor
 from fedsolve.checks import check_classes, check_rows
@@ -303,7 +303,10 @@ def solve_direct(factors: LandmarkFactors, gram: Array, cross: Array, ridge: flo
     system = factors.to_features(np.ascontiguousarray(half.T))
     system = (system + system.T) / 2
     system.flat[:: len(system) + 1] += ridge
-    factor = cholesky_factor(system)
+    try:
+        factor = cholesky_factor(system)
+    except LinAlgError:
+        raise DataError(f"the ridge of {ridge:g} is lost in rounding beside the kernels; raise it.") from None
     solution = cho_solve(factor, factors.to_features(cross))
     for _ in range(_REFINEMENTS):
         left = factors.to_features(cross - gram @ factors.from_features(solution)) - ridge * solution

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cholesky
+from scipy.linalg import LinAlgError, cholesky
 
 from fedsolve import formats
 from fedsolve.closedform.rbf import landmark_side
@@ -50,11 +50,16 @@ class Landmarks:
     def drawn(cls, means: Array, within: Array, count: int, seed: int) -> Landmarks:
         """Landmarks about these means with this covariance."""
         size = float(np.trace(within)) / len(within)
+        none = "all rows of a class are alike: there is no spread to draw landmarks from."
         if not size > 0:
-            raise DataError("all rows of a class are alike: there is no spread to draw landmarks from.")
+            raise DataError(none)
         system = within.copy()
         system.flat[:: len(system) + 1] += _JITTER * size
-        return cls(means, np.asarray(cholesky(system, lower=True, check_finite=False)), count, seed)
+        try:
+            factor = np.asarray(cholesky(system, lower=True, check_finite=False))
+        except LinAlgError:  # what there is of a spread is rounding
+            raise DataError(none) from None
+        return cls(means, factor, count, seed)
 
     def block(self, note: dict[str, Any]) -> Block:
         """A block of the model so far; the factor travels as a triangle."""

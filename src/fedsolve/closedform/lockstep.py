@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsolve.container import Array, with_prefix
-from fedsolve.errors import TermError
+from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Block, Chain, Request, Term, Total
 from fedsolve.federation.method import Run
 from fedsolve.federation.participant import TOGETHER, ClientData, Memory, adds_up, step, step_of
@@ -64,10 +64,15 @@ class Lockstep:
         all_of_it = {"asked": notes, TOGETHER: self._together}
         return self._outer.ask(KIND, step, clients, all_of_it, arrays, sizes)
 
-    def absorb(self, total: Total) -> None:
-        """Give every member its share of the total."""
+    def absorb(self, total: Total) -> dict[str, DataError]:
+        """Give every member its share of the total; what was wrong with the data of those that failed."""
+        failed: dict[str, DataError] = {}
         for name in self._asked:
-            self.members[name].absorb(share_of(total, name))
+            try:
+                self.members[name].absorb(share_of(total, name))
+            except DataError as problem:
+                failed[name] = problem
+        return failed
 
 
 def share_of(total: Total, name: str) -> Total:
