@@ -43,7 +43,7 @@ from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
-from fedsolve.threads import run_beside
+from fedsolve.threads import blas_threads, run_beside
 
 CHOSEN = ("layers", "width", "ridge", "residual_ridge", "gain", "scale")
 """Parameters that may be "auto": chosen on rows held out."""
@@ -206,9 +206,15 @@ class DeepAFL(Method[DeepModel]):
         return max(spec.features, width, self.hidden_width or 0)
 
 
-_BESIDE = 32
-"""Columns of a classifier up to which its SVD runs beside an exchange: BLAS takes no second thread for it,
-which would keep a processor from the thread that launches the device's work."""
+_BESIDE = 128
+"""Columns of a classifier up to which its SVD, on one processor, takes no longer than a device's exchange."""
+
+
+def _host_svd(matrix: Array) -> Decomposition:
+    # A second thread would keep a processor from the one that launches the device's work.
+    with blas_threads(1):
+        left, singular, right = np.linalg.svd(matrix, full_matrices=False)
+    return left, singular, right
 
 
 @dataclass(frozen=True)
@@ -443,7 +449,7 @@ class DeepAFLRun(Run[DeepModel]):
         self.classifiers.append(self._kernels.host(weight))
         if self._kernels is not NUMPY and weight.shape[1] <= _BESIDE:
             # Clients answer on the device meanwhile; numpy's SVD leaves the interpreter to them.
-            self._decomposing = run_beside(partial(np.linalg.svd, self.classifiers[-1], full_matrices=False))
+            self._decomposing = run_beside(partial(_host_svd, self.classifiers[-1]))
         self.risks.append(
             regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self._ridge, blocks)
         )

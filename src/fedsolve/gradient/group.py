@@ -501,7 +501,9 @@ class ClientGroup:
     def _tensor(self, array: Array) -> Tensor:
         import torch
 
-        return laid_out(torch.as_tensor(array, dtype=self.dtype).to(self.device))
+        tensor = torch.as_tensor(array, dtype=self.dtype).to(self.device)
+        # The kernels of a depthwise convolution leave the layout to its input.
+        return tensor if tensor.shape[1:2] == (1,) else laid_out(tensor)
 
     # -- answering --------------------------------------------------------------------------------
 
