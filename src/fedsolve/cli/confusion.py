@@ -13,8 +13,6 @@ from fedsolve.container import Array
 from fedsolve.labels import encode_labels
 
 SHOWN_CLASSES = 20
-SHOWN_CURVES = 5
-SHOWN_COLUMNS = 20
 SHOWN_PAIRS = 15
 
 

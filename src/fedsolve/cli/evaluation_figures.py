@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsolve.cli.confusion import SHOWN_COLUMNS, SHOWN_CURVES
 from fedsolve.experiments.figures.style import INK, SERIES, SOFT, blank, series_style, styled
 from fedsolve.federation.importance import Importance
 from fedsolve.federation.quality import Evaluation
 from fedsolve.histograms import REACH, wilson
 
+SHOWN_CURVES = 5
+SHOWN_COLUMNS = 20
 _SIDE = 3.9
 _SHOWN_LOGITS = 9.0
 

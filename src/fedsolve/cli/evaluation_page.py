@@ -8,8 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from fedsolve.cli.confusion import SHOWN_CLASSES, SHOWN_COLUMNS, SHOWN_CURVES, Report
+from fedsolve.cli import evaluation_figures as figures
+from fedsolve.cli.confusion import SHOWN_CLASSES, Report
 from fedsolve.cli.output import percent, table
+from fedsolve.experiments.report.svg import inline_svg
 from fedsolve.federation.importance import Importance
 from fedsolve.federation.quality import Evaluation, Threshold
 from fedsolve.markup import Markup, page_head, tag, unbroken
@@ -91,8 +93,6 @@ def html_page(
     doubts: Iterable[str],
 ) -> str:
     """The page as the text of an HTML file; equal evaluations give equal bytes."""
-    from fedsolve.cli import evaluation_figures as figures  # drawing takes a second to import
-
     css = resources.files("fedsolve.experiments.report").joinpath("page.css").read_text(encoding="utf-8")
     head = page_head(f"Evaluation of {model}", css + _STYLE)
     opening = tag(
@@ -142,8 +142,8 @@ def _lede(found: Evaluation) -> str:
 def _roc_caption(found: Evaluation) -> str:
     if len(found.classes) == 2:
         return f"Of {found.classes[1]}, from a histogram: its area is known to ± {found.auc_bound:.1g}."
-    many = len(found.classes) > SHOWN_CURVES
-    which = f"the {SHOWN_CURVES} classes with the smallest area" if many else "each class"
+    many = len(found.classes) > figures.SHOWN_CURVES
+    which = f"the {figures.SHOWN_CURVES} classes with the smallest area" if many else "each class"
     return f"Of {which}, against the others."
 
 
@@ -208,13 +208,11 @@ def _calibration_rows(found: Evaluation) -> list[tuple[str, str, str, str]]:
 def _importance_rows(important: Sequence[Importance]) -> list[tuple[str, str, str]]:
     return [
         (one.column, f"{one.loss:+.4f} ± {1.96 * one.error:.4f}", f"{-100 * one.accuracy:+.2f} points")
-        for one in important[:SHOWN_COLUMNS]
+        for one in important[: figures.SHOWN_COLUMNS]
     ]
 
 
 def _figure(drawn: Any, name: str, caption: str) -> Markup:
-    from fedsolve.experiments.report.svg import inline_svg
-
     svg = inline_svg(drawn, name.lower(), f"{name}. {caption}")
     return tag("figure", tag("div", svg, class_="plot"), tag("figcaption", tag("b", name), unbroken(caption)))
 
