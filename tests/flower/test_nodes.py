@@ -1,4 +1,4 @@
-"""A real SuperLink behind its gate, four sites as real processes, TLS and authentication."""
+"""A real gate, four sites as real processes, TLS and authentication."""
 
 from __future__ import annotations
 
