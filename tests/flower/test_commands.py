@@ -129,3 +129,12 @@ def test_an_engine_that_cannot_measure_client_by_client_is_refused(tmp_path: Pat
     assert read_experiment(file(None)).measure.local
     with pytest.raises(DataError, match="cannot measure 'local'"):
         read_experiment(file("ray"))
+
+
+def test_a_site_on_a_full_disk_hears_that_the_run_is_over(tmp_path: Path) -> None:
+    heard = []
+    diary = Diary(Output(quiet=True), tmp_path / "no such folder" / "sent.jsonl")
+    diary.on_over = lambda: heard.append("over")
+    with pytest.raises(OSError, match="no such folder"):
+        diary.enter(Event("told", "the run is complete", over=True))
+    assert heard == ["over"]

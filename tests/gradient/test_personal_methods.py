@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedsolve.errors import DataError
 from fedsolve.experiments.local_cells import run_locally
 from fedsolve.experiments.trials import LocalParts
 from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
+from fedsolve.federation.followers import Followers
 from fedsolve.federation.local_scores import client_rows
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import Ditto, FedALA, FedAvg, FedAvgFT, FedProx, FedProxFT, FedSelect
@@ -769,7 +771,15 @@ def test_experiments_score_clients_own_models(kind: str) -> None:
         fed.clients,
     )
     method = one_of(kind)
-    found = run_locally(method, parts, np.arange(plain.CLASSES), 1, lambda _: None).values
+    trial = SimpleNamespace(
+        parts=parts,
+        classes=np.arange(plain.CLASSES),
+        workers=1,
+        tick=lambda _: None,
+        follow=Followers(),
+        cell=SimpleNamespace(device="cpu"),
+    )
+    found = run_locally(method, trial).values
     model = method.fit(fed)
     expected = local_scores((model.personal(client) for client in fed.clients), parts.test, fed.clients)
     shared = local_scores(model, parts.test, fed.clients)

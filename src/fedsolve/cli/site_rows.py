@@ -94,15 +94,16 @@ class Diary:
         clock = "" if self._output.log == "json" else f"{time.strftime('%H:%M:%S')} "
         fields = {name: value for name, value in vars(event).items() if name not in ("text", "about")}
         self._output.note(f"{clock}{where}{event.text}{traffic}", **fields)
-        line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
-        with open(self._path, "a", encoding="utf-8", opener=_for_owner) as stream:
-            stream.write(json.dumps(line) + "\n")
         if event.over and self.on_over is not None:
             self.on_over()
         if event.barred:
             self.barred = event.text.removeprefix("DataError: ").removeprefix("refused: ")
             if self.on_barred is not None:
                 self.on_barred()
+        # Last: on a full disk a site must hear all the same that the run is over.
+        line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
+        with open(self._path, "a", encoding="utf-8", opener=_for_owner) as stream:
+            stream.write(json.dumps(line) + "\n")
 
     def sent(self, sent: Sent) -> None:
         """Enter what a secure sum sends."""

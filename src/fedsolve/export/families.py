@@ -173,7 +173,7 @@ def kernel(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
 
 
 @writes_representation(KernelModel)
-def kernel_features(graph: OnnxGraph, model: KernelModel, rows: str) -> str:
+def kernel_features(graph: OnnxGraph, model: KernelModel, rows: str, head: Array) -> str:
     return graph.head(_near(graph, model, rows), model.whitening())
 
 
