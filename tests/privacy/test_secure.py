@@ -133,7 +133,7 @@ def test_new_keys_are_made_when_the_slots_are_used_up(monkeypatch: pytest.Monkey
 
 def test_an_array_that_outgrows_one_limb_travels_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsolve.privacy.sizes.SPARE_BITS", -30)  # no term fits into so narrow a limb
-    monkeypatch.setattr("fedsolve.privacy.sizes.exponent_for", lambda largest, clients: 62)
+    monkeypatch.setattr("fedsolve.privacy.sizes.exponent_for", lambda largest, clients, spare=None: 62)
     trips: list[str] = []
     method = fs.DeepAFL(layers=2, width=16, exchange="textbook")
     secure = scores(method, SecureFederation(Listening(federation(4), {}, trips)))
