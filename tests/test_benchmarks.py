@@ -300,3 +300,24 @@ def test_methods_for_frozen_features_stand_beside_each_other(tmp_path: Path) -> 
     assert CliRunner().invoke(main, [*words, "--figure", str(figure)]).exit_code == 0
     assert figure.stat().st_size > 10_000
     assert "no row is called" in CliRunner().invoke(main, [*words, "--only", "KernelAfl"]).stderr
+
+
+def test_the_table_of_twelve_goes_on_from_its_file(tmp_path: Path) -> None:
+    from benchmarks import tables
+
+    path = tmp_path / "t.jsonl"
+    given = ["--table", "iris", "--only", "RidgeClassifierCV", "--json", str(path)]
+    stopped = CliRunner().invoke(tables.main, [*given, "--splits", "2", "--seconds", "0"])
+    assert stopped.exit_code == 1
+    assert "2 of 2 splits are not complete" in stopped.output
+    assert CliRunner().invoke(tables.main, [*given, "--splits", "1"]).exit_code == 0
+    first = path.read_text()
+    path.write_text(first + '{"table": "iris", "spl')  # cut off while it was written
+    done = CliRunner().invoke(tables.main, [*given, "--splits", "2", "--jobs", "2"])
+    assert done.exit_code == 0
+    assert "1 fits to do, 1 known" in done.output
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert path.read_text().startswith(first)
+    assert [line["split"] for line in lines] == [0, 1]
+    assert len(tables.TABLES) == 12
+    assert tables.SPLITS == 20
