@@ -99,7 +99,7 @@ def test_other_signs_and_last_bits_mean_the_same(plan: str, monkeypatch: pytest.
     [
         (lambda left, right: (left + 1e-4 * np.abs(left).max(), right), "the product of 'left' and 'right'"),
         (lambda left, right: (2 * left, right / 2), "the product of 'left' and 'right'"),
-        (lambda left, right: (left[:, :1], right[:, :1]), "differs by inf"),
+        (lambda left, right: (left[:, :1], right[:, :1]), "have shapes that this network"),
     ],
 )
 def test_blocks_that_mean_something_else_are_refused(

@@ -384,6 +384,8 @@ class DeepAFLRun(Run[DeepModel]):
                 Sandwich(*(arrays[side].astype(np.float64) for side in (left, right)))
                 for arrays in (mine, theirs)
             )
+            if any(mine[side].shape != theirs[side].shape for side in (left, right)):
+                return f"'{left}' and '{right}' have shapes that this network's blocks have not"
             gap = one.gap(other)
             if not gap <= TOLERANCE or theirs[left].dtype != mine[left].dtype:
                 return f"the product of '{left}' and '{right}' differs by {gap:.1e} of its size"
