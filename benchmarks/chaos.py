@@ -3,7 +3,7 @@
     python -m benchmarks.chaos [--kills 40] [--freezes 5] [--seed 0] [--limit 1800] [--json FILE]
 
 A server and three sites run as the units of deploy/ would run them: whoever ends badly is started again with
-the same command. Meanwhile `kill -9` strikes the server, every process that it started (SuperLink, gate) and
+the same command. Meanwhile `kill -9` strikes the server, the gate that it started and
 the sites, some of them are stopped (SIGSTOP) for seconds and go on, and twice at each side the disk of the
 state folder fills up and is emptied again. Trainings of DeepAFL in the open and of Softmax in secure sums
 follow each other until all of that has happened; each must give, byte for byte, the model of a training that
@@ -39,8 +39,8 @@ from benchmarks.machine import progress
 
 SITES = ("north", "south", "west")
 METHODS = {
-    "deepafl": ("--plain", "--method", "deepafl", "--layers", "8", "--width", "48"),
-    "softmax": ("--method", "softmax", "--tolerance", "0.05"),
+    "deepafl": ("--plain", "--method", "deepafl", "--layers", "60", "--width", "48"),
+    "softmax": ("--method", "softmax", "--tolerance", "0.001"),
 }
 DISK = 24 << 20
 """Bytes of a state folder's disk, where it is one of its own."""
@@ -164,8 +164,10 @@ class Faults:
         return not (self.disks or self.kills > self.killed.total() or self.freezes > self.frozen.total())
 
     def strike(self, federation: Federation) -> None:
-        """Do one of them now."""
+        """Do one of them now, unless everybody has ended."""
         roles = federation.roles()
+        if not roles:
+            return
         left = {
             "kill": self.kills - self.killed.total(),
             "freeze": 3 * (self.freezes - self.frozen.total()),
@@ -241,7 +243,7 @@ class _Pause:
         self._federation = federation
         rng = np.random.default_rng(0) if faults is None else faults.rng
         self._when = str(rng.choice(["starting", "running", "advanced"], p=[0.2, 0.4, 0.4]))
-        self._wait = float(rng.uniform(0.1, 2.0))
+        self._wait = float(rng.uniform(0.1, 1.0))
         self._stage = federation.stage()
         self._since: float | None = None
 
