@@ -44,7 +44,7 @@ def test_kill_9_of_server_and_sites_gives_the_same_model(
         security.know(keys, keys.client_public_key(name))
     address, state, log = f"127.0.0.1:{free_port()}", tmp_path / "state", tmp_path / "server.log"
     line = fedsolve("server", "--listen", address, "--keys", keys.folder, "--clients", 4, "--state", state)
-    line += ["--classes", LIST, "--layers", "3", "--width", "64"]
+    line += ["--classes", LIST, "--layers", "8", "--width", "64"]
     line += ["--out", str(tmp_path / "model.safetensors")]
     nodes.start(address, *NAMES, secure=True)
     secure = state / "secure"
@@ -65,9 +65,9 @@ def test_kill_9_of_server_and_sites_gives_the_same_model(
         assert process.wait(PATIENCE) == 0, log.read_text()
     model = fs.load_model(tmp_path / "model.safetensors")
     report = json.loads((state / "report.json").read_text())
-    method = fs.DeepAFL(layers=3, width=64, exchange="single", seed=report["seed"])
+    method = fs.DeepAFL(layers=8, width=64, exchange="single", seed=report["seed"])
     assert same_bits(model, method.fit(SecureFederation(sites.local())))
-    assert [tuple(record["cohort"]) for record in report["history"]] == [NAMES] * 3
+    assert [tuple(record["cohort"]) for record in report["history"]] == [NAMES] * 8
     assert "SECURE SUMS: this server sees totals" in log.read_text()
     assert "CHECKED: 3 of 4 sites check every question" in log.read_text()
     assert sum("its agreement to deepafl, step 2" in nodes.log(name) for name in NAMES) == 3

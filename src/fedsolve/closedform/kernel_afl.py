@@ -104,11 +104,13 @@ class KernelAFL(Method[KernelModel]):
         return min(max(power, FEWEST), MOST)
 
     def scaled(self, share: float) -> KernelAFL:
-        """This machine for a share of the rows: as many rows for each landmark, a penalty as strong."""
-        count = (
-            None if self.landmarks is None else min(self.landmarks, max(FEWEST, int(self.landmarks * share)))
-        )
-        return replace(self, landmarks=count, ridge=self.ridge * share)
+        """This machine for a share of the rows: as many rows for each landmark, and the same penalty.
+
+        Of a kernel the best penalty, beside a sum over rows, does not grow with their number.
+        """
+        if self.landmarks is None:
+            return self
+        return replace(self, landmarks=min(self.landmarks, max(FEWEST, int(self.landmarks * share))))
 
     def direct(self, landmarks: int) -> bool:
         """Whether so many landmarks are solved at once."""
