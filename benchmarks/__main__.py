@@ -372,7 +372,7 @@ def _heads(
 
 
 @main.command("heads-settings")
-@click.argument("method", type=click.Choice(["softmax", "kernel"]))
+@click.argument("method", type=click.Choice(["softmax", "kernel", "penalties"]))
 @click.option(
     "--data",
     "data_path",
@@ -387,10 +387,12 @@ def _heads_settings(method: str, data_path: Path, landmarks: int, every: bool) -
     from benchmarks import heads_settings
 
     rows = _rows(data_path, None)
-    lines = (
-        heads_settings.softmax(rows) if method == "softmax" else heads_settings.kernel(rows, landmarks, every)
-    )
-    for line in lines:
+    found = {
+        "softmax": lambda: heads_settings.softmax(rows),
+        "kernel": lambda: heads_settings.kernel(rows, landmarks, every),
+        "penalties": lambda: heads_settings.penalties(rows),
+    }
+    for line in found[method]():
         click.echo("  ".join(f"{name} {value}" for name, value in line.items()))
 
 

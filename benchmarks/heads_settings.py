@@ -19,6 +19,10 @@ STEPS = (3, 5, 8, 10, 12, 14)
 KERNELS = ((1.0, 0.01), (1.0, 0.1), (1.0, 0.001), (1.0, 1.0), (0.5, 0.01), (0.5, 0.1), (2.0, 0.01))
 """Bandwidth and ridge."""
 
+PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+COUNTS = (3_000, 6_000, 12_000)
+"""Rows that kernels with a third as many landmarks are trained on."""
+
 
 def softmax(rows: Rows) -> Iterator[dict[str, Any]]:
     """Held-out accuracy of every ridge and tolerance."""
@@ -57,6 +61,23 @@ def kernel(rows: Rows, landmarks: int, all_kernels: bool) -> Iterator[dict[str, 
             run.absorb(federation.exchange(request, run.chain))
             if run.taken in STEPS:
                 found[f"step {run.taken} %"] = round(100 * run.model().score(x, y), 2)
+        yield found
+
+
+def penalties(rows: Rows) -> Iterator[dict[str, Any]]:
+    """Held-out accuracy of every penalty of a kernel, with more and more rows and landmarks."""
+    apart = held_out(rows.features, rows.labels, 0.12, key="penalties")
+    x, y = rows.features[apart], rows.labels[apart]
+    order = np.flatnonzero(~apart)
+    for count in COUNTS:
+        taken = np.random.default_rng(count).permutation(order)[:count]
+        federation = fs.LocalFederation.from_arrays(
+            rows.features[taken], rows.labels[taken], np.arange(count) % CLIENTS
+        )
+        found: dict[str, Any] = {"rows": count}
+        for ridge in PENALTIES:
+            model = fs.KernelAFL(landmarks=count // 3, ridge=ridge).fit(federation)
+            found[f"ridge {ridge:g} %"] = round(100 * model.score(x, y), 2)
         yield found
 
 
