@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,8 @@ def test_sites_killed_at_every_step_give_the_same_total(
     whole, _ = train(Houses(sites, tmp_path / "calm").link(), tmp_path / "calm-state")
     deaths = 0
     for after in (False, True):
-        for number in range(1, 13):
+        # A site writes ten files, and more where it is one of those who check, which follows from the run.
+        for number in count(1):
             label = f"{after}-{number}"
             houses = Houses(sites, tmp_path / f"sites-{label}")
             link = houses.link()
@@ -198,10 +200,12 @@ def test_sites_killed_at_every_step_give_the_same_total(
 
                 patch.setattr(Answerer, "reply", mortal)
                 model, _ = train(link, tmp_path / f"state-{label}")
-            assert steps() >= number
             assert same_bits(model, whole)
             assert all(len(sent) == 1 for sent in houses.masked.values())
-    assert deaths == 24
+            if steps() < number:
+                break
+        assert number > 10
+    assert deaths >= 20
 
 
 def test_a_site_answers_in_the_open_only_where_it_allows_it(sites: Sites, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -102,13 +103,17 @@ class MLflowTracker(Tracker):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks of a database that is made: stderr is for what a person must know."""
+    """Without the remarks of a database that is made, nor its makers' warnings to each other: stderr is for
+    what a person must know.
+    """
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
