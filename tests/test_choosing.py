@@ -159,6 +159,7 @@ def test_auto_takes_the_best_and_says_what_it_tried():
     assert fs.Auto(methods="afl").fit(federation(3, labels=linear)).score(X, linear) > 0.9
 
 
+@pytest.mark.slow
 def test_many_answers_at_once_are_those_of_clients_one_by_one(monkeypatch):
     method, asked = fs.Auto(methods="afl,softmax,kernelafl"), []
     answer = fs.Participant.answer
@@ -219,6 +220,7 @@ def test_few_rows_are_not_divided():
     assert "too few" in tried.left_out
 
 
+@pytest.mark.slow
 def test_a_choice_goes_on_where_it_was_stopped(tmp_path):
     method = fs.DeepAFL(**AUTO | {"width": 16})
     whole = method.fit(federation(3))

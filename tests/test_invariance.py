@@ -61,7 +61,7 @@ def omegas_of(model) -> list[np.ndarray]:
     return [block.omega for block in model.blocks]
 
 
-@pytest.fixture(scope="module", params=["digits", "synthetic"])
+@pytest.fixture(scope="module", params=["digits", pytest.param("synthetic", marks=pytest.mark.slow)])
 def solved(request) -> Solved:
     return Solved.centrally(request.getfixturevalue(request.param), layers=LAYERS, width=WIDTH)
 

@@ -319,6 +319,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
         fs.tracker("wandb:heads")
 
 
+@pytest.mark.slow
 def test_train_writes_to_several_trackers_at_once(mlflow, tensorboard, tmp_path):
     both = ("--track", mlflow.address, "--track", tensorboard.address)
     with warnings.catch_warnings():
