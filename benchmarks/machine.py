@@ -7,11 +7,13 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy
+from scipy.linalg.blas import dsyrk
 from threadpoolctl import threadpool_info
 
 import fedsolve
@@ -36,6 +38,25 @@ def matmul_rate(threads: int | None = None, side: int = SIDE, repeats: int = 5) 
             np.matmul(left, right, out=out)
             best = min(best, time.perf_counter() - started)
     return 2.0 * side**3 / best
+
+
+def sustained_rates(seconds: float = 3.0, side: int = SIDE) -> dict[str, float]:
+    """Operations per second of float64 products and of symmetric rank-n updates, all threads, for a while."""
+    rows = np.asfortranarray(np.random.default_rng(0).random((side, side)))
+    out = np.zeros((side, side), order="F")
+    return {
+        "dgemm": _sustained(lambda: np.matmul(rows, rows, out=out), 2.0 * side**3, seconds),
+        "dsyrk": _sustained(lambda: dsyrk(1.0, rows, c=out, overwrite_c=1), 1.0 * side**3, seconds),
+    }
+
+
+def _sustained(work: Callable[[], object], operations: float, seconds: float) -> float:
+    work()
+    started, turns = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - started) < seconds:
+        work()
+        turns += 1
+    return turns * operations / elapsed
 
 
 def describe(side: int = SIDE) -> dict[str, Any]:

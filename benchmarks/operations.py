@@ -22,3 +22,9 @@ def lean_operations(
     # P = F A, then PhiᵀP, PᵀY, PᵀP and the update P Uᵀ.
     step = 2 * hidden * rank + 2 * width * rank + 2 * rank * outputs + rank**2 + 2 * rank * width
     return {"classifier": rows * classifier, "block": layers * rows * block, "step": layers * rows * step}
+
+
+def lean_symmetric(rows: int, width: int, outputs: int, layers: int, hidden_width: int | None = None) -> int:
+    """Those of `lean_operations` that are symmetric rank-n updates."""
+    hidden, rank = hidden_width or width, min(width, outputs)
+    return rows * (width**2 + layers * (hidden**2 + rank**2))

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data import Rows, owners_of
-from benchmarks.machine import progress
+from benchmarks.machine import progress, sustained_rates
+from benchmarks.operations import lean_operations, lean_symmetric
 from benchmarks.transcription import Setting
 from benchmarks.worker import VARIANTS
 
@@ -40,6 +41,7 @@ def compare(
     classes, codes = np.unique(rows.labels, return_inverse=True)
     known = np.isin(rows.test_labels, classes)
     owners = owners_of(rows.labels, clients, alpha)
+    rates = [sustained_rates()]
     results: dict[str, dict[str, Any]] = {name: {"runs": []} for name in variants}
     with tempfile.TemporaryDirectory(prefix="fedsolve-bench-") as folder:
         arrays = {
@@ -64,6 +66,7 @@ def compare(
                 measured = _run(task)
                 progress(f"{rows.name}: {name}, turn {turn + 1}: {measured['seconds']:.1f} s")
                 results[name]["runs"].append(measured)
+            rates.append(sustained_rates())
         for number, name in enumerate(variants):
             results[name] |= _summary(results[name]["runs"])
             own = Path(folder) / f"variant-{number}.npz"
@@ -80,7 +83,19 @@ def compare(
         "setting": asdict(setting),
         "variants": results,
         "ratios": ratios(results),
+        "floor": floor(rates, setting, len(codes), int(rows.features.shape[1]), len(classes)),
     }
+
+
+def floor(
+    rates: list[dict[str, float]], setting: Setting, rows: int, features: int, classes: int
+) -> dict[str, float]:
+    """Seconds that a lean run's counted operations take at the best rates seen, and those rates."""
+    best = {name: max(rate[name] for rate in rates) for name in rates[0]}
+    counted = lean_operations(rows, features, setting.width, classes, setting.layers)
+    symmetric = lean_symmetric(rows, setting.width, classes, setting.layers)
+    seconds = (sum(counted.values()) - symmetric) / best["dgemm"] + symmetric / best["dsyrk"]
+    return best | {"seconds": seconds}
 
 
 def ratios(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:

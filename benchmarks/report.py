@@ -71,6 +71,14 @@ def show_plans(console: Console, result: dict[str, Any]) -> None:
             f"other processes had up to {max(loads):.0%} of the machine during the runs shown: ratios of "
             "seconds are only fair on a quiet one."
         )
+    if "lean" in variants:
+        floor = result["floor"]
+        times = variants["lean"]["seconds"] / floor["seconds"]
+        console.print(
+            f"lean: {times:.2f} times the {floor['seconds']:.1f} s that the participants' operations take "
+            f"at this machine's rates, dgemm {floor['dgemm'] / 1e9:.0f} and dsyrk {floor['dsyrk'] / 1e9:.0f} "
+            "GFLOP/s."
+        )
     scores = sorted({f"{100 * found['accuracy']:.2f}" for found in variants.values() if "accuracy" in found})
     if scores:
         console.print(f"test accuracy: {' to '.join(dict.fromkeys((scores[0], scores[-1])))} %")

@@ -13,6 +13,7 @@ import fedsolve as fs
 from fedsolve import container
 from fedsolve.backends import NUMPY, kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
+from fedsolve.backends.blas import add_product, factor_in_place
 from fedsolve.backends.torch_kernels import TorchKernels
 from fedsolve.backends.torch_philox import philox_uniforms_on
 from fedsolve.closedform import deepafl_client
@@ -407,3 +408,39 @@ def test_a_block_is_solved_by_factors_as_by_eigenvalues(device, monkeypatch):
         assert np.array_equal(solved(True, matrix, ridge).left, solved(False, matrix, ridge).left)
     assert not any(calls)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("inner", [1, 10, 130])
+def test_a_product_that_is_added_has_the_numbers_of_both_in_turn(inner, dtype):
+    rng = np.random.default_rng(3)
+    left, right = (
+        rng.standard_normal((37, inner)).astype(dtype),
+        rng.standard_normal((50, inner)).astype(dtype),
+    )
+    start = rng.standard_normal((37, 50)).astype(dtype)
+    found = start.copy()
+    add_product(left, right.T, found)
+    np.testing.assert_allclose(found, start + left @ right.T, rtol=0, atol=40 * np.finfo(dtype).eps * inner)
+    with pytest.raises(ValueError, match="contiguous"):
+        add_product(left, np.ascontiguousarray(right.T), found)
+
+
+def test_factors_made_in_place_are_those_of_the_library():
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((90, 33))
+    system = rows.T @ rows
+    found = system.copy()
+    assert factor_in_place(found)
+    np.testing.assert_allclose(np.triu(found), np.linalg.cholesky(system).T, rtol=0, atol=1e-12)
+    assert not factor_in_place(-system)
+
+
+def test_thin_sums_are_the_same_however_they_are_computed():
+    rng = np.random.default_rng(5)
+    wide, thin = rng.standard_normal((300, 200)), rng.standard_normal((300, 7))
+    out = np.ones((200, 7))
+    NUMPY.cross(wide, thin, out)
+    np.testing.assert_allclose(out, wide.T @ thin, rtol=0, atol=1e-12)
+    NUMPY.cross(wide, thin, out, accumulate=True)
+    np.testing.assert_allclose(out, 2 * (wide.T @ thin), rtol=0, atol=1e-12)

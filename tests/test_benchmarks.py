@@ -111,6 +111,7 @@ def _count_everything(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Count np.matmul, symmetric updates, and `@` with anything the server sent."""
     ledger = Ledger()
     multiply, update, send = np.matmul, numpy_kernels.add_gram, DeepAFLRun._send
+    addition = numpy_kernels.add_product
     exchange = fs.LocalFederation.exchange
 
     class Sent(np.ndarray):
@@ -128,6 +129,10 @@ def _count_everything(monkeypatch: pytest.MonkeyPatch) -> Ledger:
         ledger.operations += rows.shape[0] * rows.shape[1] ** 2
         update(rows, out, accumulate)
 
+    def counted_addition(left: Any, right: Any, out: Any) -> None:
+        ledger.product(left, right)
+        addition(np.asarray(left), np.asarray(right), out)
+
     def counted_exchange(*arguments: Any) -> Any:
         ledger.answering = True
         try:
@@ -137,6 +142,7 @@ def _count_everything(monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
     monkeypatch.setattr(np, "matmul", counted_matmul)
     monkeypatch.setattr(numpy_kernels, "add_gram", counted_update)
+    monkeypatch.setattr(numpy_kernels, "add_product", counted_addition)
     place = NumpyKernels.array
 
     def still_sent(kernels: Any, values: Any, dtype: Any = None) -> Any:

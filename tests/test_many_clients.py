@@ -1,4 +1,4 @@
-"""Very many clients in one process: made when they are needed, summed in blocks, named when they fail."""
+"""Many clients in one process: made when they are needed, summed in blocks, named when they fail."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.errors import CohortError, DataError
-from fedsolve.federation.local import MANY
+from fedsolve.federation.blocks import ROWS, blocks_of_rows
+from fedsolve.federation.local import MANY, SEVERAL
 from tests.oracle import ridge
 
 CLIENTS, WIDTH = MANY + 100, 6
+FEWER = SEVERAL + 26
 
 
-def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rows(clients: int = CLIENTS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows for all clients, some of which have none."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     features = rng.standard_normal((4 * CLIENTS, WIDTH))
     labels = np.argmax(
         features @ rng.standard_normal((WIDTH, 3)) + rng.standard_normal((len(features), 3)), 1
     )
-    return features, labels, rng.integers(0, CLIENTS, len(features))
+    owners = rng.integers(0, clients, len(features))
+    return features, labels, np.where(owners == 5, 6, owners)
 
 
 def contents(model: fs.Model) -> dict[str, np.ndarray]:
@@ -45,41 +48,64 @@ def close(left: fs.Model, right: fs.Model) -> bool:
     [fs.AFL(ridge=0.1, intercept=True, scale="standard"), fs.DeepAFL(layers=2, width=10), fs.Cascade.trial()],
     ids=lambda method: method.key,
 )
-def test_blocks_give_the_model_of_the_pooled_rows_whatever_the_workers(method):
-    features, labels, owners = rows()
+@pytest.mark.parametrize("clients", [FEWER, CLIENTS])
+def test_blocks_give_the_model_of_the_pooled_rows_whatever_the_workers(method, clients):
+    features, labels, owners = rows(clients)
     silo = fs.LocalFederation.from_arrays(features, labels, np.zeros(len(labels), dtype=int))
     models = []
     for workers in (1, 3):
-        many = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS, workers=workers)
+        many = fs.LocalFederation.from_arrays(features, labels, owners, clients, workers=workers)
         models.append(method.fit(many))
         assert many.evaluate(models[0]) == silo.evaluate(models[0])
     assert all(np.array_equal(a, b) for a, b in zip(*(contents(m).values() for m in models), strict=True))
     assert close(models[0], method.fit(silo))
     record = models[0].history[0]
-    assert len(record.cohort) == CLIENTS
-    assert len(record.empty) == CLIENTS - len(np.unique(owners))
+    assert len(record.cohort) == clients
+    assert len(record.empty) == clients - len(np.unique(owners))
 
 
-def test_traffic_is_that_of_every_client_by_itself():
-    features, labels, owners = rows()
-    many = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS)
+def test_blocks_of_rows_are_of_neighbours_and_large_enough():
+    sizes = {"a": 700, "b": 400, "c": 0, "d": 3 * ROWS, "e": ROWS - 1, "f": 0, "g": 5, "h": 2}
+    found = blocks_of_rows(sorted(sizes), sizes.__getitem__)
+    assert found == [["a", "b"], ["c", "d"], ["e", "f", "g"], ["h"]]
+
+
+def test_a_part_of_the_clients_is_asked_one_by_one(monkeypatch):
+    features, labels, owners = rows(FEWER)
+    asked, answer = [], fs.Participant.answer
+    monkeypatch.setattr(
+        fs.Participant, "answer", lambda self, *given: (asked.append(self.name), answer(self, *given))[1]
+    )
+    federation = fs.LocalFederation.from_arrays(features, labels, owners, FEWER)
+    fs.DeepAFL(layers=1, width=8, participation=0.9).fit(federation)
+    assert not any(" to " in name for name in asked)
+    fs.DeepAFL(layers=1, width=8).fit(federation)
+    assert any(" to " in name for name in asked)
+
+
+@pytest.mark.parametrize("clients", [FEWER, CLIENTS])
+def test_traffic_is_that_of_every_client_by_itself(clients):
+    features, labels, owners = rows(clients)
+    many = fs.LocalFederation.from_arrays(features, labels, owners, clients)
     one = fs.LocalFederation.from_arrays(features, labels, np.zeros(len(labels), dtype=int))
     method = fs.DeepAFL(layers=1, width=8)
     for mine, single in zip(method.fit(many).history, method.fit(one).history, strict=True):
-        assert (mine.bytes_up, mine.bytes_down) == (CLIENTS * single.bytes_up, CLIENTS * single.bytes_down)
+        assert (mine.bytes_up, mine.bytes_down) == (clients * single.bytes_up, clients * single.bytes_down)
 
 
-def test_a_client_of_a_block_that_fails_is_named_and_left_out():
-    features, labels, owners = rows()
+@pytest.mark.parametrize("clients", [FEWER, CLIENTS])
+def test_a_client_of_a_block_that_fails_is_named_and_left_out(clients):
+    features, labels, owners = rows(clients)
     bad = int(np.flatnonzero(owners == 77)[0])
     features[bad] = 1e200  # finite; its square is not
-    stopped = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS)
-    with pytest.raises(CohortError, match="'client-0077' failed"):
+    stopped = fs.LocalFederation.from_arrays(features, labels, owners, clients)
+    name = stopped.clients[77]
+    with pytest.raises(CohortError, match=f"'{name}' failed"):
         fs.AFL(ridge=0.1).fit(stopped)
-    going = fs.LocalFederation.from_arrays(features, labels, owners, CLIENTS, missing="continue")
+    going = fs.LocalFederation.from_arrays(features, labels, owners, clients, missing="continue")
     model = fs.AFL(ridge=0.1).fit(going)
     rest = owners != 77
-    assert "client-0077" not in model.history[0].cohort
+    assert name not in model.history[0].cohort
     expected = ridge(features[rest], np.eye(3)[labels[rest]], 0.1)
     assert np.allclose(contents(model)["weight"], expected, rtol=0, atol=1e-10)
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedsolve.data.schema_file import from_toml, read_schema, to_toml, write_schema
 from fedsolve.encoder import category_text, encode
-from fedsolve.errors import DataError
+from fedsolve.errors import CategoryWarning, DataError
 from fedsolve.schema import Column, Extractor, Schema
 
 pd = pytest.importorskip("pandas")
@@ -279,3 +279,14 @@ def test_mistakes_in_a_file_are_named(text, parts):
 def test_an_unused_column_may_keep_its_settings():
     text = '[columns.a]\n[columns.b]\nkind = "unused"\nreference = 3\ncategories = ["x"]'
     assert from_toml(text) == Schema((Column("a"), Column("b", "unused")))
+
+
+def test_many_values_of_no_category_are_told():
+    schema = Schema((Column("colour", "category", categories=("red", "green")),), label="y")
+    few = encode(schema, {"colour": ["red"] * 10 + ["violet"]})  # rare values are "other" on purpose
+    assert few[-1].tolist() == [0.0, 0.0, 1.0]
+    with pytest.warns(
+        CategoryWarning, match=r"'colour': 2 of 4 values .*row 1: 'violet', row 3: 'blue'\) and"
+    ):
+        found = encode(schema, {"colour": ["red", "violet", "", "blue"]})
+    assert found.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]

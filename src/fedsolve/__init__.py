@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedsolve import registry
 from fedsolve.errors import (
     CalibrationWarning,
+    CategoryWarning,
     CohortError,
     ConditionWarning,
     DataError,
@@ -77,6 +78,7 @@ __all__ = [
     "Calibrated",
     "CalibrationWarning",
     "Cascade",
+    "CategoryWarning",
     "ClientData",
     "CohortError",
     "Column",

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.errors import DataError
+from fedsolve.errors import CategoryWarning, DataError
 from fedsolve.schema import Column, Schema
 
 MISSING = frozenset(
@@ -40,6 +41,8 @@ NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 _BLOCK = 16384
 _EXAMPLES = 3
+_MANY = 0.1
+"""Share of a column's cells from which on values of no category are worth a word: rare ones are grouped."""
 _DAY = 86_400_000_000
 _WHOLE = re.compile(r"([+-]?(?:0|[1-9]\d{0,17}))\.0*")
 _WORDS = re.compile(r"\w+")
@@ -74,6 +77,7 @@ def encode(
         encoder.write(columns, features[first : first + rows], first)
         first += rows
     encoder.check()
+    encoder.warn_of_strangers(len(features))
     return features
 
 
@@ -140,6 +144,7 @@ class _Encoder:
         self._faults: dict[str, _Faults] = {}
         self._known: dict[str, dict[Any, Any]] = {column.name: {} for column in schema.used}
         self._words: dict[str, tuple[int, int]] = {}
+        self._strangers: dict[str, _Faults] = {}
 
     def write(self, block: Mapping[str, Any], out: Array, first: int) -> None:
         """Encode these cells into `out`, which is zero; `first` is the number of the first row."""
@@ -165,6 +170,19 @@ class _Encoder:
                 f"values do not fit the schema: {told}. Mend the cells, or change the kind of the column or "
                 "its rule for missing values at all sites."
             )
+
+    def warn_of_strangers(self, rows: int) -> None:
+        """Say which columns hold many values that no category has: they all count as the same one."""
+        for name, found in self._strangers.items():
+            if found.count > _MANY * rows:
+                warnings.warn(
+                    f"column '{name}': {found.count} of {rows} values are none of its categories "
+                    f"({', '.join(found.examples)}{', ...' * (found.count > len(found.examples))}) and "
+                    "count as 'other'. If they should not, mend the cells, or add the categories to the "
+                    "schema and train again.",
+                    CategoryWarning,
+                    stacklevel=3,
+                )
 
     def _write_numbers(self, column: Column, cells: Any, out: Array, first: int) -> None:
         values = _direct(column, cells)
@@ -201,6 +219,12 @@ class _Encoder:
             return number
 
         places = np.array([*(place(value) for value in coded.values), absent], dtype=np.intp)[coded.codes]
+        texts = [category_text(value) for value in coded.values]
+        strange = np.array([*(text not in known and text not in MISSING for text in texts), False])
+        if strange.any():
+            rows = np.flatnonzero(strange[coded.codes])
+            found = self._strangers.setdefault(column.name, _Faults())
+            found.add(rows, lambda row: f"row {first + row}: {texts[coded.codes[row]]!r}")
         seen = places >= 0
         out[np.flatnonzero(seen), places[seen]] = 1.0
         if not seen.all():

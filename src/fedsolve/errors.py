@@ -38,6 +38,10 @@ class CalibrationWarning(UserWarning):
     """Probabilities could not be calibrated; the model is otherwise what it would be."""
 
 
+class CategoryWarning(UserWarning):
+    """Many values of a column are none of the categories that its schema has."""
+
+
 class TrackingWarning(UserWarning):
     """A tracker's store failed while a training went on; the model is what it would be."""
 

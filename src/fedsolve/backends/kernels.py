@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -161,6 +161,14 @@ class Kernels(ABC):
         As something that `bool` waits for.
         """
 
+    def beside_work(self, make: Callable[[], Place]) -> Callable[[], Place]:
+        """Make an array that depends on no other beside the device's other work, where that is possible.
+
+        What is returned gives the array, in line after its making.
+        """
+        made = make()
+        return lambda: made
+
     # -- factorisations ---------------------------------------------------------------------------
 
     @abstractmethod
@@ -195,3 +203,7 @@ class Kernels(ABC):
     @abstractmethod
     def thin_svd(self, matrix: Place) -> tuple[Place, Place, Place]:
         """U, s, Zᵀ with matrix = U diag(s) Zᵀ and as many columns in U as the shorter side."""
+
+    def begin_svd(self, matrix: Place) -> Callable[[], tuple[Place, Place, Place]] | None:
+        """Begin a `thin_svd`, to be asked for later; None where that saves nothing."""
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,10 +14,10 @@ from scipy.linalg.lapack import dpocon
 from scipy.special import expit
 
 from fedsolve.backends.activations import activate
-from fedsolve.backends.blas import add_gram
-from fedsolve.backends.factorisation import cholesky_factor
+from fedsolve.backends.blas import add_gram, add_product, factor_in_place
+from fedsolve.backends.factorisation import LARGE, cholesky_factor
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
-from fedsolve.threads import blas_threads, several_threads
+from fedsolve.threads import blas_threads, several_threads, usable_cores
 from fedsolve.uniforms import philox_uniforms
 
 Array = NDArray[Any]
@@ -24,9 +25,11 @@ Array = NDArray[Any]
 _EPS = float(np.finfo(np.float64).eps)
 _CHUNK_BYTES = 16 << 20
 _TRIANGLE_ROWS = 128
-_SHIFTED_WIDTH, _SHIFTED_COLUMNS = 1536, 12
+_THIN = 128
+"""Columns up to which a product with a wide factor takes up to a third less time as its transpose."""
+_SHIFTED_WIDTH, _SHIFTED_COLUMNS = 1024, 12
 """From this width on, and up to so many columns, one thread factors all systems sooner than it finds
-eigenvectors; at 1024 there is nothing in it."""
+eigenvectors: ten of width 1024 in 0.14 s, beside 0.21 s."""
 
 
 class NumpyKernels(Kernels):
@@ -67,7 +70,11 @@ class NumpyKernels(Kernels):
         return out
 
     def add_matmul(self, left: Array, right: Array, out: Array, scratch: Array | None = None) -> None:
-        out += np.matmul(left, right, out=scratch)
+        fits = left.flags.c_contiguous and right.T.flags.c_contiguous and out.flags.c_contiguous
+        if fits and left.size and not several_threads():
+            add_product(left, right, out)  # the same numbers without the scratch
+        else:
+            out += np.matmul(left, right, out=scratch)
 
     def gram(self, rows: Array, out: Array, accumulate: bool = False) -> None:
         if several_threads():
@@ -80,7 +87,14 @@ class NumpyKernels(Kernels):
     def cross(
         self, left: Array, right: Array, out: Array, accumulate: bool = False, scratch: Array | None = None
     ) -> None:
-        if accumulate:
+        if right.shape[1] <= _THIN < left.shape[1]:
+            # The same sums in the same order; a library reads the wide factor in the order it lies in.
+            thin = np.matmul(right.T, left).T
+            if accumulate:
+                out += thin
+            else:
+                out[...] = thin
+        elif accumulate:
             out += np.matmul(left.T, right, out=scratch)
         else:
             np.matmul(left.T, right, out=out)
@@ -169,24 +183,35 @@ class NumpyKernels(Kernels):
         return width >= _SHIFTED_WIDTH and columns <= _SHIFTED_COLUMNS
 
     def shifted_solve(self, matrix: Array, scales: Array, ridge: float, right: Array) -> Array | None:
-        solution = np.empty(right.shape)
-        system = np.empty(matrix.shape, order="F")
-        for column, scale in enumerate(scales):
-            np.multiply(matrix.T, scale, out=system)
-            self.add_diagonal(system, ridge)
+        def solve(column: int) -> Array | None:
+            return self._solve_shifted(matrix, scales[column], ridge, right[:, column])
+
+        columns = range(len(scales))
+        if several_threads():  # each system by all threads, one after the other
+            found = list(map(solve, columns))
+        else:
+            with ThreadPoolExecutor(usable_cores()) as pool:
+                found = list(pool.map(solve, columns))
+        known = [column for column in found if column is not None]
+        return np.stack(known, axis=1) if len(known) == len(found) else None
+
+    def _solve_shifted(self, matrix: Array, scale: float, ridge: float, wanted: Array) -> Array | None:
+        system = np.multiply(matrix, scale, order="C")
+        self.add_diagonal(system, ridge)
+        if len(system) <= LARGE:
+            if not factor_in_place(system):
+                return None
+            factor = (system.T, True)
+        else:
             try:
                 factor = cholesky_factor(system, lower=True, overwrite=True)
             except LinAlgError:
                 return None
-            if np.min(np.diagonal(factor[0])) ** 2 < PIVOT * ridge:
-                return None
-            wanted = right[:, column]
-            found = cho_solve(factor, wanted, check_finite=False)
-            step = cho_solve(factor, wanted - ridge * found - scale * (matrix @ found), check_finite=False)
-            if not np.linalg.norm(step) <= STEP * np.linalg.norm(found):
-                return None
-            solution[:, column] = found + step
-        return solution
+        if np.min(np.diagonal(factor[0])) ** 2 < PIVOT * ridge:
+            return None
+        found: Array = cho_solve(factor, wanted, check_finite=False)
+        step = cho_solve(factor, wanted - ridge * found - scale * (matrix @ found), check_finite=False)
+        return found + step if np.linalg.norm(step) <= STEP * np.linalg.norm(found) else None
 
     def eigh(self, matrix: Array) -> tuple[Array, Array]:
         values, vectors = eigh(matrix, driver="evd", check_finite=False)

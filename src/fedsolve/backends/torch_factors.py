@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 _BLOCK = 128
-_WIDE, _MANY = 2048, 56
+_WIDE, _MANY = 2048, 8
 """From this width or this number of systems on, products of blocks take less time than the library's factors
-and their inverses: on an H200, at width 1024, 8.0 and 2.8 ms for 10 systems, 6.8 and 12.3 ms for 100."""
-_PANEL = 256
-"""Columns that products of blocks take at a time: on an H200, 100 systems of width 1024 take 6.8 ms with 256,
-9.4 with 128 and 16.7 with 64."""
+and their inverses: on an H200, replayed, 2.3 and 3.0 ms for 10 systems of width 1024."""
+_PANEL, _SMALL = 256, 128
+"""Columns that products of blocks take at a time, and columns of a block of the diagonal that the library
+factors and inverts: on an H200, replayed, 100 systems of width 1024 take 5.4 ms so, 6.5 with 256 and 256, and
+5.4 to 7.7 with other sizes."""
 
 
 def factored(systems: Any) -> InvertedFactors | BlockFactors:
@@ -32,7 +33,7 @@ class InvertedFactors:
         factors, info = torch.linalg.cholesky_ex(systems)
         least = factors.diagonal(dim1=1, dim2=2).square().amin()
         self.least_pivot = torch.where((info == 0).all(), least, -torch.ones_like(least))
-        self._inverses = _inverted(factors)
+        self._inverses = inverted(factors)
 
     def solve(self, right: Any) -> Any:
         """Column j solved by system j: (width, count)."""
@@ -40,7 +41,7 @@ class InvertedFactors:
         return (self._inverses.mT @ inner)[:, :, 0].T
 
 
-def _inverted(factors: Any) -> Any:
+def inverted(factors: Any) -> Any:
     """The inverses of lower triangles: of blocks of the diagonal first, then of ever larger ones.
 
     The inverse of [A 0; B C] is [A' 0; -C'BA' C'], with A' and C' the inverses of A and C.
@@ -75,6 +76,29 @@ def _diagonal_blocks(matrices: Any, size: int) -> Any:
     return parted.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).reshape(-1, size, size)
 
 
+def _inverse_factor(systems: Any, pivots: list[Any]) -> Any:
+    """The inverses of the factors of these systems, made half by half; their least pivots are added.
+
+    The factor of [A B'; B C] is [L 0; M N] with L that of A, M = B L'^-1, and N that of C - M M'.
+    """
+    width = systems.shape[1]
+    if width <= _SMALL:
+        factor, info = torch.linalg.cholesky_ex(systems)
+        least = factor.diagonal(dim1=1, dim2=2).square().amin()
+        pivots.append(torch.where((info == 0).all(), least, -torch.ones_like(least)))
+        unit = torch.eye(width, dtype=factor.dtype, device=factor.device)
+        return torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
+    half = width // 2
+    first = _inverse_factor(systems[:, :half, :half], pivots)
+    below = systems[:, half:, :half] @ first.mT
+    last = _inverse_factor(torch.baddbmm(systems[:, half:, half:], below, below.mT, alpha=-1.0), pivots)
+    joined = torch.zeros_like(systems)
+    joined[:, :half, :half] = first
+    joined[:, half:, half:] = last
+    joined[:, half:, :half] = -(last @ (below @ first))
+    return joined
+
+
 class BlockFactors:
     """Factors made block by block: those of the diagonal are factored and inverted, the rest is products."""
 
@@ -83,14 +107,10 @@ class BlockFactors:
         width = systems.shape[1]
         self._spans = [slice(k, min(k + _PANEL, width)) for k in range(0, width, _PANEL)]
         self._inverses = []
-        pivots = []
+        pivots: list[Any] = []
         for span in self._spans:
-            factor, info = torch.linalg.cholesky_ex(systems[:, span, span])
-            unit = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
-            inverse = torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
+            inverse = _inverse_factor(systems[:, span, span], pivots)
             self._inverses.append(inverse)
-            least = factor.diagonal(dim1=1, dim2=2).square().amin()
-            pivots.append(torch.where((info == 0).all(), least, -torch.ones_like(least)))
             below = slice(span.stop, width)
             if span.stop < width:
                 panel = systems[:, below, span] @ inverse.mT

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from scipy.linalg.lapack import dpocon
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
 from fedsolve.backends.numpy_kernels import NumpyKernels
-from fedsolve.backends.torch_factors import factored
+from fedsolve.backends.torch_factors import factored, inverted
 from fedsolve.backends.torch_philox import philox_uniforms_on
+from fedsolve.backends.torch_replays import Replays
 from fedsolve.errors import DataError
-from fedsolve.threads import blas_threads
+from fedsolve.threads import blas_threads, run_beside
 
 Tensor = Any
 """Tensors stand where numpy's arrays are expected: see `kernels.Place`."""
@@ -28,6 +30,8 @@ _HOST_CHUNK = 64 << 20
 _SHIFTED_COLUMNS = 128
 """Systems of width 1024 that a GPU factors together in about the time of one eigendecomposition."""
 _BATCH_BYTES = 8 << 30
+_REPLAYED = 1024
+"""Width of systems up to which starting the kernels of a solution takes longer than they do."""
 _UNIFORMS = 1 << 23
 """Random numbers that are made at once: those of seven projections of width 1024."""
 _SHARE = 0.6
@@ -41,6 +45,8 @@ class TorchKernels(Kernels):
         self.device = device
         self._place = torch.device(device.removeprefix("torch:"))
         self._cuda = self._place.type == "cuda"
+        self._beside: Any = None
+        self._replays = Replays()
 
     def array(self, values: Any, dtype: Any = None) -> Tensor:
         if not isinstance(values, torch.Tensor):
@@ -147,6 +153,24 @@ class TorchKernels(Kernels):
         # Words of the generator pass through 260 small kernels, whose launches take longer than they do.
         return max(1, min(8, _UNIFORMS // count)) if self._cuda else 1
 
+    def beside_work(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        if not self._cuda:
+            return super().beside_work(make)
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self._place)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._beside):
+            made = make()
+            ready = self._beside.record_event()
+
+        def taken() -> Tensor:
+            stream = torch.cuda.current_stream(self._place)
+            stream.wait_event(ready)
+            # Its memory is used again only after what is in line now.
+            made.record_stream(stream)
+            return made
+
+        return taken
+
     def where(self, condition: Tensor, values: Tensor, otherwise: float) -> Tensor:
         return torch.where(condition, values, otherwise)
 
@@ -184,9 +208,11 @@ class TorchKernels(Kernels):
 
     def cholesky(self, system: Tensor, least: float = 0.0) -> Any | None:
         width = len(system)
-        norm = float(system.abs().sum(dim=0).max()) if width else 0.0
+        size = system.abs().sum(dim=0).max() if width else system.new_zeros(())
         factor, info = torch.linalg.cholesky_ex(system)
-        if int(info):
+        # The device is waited for once.
+        norm, failed = torch.stack([size.double(), info.double()]).tolist()
+        if failed:
             return None
         # Eigenvalues of at least `least` bound the norm of the inverse; otherwise it must be estimated, which
         # takes LAPACK's routine on the host.
@@ -197,7 +223,9 @@ class TorchKernels(Kernels):
         return factor
 
     def cholesky_solve(self, factor: Any, right: Tensor) -> Tensor:
-        return torch.cholesky_solve(right, factor).contiguous()
+        if not self._cuda or len(factor) > _REPLAYED:
+            return torch.cholesky_solve(right, factor).contiguous()
+        return self._replays.run("cholesky", _solved_by_inverse, factor, right)[0]
 
     def prefers_shifts(self, width: int, columns: int) -> bool:
         if not self._cuda:
@@ -207,19 +235,16 @@ class TorchKernels(Kernels):
     def shifted_solve(self, matrix: Tensor, scales: Tensor, ridge: float, right: Tensor) -> Tensor | None:
         solution = torch.empty_like(right)
         together = max(1, _BATCH_BYTES // (8 * matrix.numel()))
-        certain = torch.ones((), dtype=torch.bool, device=self._place)
+        replayed = self._cuda and len(matrix) <= _REPLAYED
+        solve = partial(_shifted, ridge=ridge)
+        certain = []
         for first in range(0, len(scales), together):
             part = slice(first, first + together)
-            systems = matrix * scales[part, None, None]
-            systems.diagonal(dim1=1, dim2=2).add_(ridge)
-            factors = factored(systems)
-            wanted = right[:, part]
-            found = factors.solve(wanted)
-            step = factors.solve(wanted - ridge * found - scales[part] * (matrix @ found))
-            small = step.norm(dim=0) <= STEP * found.norm(dim=0)
-            certain &= (factors.least_pivot >= PIVOT * ridge) & small.all()
-            solution[:, part] = found + step
-        return solution if bool(certain) else None
+            asked = matrix, scales[part], right[:, part]
+            found, sure = self._replays.run(("shifted", ridge), solve, *asked) if replayed else solve(*asked)
+            solution[:, part] = found
+            certain.append(sure)
+        return solution if all(map(bool, certain)) else None
 
     def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(matrix)
@@ -231,18 +256,51 @@ class TorchKernels(Kernels):
         rows, columns = matrix.shape
         if columns and rows >= columns * 11 // 6:
             directions, triangle = torch.linalg.qr(matrix)
-            left, singular, right = self._host_svd(triangle)
+            left, singular, right = map(self.array, _host_svd(self.host(triangle)))
             return directions @ left, singular, right
         if rows and columns >= rows * 11 // 6:
             directions, triangle = torch.linalg.qr(matrix.T)
-            left, singular, right = self._host_svd(triangle.T)
+            left, singular, right = map(self.array, _host_svd(self.host(triangle.T)))
             return left, singular, right @ directions.T
-        return self._host_svd(matrix)
+        left, singular, right = map(self.array, _host_svd(self.host(matrix)))
+        return left, singular, right
 
-    def _host_svd(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        with blas_threads(1):
-            left, singular, right = np.linalg.svd(self.host(matrix), full_matrices=False)
-        return self.array(left), self.array(singular), self.array(right)
+    def begin_svd(self, matrix: Tensor) -> Callable[[], tuple[Tensor, Tensor, Tensor]] | None:
+        rows, columns = matrix.shape
+        if not self._cuda or not columns or rows < columns * 11 // 6:
+            return None
+        # The device has other work while the host, which has little, decomposes the triangle.
+        directions, triangle = torch.linalg.qr(matrix)
+        begun = run_beside(partial(_host_svd, self.host(triangle)))
+
+        def found() -> tuple[Tensor, Tensor, Tensor]:
+            left, singular, right = map(self.array, begun.result())
+            return directions @ left, singular, right
+
+        return found
+
+
+def _shifted(matrix: Tensor, scales: Tensor, right: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """The columns of `shifted_solve`, and whether they are to be trusted."""
+    systems = matrix * scales[:, None, None]
+    systems.diagonal(dim1=1, dim2=2).add_(ridge)
+    factors = factored(systems)
+    found = factors.solve(right)
+    step = factors.solve(right - ridge * found - scales * (matrix @ found))
+    small = step.norm(dim=0) <= STEP * found.norm(dim=0)
+    return found + step, (factors.least_pivot >= PIVOT * ridge) & small.all()
+
+
+def _solved_by_inverse(factor: Tensor, right: Tensor) -> tuple[Tensor]:
+    inverse = inverted(factor[None])[0]
+    return (inverse.T @ (inverse @ right),)
+
+
+def _host_svd(matrix: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    # A second thread would keep a processor from the one that launches the device's work.
+    with blas_threads(1):
+        left, singular, right = np.linalg.svd(matrix, full_matrices=False)
+    return left, singular, right
 
 
 def _type(dtype: Any) -> torch.dtype:

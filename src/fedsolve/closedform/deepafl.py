@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedsolve.backends import NUMPY, kernels_on
+from fedsolve.backends import kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
@@ -53,7 +52,6 @@ from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Method, Run
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
-from fedsolve.threads import blas_threads, run_beside
 
 CHOSEN = ("layers", "width", "ridge", "residual_ridge", "gain", "scale")
 """Parameters that may be "auto": chosen on rows held out."""
@@ -218,17 +216,6 @@ class DeepAFL(Method[DeepModel]):
         return max(spec.features, width, self.hidden_width or 0)
 
 
-_BESIDE = 128
-"""Columns of a classifier up to which its SVD, on one processor, takes no longer than a device's exchange."""
-
-
-def _host_svd(matrix: Array) -> Decomposition:
-    # A second thread would keep a processor from the one that launches the device's work.
-    with blas_threads(1):
-        left, singular, right = np.linalg.svd(matrix, full_matrices=False)
-    return left, singular, right
-
-
 @dataclass(frozen=True)
 class LayerSums:
     """G_t, H_t and sum of y² per output, valid for the cohort they were summed over.
@@ -269,9 +256,9 @@ class DeepAFLRun(Run[DeepModel]):
         self.sums: LayerSums | None = None
         self._pending: Request | None = None
         self._kernels = kernels_on(spec.device)
-        self._decomposing: Future[Decomposition] | None = None
-        self._hidden_square = 0.0
-        self._step_sizes: dict[str, float] = {}
+        self._decomposed: Callable[[], Decomposition] | None = None
+        self._hidden_gram: Array | None = None
+        self._hidden_square: Any = 0.0
 
     @property
     def exchanges(self) -> int:
@@ -317,9 +304,7 @@ class DeepAFLRun(Run[DeepModel]):
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
                 phase, ask = "step", self.plan.step
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
-        sizes = (
-            self._step_sizes if phase == "step" else self._residual_size(layer) if phase == "block" else {}
-        )
+        sizes = {"step": self._step_sizes, "block": self._residual_size}.get(phase, dict)
         self._pending = self.ask(KIND, layer, cohort, note, arrays, sizes)
         return self._pending
 
@@ -334,7 +319,7 @@ class DeepAFLRun(Run[DeepModel]):
     def absorb(self, total: Total) -> None:
         request = self._pending
         assert request is not None, "absorb() answers a request(); none is open"
-        self._pending = None
+        self._pending = self._hidden_gram = None
         phase: str = request.note["phase"]
         solved: list[str] = []
         if phase == "moments":
@@ -426,9 +411,9 @@ class DeepAFLRun(Run[DeepModel]):
             residual = total_of("hidden_cross")  # without Phi_t the block must give all of Y
         if self.method.reconstruction:
             residual, weight = self._with_reconstruction(residual, weight, total)
-        exact = sandwich_solve(
-            total_of("hidden_gram"), residual, weight, self._residual_ridge, self._decomposed(layer)
-        )
+        hidden_gram = total_of("hidden_gram")
+        known = None if self._decomposed is None or self.method.reconstruction else self._decomposed()
+        exact = sandwich_solve(hidden_gram, residual, weight, self._residual_ridge, known)
         block = self._append(exact.on_host())
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
@@ -439,30 +424,31 @@ class DeepAFLRun(Run[DeepModel]):
             else:
                 self.sums = None
         else:
-            self._hidden_square = float(total_of("hidden_gram").diagonal().max())
-            if not self.plan.step:
+            self._hidden_square = hidden_gram.diagonal().max()
+            if self.plan.step:
+                self._hidden_gram = hidden_gram
+            else:
                 self.sums = None
-            elif block is not None:
-                self._step_sizes = self._bounds(block, total_of("hidden_gram"))
 
-    def _residual_size(self, layer: int) -> dict[str, float]:
+    def _residual_size(self) -> dict[str, float]:
         """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those
         of F are taken to be at most 16 times those of the layer before.
         """
-        sums = self.sums
-        if sums is None or sums.layer != layer or self._hidden_square <= 0:
+        sums, layer, hidden = self.sums, len(self.blocks), float(self._hidden_square)
+        if sums is None or sums.layer != layer or hidden <= 0:
             return {}
         weight = self._kernels.array(self.classifiers[layer])
         squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
         left = max(float(squares.max()), EPS * float(sums.label_square.max()))
-        return {"hidden_residual": 4.0 * math.sqrt(self._hidden_square * left)}
+        return {"hidden_residual": 4.0 * math.sqrt(hidden * left)}
 
-    def _bounds(self, block: Sandwich, hidden_gram: Array) -> dict[str, float]:
+    def _step_sizes(self) -> dict[str, float]:
         """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are
         known from the Gram matrix of F, those of Phi and Y from this layer's sums.
         """
-        sums = self.sums
-        assert sums is not None
+        sums, block, hidden_gram = self.sums, self.blocks[-1], self._hidden_gram
+        if sums is None or block is None or hidden_gram is None:
+            return {}
         left = self._kernels.array(block.left)
         output = float((left * (hidden_gram @ left)).sum(axis=0).max())
         feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
@@ -471,14 +457,6 @@ class DeepAFLRun(Run[DeepModel]):
             "step_feature": math.sqrt(max(0.0, feature * output)),
             "step_cross": math.sqrt(max(0.0, label * output)),
         }
-
-    def _decomposed(self, layer: int) -> Decomposition | None:
-        """The SVD of W_t, where it was computed while clients answered."""
-        known, self._decomposing = self._decomposing, None
-        if known is None or self.method.reconstruction or layer != len(self.classifiers) - 1:
-            return None
-        left, singular, right = map(self._kernels.array, known.result())
-        return left, singular, right
 
     def _with_reconstruction(self, residual: Array, weight: Array, total: Total) -> tuple[Array, Array]:
         """Eq. 88 as the same sandwich: the decoder Q_t = (G_t + lambda I)^-1 Phi_tᵀPhi_0 beside W_t."""
@@ -524,10 +502,9 @@ class DeepAFLRun(Run[DeepModel]):
         assert sums is not None
         weight = ridge_solve(sums.gram, sums.cross, self._ridge)
         blocks = self._residual_ridge * sum(b.square for b in self.blocks if b is not None)
+        if len(self.blocks) < self._layers:
+            self._decomposed = self._kernels.begin_svd(weight)
         self.classifiers.append(self._kernels.host(weight))
-        if self._kernels is not NUMPY and weight.shape[1] <= _BESIDE:
-            # Clients answer on the device meanwhile; numpy's SVD leaves the interpreter to them.
-            self._decomposing = run_beside(partial(_host_svd, self.classifiers[-1]))
         self.risks.append(
             regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self._ridge, blocks)
         )

@@ -75,9 +75,9 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             correct += rows.is_right(span, current @ weight)
     features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
     ahead = goal + 1 if "hidden_gram" in ask else goal
-    if kernels is not NUMPY and network.projection == "random" and ahead < features.layers:
-        # A device works through the products above while the next projection is put in line behind them.
-        network.draw(ahead, kernels)
+    if kernels is not NUMPY and ahead < features.layers:
+        # A device makes the next projection while the server solves.
+        network.draw_ahead(ahead, kernels)
 
     term = sums.finish()
     term.counts["rows"] = len(rows)

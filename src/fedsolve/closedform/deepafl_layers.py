@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of
-from fedsolve.closedform.projections import Projection, projection
+from fedsolve.closedform.projections import Projection, draw_ahead, projection
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.closedform.sums import Rows
 from fedsolve.container import Array
@@ -73,8 +73,16 @@ class Network:
 
     def draw(self, layer: int, kernels: Kernels) -> Projection:
         """The projection of a block, made where the kernels compute; remembered for when it is applied."""
+        return projection(*self._drawn(layer, kernels))
+
+    def draw_ahead(self, layer: int, kernels: Kernels) -> None:
+        """Let a device begin with the projection of a block, to be applied later."""
+        if self.projection == "random":
+            draw_ahead(*self._drawn(layer, kernels))
+
+    def _drawn(self, layer: int, kernels: Kernels) -> tuple[int, str, int, int, int, float, str, Kernels]:
         shape = self.width, self.hidden_width
-        return projection(self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels)
+        return self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels
 
     def output(self, hidden: Array, block: Sandwich | None) -> Array:
         """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""

@@ -59,8 +59,11 @@ class Lockstep:
             for name, r in open_.items()
         }
         arrays = {f"{name}.{key}": a for name, r in open_.items() for key, a in r.arrays.items()}
-        sizes = {f"{name}.{key}": size for name, r in open_.items() for key, size in r.sizes.items()}
         step = max(r.step for r in open_.values())
+
+        def sizes() -> dict[str, float]:
+            return {f"{name}.{key}": size for name, r in open_.items() for key, size in r.sizes().items()}
+
         all_of_it = {"asked": notes, TOGETHER: self._together}
         return self._outer.ask(KIND, step, clients, all_of_it, arrays, sizes)
 

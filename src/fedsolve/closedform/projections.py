@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,8 +25,22 @@ from fedsolve.federation.messages import Chain
 from fedsolve.uniforms import uniform_key
 
 _CACHED_BYTES = 256 << 20
-_cache: OrderedDict[tuple[object, ...], Projection] = OrderedDict()
+_cache: OrderedDict[tuple[object, ...], _Drawn] = OrderedDict()
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """One of several projections that were drawn together; `take` gives the numbers of them all."""
+
+    take: Callable[[], Array]
+    number: int
+    inputs: int
+    nbytes: int
+
+    def projection(self) -> Projection:
+        values = self.take()[self.number]
+        return Projection(values[: self.inputs], values[self.inputs])
 
 
 @dataclass(frozen=True)
@@ -56,32 +70,44 @@ def projection(
     It is made where the kernels compute, with the same bits everywhere. Recently made ones are remembered
     (up to 256 MB on each device): all clients of a process share them.
     """
+    return _drawn(seed, role, layer, inputs, outputs, gain, dtype, kernels).projection()
 
+
+def draw_ahead(
+    seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str, kernels: Kernels
+) -> None:
+    """Let a device begin with this projection while it has other work; `projection` gives it."""
+    _drawn(seed, role, layer, inputs, outputs, gain, dtype, kernels)
+
+
+def _drawn(
+    seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str, kernels: Kernels
+) -> _Drawn:
     def key(layer: int) -> tuple[object, ...]:
         return kernels.device, seed, role, layer, inputs, outputs, gain, dtype
 
     with _lock:
-        cached = _cache.get(key(layer))
-        if cached is not None:
+        if key(layer) in _cache:
             _cache.move_to_end(key(layer))
-            return cached
+            return _cache[key(layer)]
         # Where it saves time, those of the next layers are made too.
         layers = range(layer, layer + kernels.together((inputs + 1) * outputs))
-        made = _make(seed, role, layers, inputs, outputs, gain, dtype, kernels)
-        for later, one in reversed(list(zip(layers, made, strict=True))):
-            _cache[key(later)] = one
+        take = kernels.beside_work(lambda: _make(seed, role, layers, inputs, outputs, gain, dtype, kernels))
+        nbytes = inputs * outputs * np.dtype(dtype).itemsize
+        for number in reversed(range(len(layers))):
+            _cache[key(layers[number])] = _Drawn(take, number, inputs, nbytes)
         _forget(kernels.device)
-        return made[0]
+        return _cache[key(layer)]
 
 
 def _forget(device: str) -> None:
     """Drop what was not used for longest, until a device holds no more than it may."""
     held = [key for key in _cache if key[0] == device]
-    size = sum(_cache[key].weight.nbytes for key in held)
+    size = sum(_cache[key].nbytes for key in held)
     for key in held[:-1]:
         if size <= _CACHED_BYTES:
             return
-        size -= _cache.pop(key).weight.nbytes
+        size -= _cache.pop(key).nbytes
 
 
 def _make(
@@ -93,7 +119,8 @@ def _make(
     gain: float,
     dtype: str,
     kernels: Kernels = NUMPY,
-) -> list[Projection]:
+) -> Array:
+    """The numbers of these layers' projections, (layers, inputs + 1, outputs)."""
     scale = float(gain / np.sqrt(np.float64(inputs)))
     keys = [uniform_key(seed, role, layer, inputs, outputs) for layer in layers]
     values = kernels.uniforms(keys, (inputs + 1) * outputs)
@@ -103,7 +130,7 @@ def _make(
     values = kernels.array(values, dtype).reshape(len(keys), inputs + 1, outputs)
     if kernels is NUMPY:
         values.setflags(write=False)
-    return [Projection(one[:inputs], one[inputs]) for one in values]
+    return values
 
 
 def projection_agreement(seed: int) -> dict[str, Any]:
@@ -114,8 +141,8 @@ def projection_agreement(seed: int) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def fingerprint(seed: int) -> str:
     """Hash of a small projection of this seed, to see that two sides make the same bits."""
-    (small,) = _make(seed, "fingerprint", [0], 7, 9, 1.0, "float64")
-    return hashlib.sha256(small.weight.tobytes() + small.bias.tobytes()).hexdigest()[:32]
+    small = _make(seed, "fingerprint", [0], 7, 9, 1.0, "float64")
+    return hashlib.sha256(small.tobytes()).hexdigest()[:32]
 
 
 def check_projections(chain: Chain) -> None:

@@ -1,9 +1,9 @@
-"""Sums over blocks of neighbouring clients: what an engine with very many of them adds, instead of each term.
+"""Sums over blocks of neighbouring clients: what an engine with many of them adds, instead of each term.
 
 A block is a run of clients in the order of their names, counted from the first, so that which clients share
-one depends on the cohort alone. Where a step answers with a sum over rows and the clients share their
-arrays, a block answers as one client with the rows of all, in one set of products; else its clients answer
-one by one and their terms are added.
+one depends on the cohort and its rows alone. Where a step answers with a sum over rows and the clients share
+their arrays, a block answers as one client with the rows of all, in one set of products; else its clients
+answer one by one and their terms are added.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from fedsolve.federation.running_sum import Answer, RunningSum
 from fedsolve.federation.workspace import Workspace
 
 BLOCK = 64
-"""Clients of a block. Bits of sums depend on it."""
+"""Clients of a block where there are very many. Bits of sums depend on it."""
+
+ROWS = 1024
+"""Rows of a block where clients are fewer: products of a block reach nearly a processor's rate. Bits of sums
+depend on it."""
 
 
 @dataclass
@@ -45,6 +49,19 @@ class BlockSum:
 def blocks_of_clients(cohort: Sequence[str]) -> list[list[str]]:
     """A cohort in blocks."""
     return [list(cohort[first : first + BLOCK]) for first in range(0, len(cohort), BLOCK)]
+
+
+def blocks_of_rows(cohort: Sequence[str], rows: Callable[[str], int]) -> list[list[str]]:
+    """A cohort in blocks of at least `ROWS` rows, but for the last."""
+    blocks: list[list[str]] = [[]]
+    held = 0
+    for name in cohort:
+        if held >= ROWS:
+            blocks.append([])
+            held = 0
+        blocks[-1].append(name)
+        held += rows(name)
+    return blocks
 
 
 def block_sum(

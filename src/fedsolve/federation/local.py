@@ -14,7 +14,7 @@ import numpy as np
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients, warn_apart
+from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients, blocks_of_rows, warn_apart
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
 from fedsolve.federation.device_pools import DevicePools
 from fedsolve.federation.engine import Spec
@@ -49,6 +49,8 @@ MANY = 1024
 Terms of one client each would cost more to make and to add than the products in them.
 """
 
+SEVERAL = 64
+"""Clients from which on neighbours with few rows are summed in blocks, where everybody is asked."""
 
 SMALL_TERM = 32 << 20
 """Bytes of a client's latest term up to which more than one for each worker may wait to be added."""
@@ -223,12 +225,17 @@ class LocalFederation:
             cohort = [name for name in cohort if name not in set(report.answered)]
         size = group_size(request, chain)
         answers = len(cohort) * answers_in(request)
-        in_blocks = size == 1 and len(cohort) > 1 and answers >= MANY and adds_up(request.kind)
-        if in_blocks:
-            groups = blocks_of_clients(cohort)
-            self._pools.begin(groups, self._members, request, chain)
-        else:
+        sums_rows = size == 1 and len(cohort) > 1 and adds_up(request.kind)
+        in_blocks = sums_rows and (answers >= MANY or SEVERAL <= len(cohort) == len(self._members))
+        if not in_blocks:
             groups = [cohort[first : first + size] for first in range(0, len(cohort), size)]
+        elif answers >= MANY:
+            groups = blocks_of_clients(cohort)
+        else:
+            # Who is asked now and then keeps features of its own.
+            groups = blocks_of_rows(cohort, self._members.rows)
+        if in_blocks:
+            self._pools.begin(groups, self._members, request, chain)
         workers = max(1, min(self.workers, len(groups)))
         slots = (workers + 1) * (2 if self._term_bytes <= SMALL_TERM else 1)
         while len(self._slots) < slots:

@@ -8,7 +8,7 @@ made whole once before a method reads their `Total`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,8 +110,9 @@ class Request:
     """What the server asks in one exchange: a kind, a step, and the arrays needed to answer.
 
     `cohort` is who is asked; it steers the engine and is not sent. `blocks` are the newest blocks
-    of the model, ending at `position`, whose digest is `digest`. `sizes` bounds the numbers of every term, by
-    array, where that follows from earlier totals; it is for engines, and not sent either.
+    of the model, ending at `position`, whose digest is `digest`. `sizes()` bounds the numbers of every term,
+    by array, where that follows from earlier totals; it is for engines that need it, before the answers are
+    taken in, and not sent either.
     """
 
     kind: str
@@ -123,7 +124,7 @@ class Request:
     position: int = 0
     digest: str = ""
     blocks: tuple[Block, ...] = ()
-    sizes: Mapping[str, float] = field(default_factory=dict)
+    sizes: Callable[[], Mapping[str, float]] = dict
 
     @property
     def first(self) -> int:

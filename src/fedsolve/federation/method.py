@@ -161,11 +161,11 @@ class Run(ABC, Generic[M]):
         cohort: tuple[str, ...],
         note: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
-        sizes: Mapping[str, float] | None = None,
+        sizes: Callable[[], Mapping[str, float]] = dict,
     ) -> Request:
         """The request of this exchange, with the blocks of the model that clients have not been sent.
 
-        sizes: by array, what no number of a term can exceed, where that is known.
+        sizes: makes, by array, what no number of a term can exceed, where that is known.
         """
         self._asked = (kind, step, len(self.chain))
         return Request(
@@ -178,7 +178,7 @@ class Run(ABC, Generic[M]):
             position=len(self.chain),
             digest=self.chain.digest,
             blocks=tuple(self.chain.blocks[self._sent :]),
-            sizes=sizes or {},
+            sizes=sizes,
         )
 
     def record(

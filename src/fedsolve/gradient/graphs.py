@@ -12,8 +12,8 @@ looks.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedsolve.gradient.steps import Step
 
 WORTH = 4
-"""How many more steps of one size it takes for recording to pay off."""
+"""How many steps of one size, still to come or done so far, it takes for recording to pay off."""
 
 MOST = 192
 """Graphs that a slot keeps; short last batches have many sizes."""
@@ -75,7 +75,8 @@ class Recorder:
     """Takes the steps of one client, runs the first as it is, and replays those worth recording.
 
     advance: everything a step does to the weights, given its inputs and targets. sizes: rows of all batches
-    to come. layers: of feedback alignment. graphs: what was recorded before; what is recorded is added.
+    to come. layers: of feedback alignment. recordings: what was recorded before, and how many steps were not;
+    what is recorded is added.
     """
 
     def __init__(
@@ -83,15 +84,14 @@ class Recorder:
         advance: Callable[[Step], None],
         sizes: Sequence[int],
         layers: tuple[str, ...],
-        graphs: MutableMapping[Key, Recording],
+        recordings: Recordings,
         pool: Pool,
     ) -> None:
         self._advance = advance
         self._left = {size: sizes.count(size) for size in set(sizes)}
         self._layers = layers
-        self._graphs = graphs
+        self._graphs, self._done = recordings.graphs, recordings.done
         self._pool = pool
-        self._seen: set[int] = set()
 
     def run(self, step: Step) -> None:
         """Run or replay this step; its losses and output are filled in."""
@@ -101,8 +101,9 @@ class Recorder:
         if key not in self._graphs:
             # The first step of a size makes the optimiser's buffers, and cuDNN's handles and plans, which a
             # graph must find in place.
-            if size not in self._seen or self._left[size] + 1 < WORTH:
-                self._seen.add(size)
+            done = self._done[key]
+            if not done or max(done, self._left[size] + 1) < WORTH:
+                self._done[key] += 1
                 by_hand(size, lambda: self._advance(step))
                 return
             self._graphs[key] = by_hand(size, lambda: self._record(step))
@@ -197,6 +198,7 @@ class Recordings:
         self._feedback: dict[tuple[str, ...], Feedback] = {}
         self.optimiser: Optimiser | None = None
         self.graphs: Latest = Latest()
+        self.done: Counter[Key] = Counter()
 
     def receive(self, method: Any, tensors: Mapping[Any, Tensor]) -> Mapping[Any, Tensor]:
         """Put a client's tensors where recorded steps look: the tensors there, by the same names.
@@ -210,7 +212,7 @@ class Recordings:
             torch._foreach_copy_(list(self._tensors.values()), [tensors[name] for name in self._tensors])
         else:
             self._method, self._tensors = method, dict(tensors)
-            self._feedback, self.optimiser, self.graphs = {}, None, Latest()
+            self._feedback, self.optimiser, self.graphs, self.done = {}, None, Latest(), Counter()
         return self._tensors
 
     def feedback(self, layers: tuple[str, ...], make: Callable[[], Feedback | None]) -> Feedback | None:

@@ -340,8 +340,7 @@ class ClientGroup:
             advance = self._advance(optimiser, feedback)
             if replayed:
                 sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1).tolist()
-                graphs = {} if kept is None else kept.graphs
-                advance = Recorder(advance, sizes, layers, graphs, self._slot.pool).run
+                advance = Recorder(advance, sizes, layers, kept or Recordings(), self._slot.pool).run
             for number in range(int(self.steps.max(initial=0))):
                 active = int(np.sum(self.steps > number))
                 step = Step(self, number, active)

@@ -254,7 +254,7 @@ class SecureFederation:
         server, slot = self._next_slot()
         cohort = tuple(name for name in sorted(request.cohort) if name in server.sharers)
         known, clients = self._known, len(request.cohort)
-        exponents, bounded = known.exponents(clients), known.bounded(request.sizes, clients)
+        exponents, bounded = known.exponents(clients), known.bounded(request.sizes(), clients)
         layout = self._made_up.layout(request, chain, exponents, bounded)
         if not narrow:
             layout = layout.widened()
