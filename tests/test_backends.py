@@ -422,8 +422,14 @@ def test_a_product_that_is_added_has_the_numbers_of_both_in_turn(inner, dtype):
     found = start.copy()
     add_product(left, right.T, found)
     np.testing.assert_allclose(found, start + left @ right.T, rtol=0, atol=40 * np.finfo(dtype).eps * inner)
+
+
+def test_a_product_is_added_only_where_its_factors_lie_as_they_should():
+    left, right, out = np.ones((3, 2)), np.ones((2, 4)), np.zeros((3, 4))
     with pytest.raises(ValueError, match="contiguous"):
-        add_product(left, np.ascontiguousarray(right.T), found)
+        add_product(left, right, out)
+    with pytest.raises(ValueError, match="shapes"):
+        add_product(left, np.ones((4, 3)).T, out)
 
 
 def test_factors_made_in_place_are_those_of_the_library():
