@@ -33,26 +33,36 @@ class Replays:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, _Recording | None] = OrderedDict()
+        self._refused: set[Hashable] = set()
         self._lock = threading.Lock()
 
     def run(self, name: Hashable, work: Work, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What `work` makes of these tensors; the same name stands for the same work on any numbers.
 
         The first time it is done as it is, which makes what libraries keep; from the second time on it is
-        replayed. It may neither wait for the device nor look at numbers.
+        replayed. It may neither wait for the device nor look at numbers. What cannot be recorded, for want of
+        memory for instance, is done as it is.
         """
         if torch.cuda.current_stream() != torch.cuda.default_stream():
             return work(*inputs)
         key = name, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in inputs)
         with self._lock:
+            if key in self._refused:
+                return work(*inputs)
             if key not in self._known:
                 self._known[key] = None
+                while len(self._known) > MOST:
+                    self._known.popitem(last=False)
                 return work(*inputs)
-            recording = self._known[key] or self._record(work, inputs)
-            self._known[key] = recording
+            recording = self._known[key]
+            if recording is None:
+                try:
+                    recording = self._record(work, inputs)
+                except RuntimeError:
+                    self._refused.add(key)
+                    return work(*inputs)
+                self._known[key] = recording
             self._known.move_to_end(key)
-            while len(self._known) > MOST:
-                self._known.popitem(last=False)
             for place, tensor in zip(recording.inputs, inputs, strict=True):
                 place.copy_(tensor)
             recording.replay()
