@@ -221,7 +221,7 @@ def _rows(path: Path, limit: int | None) -> Rows:
 @click.option("--device", default="cpu", show_default=True)
 @_json
 def _overhead(json_path: Path | None, **how: Any) -> None:
-    """What feedback alignment and a proximal term add to a round of FedAvg (needs torch)."""
+    """What feedback alignment, a proximal term and a generator add to a round of FedAvg (needs torch)."""
     from benchmarks import overhead
 
     found = overhead.measure(**how)

@@ -93,21 +93,22 @@ def test_scikit_learn_check(estimator: Any, check: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind",
+    "made",
     [
-        AFLClassifier,
-        AFLRegressor,
-        DeepAFLClassifier,
-        DeepAFLRegressor,
-        fs.KernelAFLClassifier,
-        fs.SoftmaxClassifier,
+        "AFLClassifier()",
+        "AFLRegressor()",
+        "AutoClassifier(methods='afl,kernelafl')",  # all of them would take minutes
+        "DeepAFLClassifier()",
+        "DeepAFLRegressor()",
+        "KernelAFLClassifier()",
+        "SoftmaxClassifier()",
     ],
 )
-def test_check_estimator_with_default_parameters(kind: type) -> None:
+def test_check_estimator_with_default_parameters(made: str) -> None:
     program = (
         "from sklearn.utils.estimator_checks import check_estimator\n"
-        f"from fedsolve.estimators import {kind.__name__}\n"
-        f"results = check_estimator({kind.__name__}())\n"
+        "from fedsolve.estimators import *\n"
+        f"results = check_estimator({made})\n"
         "assert not any(result['expected_to_fail'] for result in results)\n"
         "print(sum(result['status'] == 'passed' for result in results))"
     )
@@ -577,3 +578,29 @@ def test_the_how_to_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert blocks
     exec("\n".join(blocks), {"__name__": "how_to"})
+
+
+def test_auto_is_the_method_over_one_silo_and_calibrates_what_it_chose() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((240, 3))
+    labels = np.where(np.sum(features**2, axis=1) > 2.4, "out", "in")
+    silo = fs.LocalFederation.from_arrays(features, labels, np.zeros(len(labels), dtype=int))
+    found = fs.AutoClassifier(methods="afl,kernelafl").fit(features, labels)
+    model = fs.Auto(methods="afl,kernelafl").fit(silo)
+    assert np.array_equal(found.model_.decision_function(features), model.decision_function(features))
+    assert [one.as_dict() for one in found.tried_] == [one.as_dict() for one in model.tried]
+    assert found.method_.key == "kernelafl"
+    # The calibration is that of the chosen method without the rows held out; nothing is chosen again.
+    assert found.model_.calibration is not None
+    shares = found.predict_proba(features)
+    assert np.allclose(shares.sum(axis=1), 1.0)
+    assert found.score(features, labels) > 0.9
+
+
+def test_auto_leaves_logits_as_they_are() -> None:
+    rng = np.random.default_rng(1)
+    features = rng.standard_normal((150, 2))
+    labels = rng.random(150) < 1.0 / (1.0 + np.exp(-2.0 * features[:, 0]))
+    found = fs.AutoClassifier(methods="softmax").fit(features, labels)
+    assert found.model_.calibration is None
+    assert np.array_equal(found.predict_proba(features), found.model_.predict_proba(features))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fedsolve.estimators import (
         AFLClassifier,
         AFLRegressor,
+        AutoClassifier,
         DeepAFLClassifier,
         DeepAFLRegressor,
         KernelAFLClassifier,
@@ -75,6 +76,7 @@ __all__ = [
     "AFLClassifier",
     "AFLRegressor",
     "Auto",
+    "AutoClassifier",
     "Calibrated",
     "CalibrationWarning",
     "Cascade",
@@ -172,6 +174,7 @@ enter methods, client steps and kinds of models, as soon as one of those is look
 _OPTIONAL = {
     "AFLClassifier": "fedsolve.estimators:AFLClassifier",
     "AFLRegressor": "fedsolve.estimators:AFLRegressor",
+    "AutoClassifier": "fedsolve.estimators:AutoClassifier",
     "DeepAFLClassifier": "fedsolve.estimators:DeepAFLClassifier",
     "DeepAFLRegressor": "fedsolve.estimators:DeepAFLRegressor",
     "FlowerFederation": "fedsolve.network.flower:FlowerFederation",

@@ -30,6 +30,7 @@ def register_converters() -> None:
         (
             [
                 estimators.AFLClassifier,
+                estimators.AutoClassifier,
                 estimators.DeepAFLClassifier,
                 estimators.KernelAFLClassifier,
                 estimators.SoftmaxClassifier,

@@ -1,0 +1,399 @@
+"""What the scikit-learn estimators share: one silo of rows in, a model, predictions the scikit-learn way."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Literal, Self, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from fedsolve.calibration import LEAST_ROWS, Calibration, fitted, project_to_simplex
+from fedsolve.checks import check_arrays, check_choice
+from fedsolve.closedform.afl import AFL
+from fedsolve.closedform.deepafl import CHOSEN, DeepAFL
+from fedsolve.closedform.predictors import DeepModel, LinearModel
+from fedsolve.closedform.softmax_model import SoftmaxModel
+from fedsolve.container import Array
+from fedsolve.errors import CalibrationWarning, DataError
+from fedsolve.federation.described import balanced_weights
+from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
+from fedsolve.federation.messages import Total
+from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.held_out import held_out, row_marks
+from fedsolve.labels import encode_labels, plain_labels
+from fedsolve.model import Model
+from fedsolve.schema import Column, Schema
+
+REAL = (np.float64, np.float32)
+_SHARE, _KEY = 0.2, "calibration"
+"""Which rows are held out for the probabilities."""
+
+M = TypeVar("M", bound=Model)
+
+
+class SiloRows(ClientData):
+    """Rows of one silo, counted from any point; which fold a row is in does not depend on that."""
+
+    given: Array
+
+    def marks(self, key: int | str = 0) -> Array:
+        return row_marks(self.given, self.labels, key)
+
+
+# -- what is predicted: classes or numbers ---------------------------------------------------------
+
+
+class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+    """What all share: one silo of rows in, scores of the model, predictions from scores."""
+
+    model_: Model
+    _task: Literal["classification", "regression"]
+
+    def predict(self, X: Any) -> Array:
+        """Classes with the largest score, or targets in the shape y had."""
+        return self._decide(self._scores(X))
+
+    def _scores(self, X: Any) -> Array:
+        features = self._features(X)
+        return self.model_.decision_function(features)
+
+    def _features(self, X: Any) -> Array:
+        check_is_fitted(self, "model_")
+        try:
+            features: Array = validate_data(self, X, dtype=REAL, reset=False)
+        except ValueError as problem:
+            if "feature names should match" not in str(problem):
+                raise
+            raise DataError(
+                f"{problem}Give the columns of the training rows in their order, "
+                "X[estimator.feature_names_in_], or ask estimator.model_, which finds them by name."
+            ) from problem
+        return features
+
+    def _knowing_columns(self, model: M) -> M:
+        """The model, which knows the columns of a DataFrame it was fitted on and finds them by name."""
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        if names and len(set(names)) == len(names):
+            classes = () if model.classes is None else tuple(model.classes.tolist())
+            columns = tuple(Column(name, missing="refuse") for name in names)
+            model.schema = Schema(columns, classes=classes)
+        return model
+
+    @abstractmethod
+    def _decide(self, scores: Array) -> Array:
+        """Predictions from scores (rows, outputs)."""
+
+    def _silo(
+        self,
+        features: Array,
+        targets: Array,
+        weights: Array | None,
+        classes: Array | None = None,
+        given: Array | None = None,
+    ) -> LocalFederation:
+        """All rows in the hands of one client; `given`: the features before they were moved."""
+        rows = SiloRows(features, targets, weights=weights)
+        rows.given = features if given is None else given
+        return LocalFederation(
+            [Participant("client-0", rows, memory_budget=LOCAL_MEMORY)],
+            classes=None if classes is None else classes.tolist(),
+            task=self._task,
+        )
+
+
+class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
+    """Labels of any type that sorts."""
+
+    _task = "classification"
+    calibrate: bool
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
+    _too_few = False
+
+    @property
+    def classes_(self) -> Array:
+        """The classes in order: of the training labels, or as declared to `partial_fit`."""
+        classes = self.model_.classes
+        assert classes is not None
+        return classes
+
+    def decision_function(self, X: Any) -> Array:
+        """Least-squares scores, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities of the classes, (rows, classes), in the order of the scores.
+
+        With `calibrate`, softmax of the scores times a slope that was fitted to rows which the model of the
+        others had not seen. Without, after `partial_fit`, and where rows are too few, the probability vectors
+        nearest to the scores: zeros and ones are common then and mean "clipped", not "certain".
+        """
+        scores = self._scores(X)
+        known = self.model_.calibration
+        if known is None and self._too_few:
+            warnings.warn(
+                "these probabilities are not calibrated: the rows, or those of a class, were too few to hold "
+                "some out. Pass calibrate=False if that is as it should be.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
+        return project_to_simplex(scores) if known is None else known.probabilities(scores)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy, rows counted by their weight."""
+        return float(accuracy_score(class_labels(y), self.predict(X), sample_weight=sample_weight))
+
+    def _decide(self, scores: Array) -> Array:
+        return np.asarray(self.classes_[np.argmax(scores, axis=1)])
+
+    @abstractmethod
+    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+        """Learn from these rows, of which some classes may have none."""
+
+    def _learn_calibrated(self, features: Array, labels: Array, weights: Array | None) -> Self:
+        """Learn from all rows; the calibration is that of the model without those held out, on those."""
+        classes = np.unique(labels)
+        self._train(features, labels, weights, classes)
+        if not self.calibrate or isinstance(self.model_, SoftmaxModel):  # whose scores are logits already
+            return self
+        apart = held_out(features, labels, _SHARE, _KEY)
+        counted = apart if weights is None else apart & (weights > 0)
+        found = None
+        if np.count_nonzero(counted) >= LEAST_ROWS:
+            kept = None if weights is None else weights[~apart]
+            try:
+                other = self._settled()
+                other._train(features[~apart], labels[~apart], kept, classes)
+            except DataError:  # a class of which all rows are held out
+                pass
+            else:
+                scores = other.model_.decision_function(features[counted])
+                codes = encode_labels(labels[counted], classes)
+                found = fitted(scores, codes, None if weights is None else weights[counted])
+        self._too_few = found is None
+        if found is None:
+            return self
+        self.model_.calibration = Calibration(*found, _SHARE, _KEY, int(np.count_nonzero(counted)))
+        return self
+
+    def _settled(self) -> Self:
+        """One more that does not choose again what was chosen here."""
+        auto = [name for name, value in self.get_params(deep=False).items() if value == "auto"]
+        chosen = {name: self.model_.parameters[name] for name in auto}  # type: ignore[attr-defined]
+        other: Self = clone(self).set_params(**chosen)
+        return other
+
+    def _weighed(self, labels: Array, weights: Array | None) -> Array | None:
+        """The weights of the rows, times those of their classes where classes are balanced."""
+        if self.class_weight is None:
+            return weights
+        classes, codes = np.unique(labels, return_inverse=True)
+        if isinstance(self.class_weight, Mapping):
+            per_class = np.array([float(self.class_weight.get(name, 1.0)) for name in classes.tolist()])
+        else:
+            check_choice("class_weight", self.class_weight, (None, "balanced"))
+            per_class = balanced_weights(np.bincount(codes, weights).astype(np.float64))
+        by_class = per_class[codes]
+        return by_class if weights is None else by_class * weights
+
+    def _read(self, X: Any, y: Any, sample_weight: Any) -> tuple[Array, Array, Array | None]:
+        """Features, labels and weights of a whole training set."""
+        features, y = validate_data(self, X, y, dtype=REAL)
+        labels = class_labels(y)
+        weights = self._weighed(labels, row_weights(features, labels, sample_weight))
+        left = np.unique(labels if weights is None else labels[weights > 0])
+        if len(left) < 2:
+            raise DataError(
+                f"y has only one class ({left[0].item()!r}) in its {len(labels)} rows, those of zero "
+                "sample_weight left out; a classifier needs at least two."
+            )
+        return features, labels, weights
+
+
+class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
+    """One target or several per row."""
+
+    _task = "regression"
+    _flat: bool
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _decide(self, scores: Array) -> Array:
+        return scores[:, 0] if self._flat else scores
+
+    def _read(
+        self, X: Any, y: Any, sample_weight: Any, first: bool = True
+    ) -> tuple[Array, Array, Array | None]:
+        """Features, targets (rows, targets) and weights."""
+        features, y = validate_data(self, X, y, dtype=REAL, multi_output=True, y_numeric=True, reset=first)
+        targets: Array = np.asarray(y, dtype=np.float64)
+        flat, targets = targets.ndim == 1, targets.reshape(len(targets), -1)
+        if first:
+            self._flat = flat
+        elif targets.shape[1] != self.model_.outputs:
+            raise DataError(
+                f"y has {targets.shape[1]} targets per row, but the batches before had {self.model_.outputs}."
+            )
+        return features, targets, row_weights(features, targets, sample_weight)
+
+
+# -- which method learns: AFL or DeepAFL -----------------------------------------------------------
+
+
+class LinearSilo(SiloEstimator):
+    """AFL over one silo, with its sums kept, so that rows can be added at any time."""
+
+    model_: LinearModel
+    _total: Total
+    _origin: Array | None
+
+    def __init__(self, *, ridge: float | Literal["auto"] = "auto", fit_intercept: bool = True) -> None:
+        self.ridge = ridge
+        self.fit_intercept = fit_intercept
+
+    def _learn(
+        self,
+        features: Array,
+        targets: Array,
+        weights: Array | None,
+        first: bool,
+        classes: Array | None = None,
+    ) -> Self:
+        """Add the sums of these rows to those before (none when `first`) and solve anew."""
+        method = AFL(ridge=plain_value(self.ridge), intercept=bool(self.fit_intercept))
+        if not first and method.intercept != (self._origin is not None):
+            raise DataError(
+                f"fit_intercept became {method.intercept} between two partial fits, but the sums of the rows "
+                f"so far are for {not method.intercept}. Set it back, or call fit with all rows."
+            )
+        origin, given = None, features
+        if method.intercept:
+            # Sums about a point amid the data lose no digits to columns far from zero, and with an
+            # intercept the solution does not depend on that point.
+            features = features.astype(np.float64)
+            origin = np.average(features, axis=0, weights=weights) if first else self._origin
+            features -= origin
+        silo = self._silo(features, targets, weights, classes, given)
+        # A ridge may be given after one was chosen: the sums stay by fold.
+        folded = not first and "gram" not in self._total.term.arrays
+        collector = replace(method, ridge="auto") if folded else method
+        total, spec = collector.collect(silo), silo.describe()
+        if not first:
+            term = self._total.term + total.term
+            term.mirror()
+            total = Total(term, silo.clients)
+        # A class of which no row has come yet is no reason to refuse: the next batch may bring it.
+        model = method.solve(total, replace(spec, classes=None))
+        model.classes = spec.classes
+        if origin is not None:
+            model.intercept = model.intercept - origin @ model.weight
+        self._total, self._origin, self.model_ = total, origin, self._knowing_columns(model)
+        return self
+
+
+class DeepSilo(SiloEstimator):
+    """DeepAFL over one silo."""
+
+    model_: DeepModel
+
+    def __init__(
+        self,
+        layers: int | Literal["auto"] = "auto",
+        *,
+        width: int | Literal["auto"] = "auto",
+        hidden_width: int | None = None,
+        ridge: float | Literal["auto"] = "auto",
+        residual_ridge: float | Literal["auto"] = "auto",
+        activation: str = "gelu",
+        zero_activation: str = "tanh",
+        gain: float | Literal["auto"] = "auto",
+        block_input: Literal["previous", "initial"] = "previous",
+        scale: Literal["standard", "centred", "auto"] | None = "auto",
+        fit_intercept: bool = True,
+        precision: Literal["float64", "float32"] = "float64",
+        preset: Literal["paper"] | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.layers = layers
+        self.width = width
+        self.hidden_width = hidden_width
+        self.ridge = ridge
+        self.residual_ridge = residual_ridge
+        self.activation = activation
+        self.zero_activation = zero_activation
+        self.gain = gain
+        self.block_input = block_input
+        self.scale = scale
+        self.fit_intercept = fit_intercept
+        self.precision = precision
+        self.preset = preset
+        self.random_state = random_state
+
+    def staged_predict(self, X: Any) -> Array:
+        """Predictions after 0, 1, ..., layers blocks, stacked along the first axis; one pass."""
+        features = self._features(X)
+        return np.stack([self._decide(scores) for scores in self.model_.staged_decision_function(features)])
+
+    def staged_score(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
+        """What `score` would give after 0, 1, ..., layers blocks: layers + 1 numbers."""
+        metric, truth = (accuracy_score, class_labels(y)) if is_classifier(self) else (r2_score, y)
+        stages = self.staged_predict(X)
+        return np.array([metric(truth, stage, sample_weight=sample_weight) for stage in stages])
+
+    def _method(self) -> DeepAFL:
+        parameters = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
+        for name in ("calibrate", "class_weight"):
+            parameters.pop(name, None)
+        check_choice("preset", preset := parameters.pop("preset"), (None, "paper"))
+        if preset == "paper":
+            papers = DeepAFL().parameters()
+            parameters |= {name: papers[name] for name in CHOSEN if parameters[name] == "auto"}
+        return DeepAFL(
+            intercept=bool(parameters.pop("fit_intercept")),
+            seed=seed_of(parameters.pop("random_state")),
+            **parameters,
+        )
+
+
+# -- small checks ----------------------------------------------------------------------------------
+
+
+def class_labels(y: Any) -> Array:
+    """One-dimensional class labels, as numbers or text."""
+    labels = plain_labels(column_or_1d(y))
+    check_classification_targets(labels)
+    return labels
+
+
+def row_weights(features: Array, targets: Array, sample_weight: Any) -> Array | None:
+    """Sample weights as they enter the sums, or None."""
+    if sample_weight is None:
+        return None
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    check_arrays(features, targets, weights)
+    if not np.any(weights):
+        raise DataError(f"all {len(weights)} sample weights are zero; at least one must be positive.")
+    return weights
+
+
+def plain_value(value: Any) -> Any:
+    """A numpy scalar, such as a grid search gives, as the Python one that requests and files hold."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def seed_of(random_state: Any) -> int:
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
