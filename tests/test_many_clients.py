@@ -65,9 +65,15 @@ def test_blocks_give_the_model_of_the_pooled_rows_whatever_the_workers(method, c
 
 
 def test_blocks_of_rows_are_of_neighbours_and_large_enough():
-    sizes = {"a": 700, "b": 400, "c": 0, "d": 3 * ROWS, "e": ROWS - 1, "f": 0, "g": 5, "h": 2}
+    sizes = {"a": 700, "b": 400, "c": 0, "d": 9 * ROWS, "e": ROWS // 4 - 1, "f": 0, "g": 5, "h": 2}
     found = blocks_of_rows(sorted(sizes), sizes.__getitem__)
     assert found == [["a", "b"], ["c", "d"], ["e", "f", "g"], ["h"]]
+    even = blocks_of_rows([f"{number:03d}" for number in range(400)], lambda name: 100)
+    lengths = [len(block) for block in even]
+    assert [name for block in even for name in block] == [f"{number:03d}" for number in range(400)]
+    assert lengths[0] == 11
+    assert lengths[-2] == 3
+    assert lengths == sorted(lengths[:-1], reverse=True) + lengths[-1:]
 
 
 def test_a_part_of_the_clients_is_asked_one_by_one(monkeypatch):

@@ -52,15 +52,16 @@ def blocks_of_clients(cohort: Sequence[str]) -> list[list[str]]:
 
 
 def blocks_of_rows(cohort: Sequence[str], rows: Callable[[str], int]) -> list[list[str]]:
-    """A cohort in blocks of at least `ROWS` rows, but for the last."""
+    """A cohort in blocks of at least `ROWS` rows; of fewer towards the end, so that workers end together."""
     blocks: list[list[str]] = [[]]
-    held = 0
+    held, left = 0, sum(map(rows, cohort))
     for name in cohort:
-        if held >= ROWS:
+        if held >= min(ROWS, max(ROWS // 4, left // 8)):
             blocks.append([])
             held = 0
         blocks[-1].append(name)
         held += rows(name)
+        left -= rows(name)
     return blocks
 
 
