@@ -161,7 +161,7 @@ class Kernels(ABC):
         As something that `bool` waits for.
         """
 
-    def beside_work(self, make: Callable[[], Place]) -> Callable[[], Place]:
+    def aside(self, make: Callable[[], Place]) -> Callable[[], Place]:
         """Make an array that depends on no other beside the device's other work, where that is possible.
 
         What is returned gives the array, in line after its making.

@@ -45,7 +45,7 @@ class TorchKernels(Kernels):
         self.device = device
         self._place = torch.device(device.removeprefix("torch:"))
         self._cuda = self._place.type == "cuda"
-        self._beside: Any = None
+        self._aside: Any = None
         self._replays = Replays()
 
     def array(self, values: Any, dtype: Any = None) -> Tensor:
@@ -153,14 +153,14 @@ class TorchKernels(Kernels):
         # Words of the generator pass through 260 small kernels, whose launches take longer than they do.
         return max(1, min(8, _UNIFORMS // count)) if self._cuda else 1
 
-    def beside_work(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def aside(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
         if not self._cuda:
-            return super().beside_work(make)
-        if self._beside is None:
-            self._beside = torch.cuda.Stream(self._place)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._beside):
+            return super().aside(make)
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(self._place)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._aside):
             made = make()
-            ready = self._beside.record_event()
+            ready = self._aside.record_event()
 
         def taken() -> Tensor:
             stream = torch.cuda.current_stream(self._place)

@@ -92,7 +92,7 @@ def _drawn(
             return _cache[key(layer)]
         # Where it saves time, those of the next layers are made too.
         layers = range(layer, layer + kernels.together((inputs + 1) * outputs))
-        take = kernels.beside_work(lambda: _make(seed, role, layers, inputs, outputs, gain, dtype, kernels))
+        take = kernels.aside(lambda: _make(seed, role, layers, inputs, outputs, gain, dtype, kernels))
         nbytes = inputs * outputs * np.dtype(dtype).itemsize
         for number in reversed(range(len(layers))):
             _cache[key(layers[number])] = _Drawn(take, number, inputs, nbytes)
