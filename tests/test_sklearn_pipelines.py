@@ -85,6 +85,7 @@ CLASSIFIERS = {
     "deep": lambda: fs.DeepAFLClassifier(layers=3, width=64, ridge=1.0, random_state=0),
     "softmax": lambda: fs.SoftmaxClassifier(ridge=1.0),
     "kernel": lambda: fs.KernelAFLClassifier(landmarks=60),
+    "auto": lambda: fs.AutoClassifier(methods="softmax"),
 }
 
 
