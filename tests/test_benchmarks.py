@@ -308,6 +308,7 @@ def test_methods_for_frozen_features_stand_beside_each_other(tmp_path: Path) -> 
     assert "no row is called" in CliRunner().invoke(main, [*words, "--only", "KernelAfl"]).stderr
 
 
+@pytest.mark.slow
 def test_the_table_of_twelve_goes_on_from_its_file(tmp_path: Path) -> None:
     from benchmarks import tables
 

@@ -183,6 +183,7 @@ def test_many_answers_at_once_are_those_of_clients_one_by_one(monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_a_budget_counts_all_candidates_together():
     model = fs.Auto(max_exchanges=6).fit(federation(3))
     assert len(model.history) <= 6

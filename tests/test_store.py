@@ -390,6 +390,7 @@ def test_a_lock_left_behind_stops_nobody(tmp_path):
 # -- memory ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_images(store, tmp_path):
     """600 links to images of 120 kB each: 72 MB decoded, of which a few batches of 8 are held."""
     picture = tmp_path / "picture.png"

@@ -96,6 +96,7 @@ def test_what_can_be_wrong_with_a_servers_keys(server: Keys, monkeypatch: pytest
     assert states() == (4, {"server certificate": "failed"})
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(server: Keys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         code, found = examined("--keys", server.folder, "--listen", f"127.0.0.1:{other.getsockname()[1]}")

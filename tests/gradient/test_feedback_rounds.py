@@ -210,6 +210,7 @@ def mobile() -> dict[str, Any]:
     return {name: FedAvg(**setting | way).fit(fed).history[0] for name, way in ways.items()}
 
 
+@pytest.mark.slow
 def test_the_default_sketch_chooses_as_whole_updates_do_within_its_error(mobile: dict[str, Any]) -> None:
     """z of unit vectors errs by at most a few times 1 / sqrt(length); so do the two extremes it finds."""
     exact, short = (mobile[name].metrics["alignment"] for name in ("whole", "default"))
