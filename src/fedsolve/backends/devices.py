@@ -70,14 +70,22 @@ _LOCK = threading.Lock()
 @contextmanager
 def surroundings(device: torch.device) -> Iterator[None]:
     """One torch thread while several clients train at once, and no kernel chosen by timing it."""
+    with (
+        nullcontext() if several_threads() else one_thread(),
+        _repeatable() if device.type == "cuda" else nullcontext(),
+    ):
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: several wait for each other longer than small work takes, on busy machines by far."""
     import torch
 
     before = torch.get_num_threads()
-    if not several_threads():
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
-        with _repeatable() if device.type == "cuda" else nullcontext():
-            yield
+        yield
     finally:
         torch.set_num_threads(before)
 

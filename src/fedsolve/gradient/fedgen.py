@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fedsolve.backends.devices import one_thread
 from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
@@ -198,7 +199,8 @@ class FedGen(GradientMethod):
         server.weights = mean | server.aggregated
         counts = {client: total[f"labels@{client}"] for client in trained(total)}
         server.memory["labels"] = np.sum(list(counts.values()), axis=0)
-        self._teach(server, [heads[client] for client in counts], np.stack(list(counts.values())))
+        with one_thread():
+            self._teach(server, [heads[client] for client in counts], np.stack(list(counts.values())))
 
     def _teach(self, server: ServerState, heads: list[Weights], counts: Array) -> None:
         """Train the generator against the classifiers of a round; counts (clients, classes)."""
