@@ -291,8 +291,10 @@ def _generator_inputs(noise: Array, labels: Array, classes: int) -> Tensor:
 
 def _diversity(noise: Tensor, features: Tensor) -> Tensor:
     """exp(mean(-mean|e_a - e_b|² mean|G_a - G_b|)) over all pairs: large when the noise changes little."""
+    import torch
+
     apart = (noise[:, None] - noise[None]).square().mean(dim=2)
-    differ = (features[:, None] - features[None]).abs().mean(dim=2)
+    differ = torch.cdist(features, features, p=1.0) / features.shape[1]
     return (-(apart * differ).mean()).exp()
 
 
