@@ -61,6 +61,9 @@ def test_what_cannot_be_recorded_is_done_as_it_is(monkeypatch, recorded):
 
     monkeypatch.setattr(Replays, "_record", staticmethod(fail))
     replays = Replays()
+    replays.run("double", double, torch.zeros(()))
+    with pytest.warns(RuntimeWarning, match="no room"):
+        replays.run("double", double, torch.zeros(()))
     for number in range(3):
         assert float(replays.run("double", double, torch.full((), float(number)))[0]) == 2.0 * number
 

@@ -9,11 +9,11 @@ import torch
 _BLOCK = 128
 _WIDE, _MANY = 2048, 8
 """From this width or this number of systems on, products of blocks take less time than the library's factors
-and their inverses: on an H200, replayed, 2.3 and 3.0 ms for 10 systems of width 1024."""
+and their inverses."""
 _PANEL, _SMALL = 256, 128
 """Columns that products of blocks take at a time, and columns of a block of the diagonal that the library
-factors and inverts: on an H200, replayed, 100 systems of width 1024 take 5.4 ms so, 6.5 with 256 and 256, and
-5.4 to 7.7 with other sizes."""
+factors and inverts: on an H200, 100 systems of width 1024 take 5.7 ms so, and 10 take 2.5 (`python -m
+benchmarks.gpu`)."""
 
 
 def factored(systems: Any) -> InvertedFactors | BlockFactors:

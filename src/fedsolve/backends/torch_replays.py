@@ -7,6 +7,7 @@ starts them all at once; the arithmetic is that of the recorded work, kernel by 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -58,8 +59,14 @@ class Replays:
             if recording is None:
                 try:
                     recording = self._record(work, inputs)
-                except RuntimeError:
+                except RuntimeError as problem:
                     self._refused.add(key)
+                    warnings.warn(
+                        f"work of the GPU cannot be recorded ({problem}); it is done kernel by kernel, with "
+                        "the same result, which takes longer.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
                     return work(*inputs)
                 self._known[key] = recording
             self._known.move_to_end(key)
