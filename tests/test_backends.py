@@ -14,15 +14,17 @@ from fedsolve import container
 from fedsolve.backends import NUMPY, kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.backends.blas import add_product, factor_in_place
+from fedsolve.backends.devices import triton_works
 from fedsolve.backends.torch_kernels import TorchKernels
-from fedsolve.backends.torch_philox import philox_uniforms_on
 from fedsolve.closedform import deepafl_client
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection
 from fedsolve.closedform.solvers import ridge_solve, sandwich_solve
 from fedsolve.closedform.sums import chunks
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.messages import Term
 from fedsolve.federation.method import exchanges
+from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.gradient import FedAvg
 from fedsolve.schema import Column, Schema
 from fedsolve.uniforms import philox_uniforms
@@ -315,19 +317,24 @@ def test_projections_have_the_same_bits_everywhere(device, dtype):
         assert np.array_equal(kernels_on(device).host(here.bias), there.bias)
     for key in (0, 1, (1 << 64) + 5, (1 << 128) - 1):
         for count in (1, 4, 1003):
-            drawn = philox_uniforms_on(torch.device(device.removeprefix("torch:")), [7, key], count)
-            expected = [philox_uniforms(one, count) for one in (7, key)]
-            assert np.array_equal(drawn.cpu().numpy(), expected)
+            drawn = kernels_on(device).host(kernels_on(device).uniforms(key, count))
+            assert np.array_equal(drawn, philox_uniforms(key, count))
 
 
-def test_projections_made_together_are_those_made_alone(monkeypatch):
-    monkeypatch.setattr(TorchKernels, "together", lambda self, count: 3)
-    kernels = kernels_on("torch:cpu")
-    for layer in (4, 5, 6, 7):
-        alone = projection(11, "hidden", layer, 6, 5)
-        assert np.array_equal(
-            kernels.host(projection(11, "hidden", layer, 6, 5, kernels=kernels).weight), alone.weight
-        )
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_draws_its_projections_itself():
+    assert triton_works()
+
+
+def test_without_triton_projections_come_from_the_host(monkeypatch):
+    kernels = TorchKernels("torch:cpu")
+    monkeypatch.setattr(kernels, "_cuda", True)
+    triton_works.cache_clear()
+    with pytest.warns(RuntimeWarning, match="C compiler"):
+        drawn = kernels.uniforms(5, 9)
+    assert np.array_equal(drawn.numpy(), philox_uniforms(5, 9))
+    triton_works.cache_clear()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -359,6 +366,89 @@ def test_a_client_that_cannot_answer_is_named_and_the_others_go_on(device):
     left = federation("cpu")
     left.remove("client-3")
     assert farthest(model, method.fit(left)) <= 1e-8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("exchange", [0, 1, 2])
+def test_who_joins_leaves_moves_or_has_other_rows_counts_from_the_next_exchange_on(device, exchange):
+    def other_rows(client: Any) -> ClientData:
+        return ClientData(2.0 * client.data.features(slice(None)), client.data.own_labels())
+
+    def leave(whole: fs.LocalFederation) -> None:
+        whole.remove("client-3")
+
+    def join(whole: fs.LocalFederation) -> None:
+        whole.add(Participant("newcomer", other_rows(whole.participants[2])))
+
+    def change(whole: fs.LocalFederation) -> None:
+        whole.add(Participant("client-3", other_rows(whole.remove("client-3"))))
+
+    def empty(whole: fs.LocalFederation) -> None:
+        left = whole.remove("client-3")
+        whole.add(Participant("client-3", left.data.taking(np.zeros(len(left), dtype=bool))))
+
+    def move(whole: fs.LocalFederation) -> None:
+        for client in whole.participants[::2]:
+            client.move("cpu")
+
+    method = fs.DeepAFL(layers=2, width=24)
+    for happens in (leave, join, change, empty, move):
+        models, took_part = [], []
+        for place in (device, "cpu"):
+            whole = federation(place)
+            method.fit(whole)  # what a pool keeps is there
+            run = method.start(whole.describe())
+            for number, _ in enumerate(exchanges(run, whole)):
+                if number == exchange:
+                    happens(whole)
+            models.append(run.model())
+            took_part.append([(record.cohort, record.empty) for record in run.history])
+        assert farthest(*models) <= 1e-8
+        assert took_part[0] == took_part[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_replace_others_are_those_of_the_next_run(device):
+    models = []
+    for place in (device, "cpu"):
+        whole = federation(place)
+        fs.DeepAFL(layers=1, width=24, seed=1).fit(whole)
+        for client in whole.participants[:3]:
+            client.data = client.data.taking(np.arange(len(client)) % 2 == 0)
+        whole.participants[3].data = whole.participants[3].data.taking(
+            np.zeros(len(whole.participants[3]), dtype=bool)
+        )
+        models.append(fs.DeepAFL(layers=2, width=24).fit(whole))
+    assert farthest(*models) <= 1e-8
+    assert costs(models[0]) == costs(models[1])
+    assert "client-3" in models[0].history[0].empty
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("plan", ["lean", "single", "textbook"])
+def test_a_run_on_a_device_goes_on_after_any_exchange(device, plan, precision):
+    method = fs.DeepAFL(layers=3, width=24, exchange=plan, precision=precision)
+    whole = federation(device)
+    expected = method.fit(whole)
+    run = method.start(whole.describe())
+    for record in exchanges(run, whole):
+        resumed = method.start(whole.describe())
+        resumed.restore(run.to_bytes(), "a checkpoint")
+        for _ in exchanges(resumed, federation(device)):
+            pass
+        assert farthest(resumed.model(), expected) <= (1e-8 if precision == "float64" else 1e-3), record
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_numbers_that_are_not_finite_are_refused_by_name_wherever_they_lie(device):
+    here = kernels_on(device).array
+    good, bad = np.ones((3, 3)), np.array([1.0, np.inf, -np.inf], dtype=np.float32)
+    term = Term({"first": here(good), "second": here(bad), "third": good, "whole": here(np.arange(3))})
+    with pytest.raises(TermError, match="'north': 'second' contains NaN"):
+        term.check_finite("'north'")
+    term.arrays["second"] = here(good)
+    term.check_finite("'north'")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -181,6 +181,40 @@ def test_float32_terms_are_summed_in_float64() -> None:
     assert total.arrays["a"][0] == 1e8 + 1
 
 
+LAID_OUT = {
+    "in line": lambda values: values,
+    "transposed": lambda values: values.T,
+    "every other, backwards": lambda values: values[::-2, ::3],
+    "a number": lambda values: values[0, 0],
+    "nothing": lambda values: values[:0],
+}
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, -7.0, 0.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("layout", LAID_OUT.values(), ids=LAID_OUT)
+def test_a_sum_has_the_bits_of_whole_products_added_in_turn(layout, dtype: str, factor: float) -> None:
+    rng = np.random.default_rng(4)
+    arrays = [layout((100 * rng.standard_normal((230, 310))).astype(dtype)) for _ in range(4)]
+    total, expected = Term(), None
+    for number, array in enumerate(arrays):
+        sign = -1 if number == 2 else 1
+        product = np.multiply(array, factor + number, dtype=np.float64)
+        total.add(Term({"a": array}, factors={"a": factor + number}), sign)
+        expected = sign * product if expected is None else expected + sign * product
+    assert total.arrays["a"].dtype == np.float64
+    assert total.arrays["a"].tobytes() == np.asarray(expected).tobytes()
+
+
+def test_symmetric_terms_have_factors_too() -> None:
+    terms = [Term({"g": symmetric(300, seed)}, {}, frozenset("g"), {"g": seed + 0.1}) for seed in range(3)]
+    total = terms[0] + terms[1]
+    total.add(terms[2], -1)
+    total.mirror()
+    first, second, third = (term.factors["g"] * term.arrays["g"] for term in terms)
+    np.testing.assert_array_equal(total.arrays["g"], first + second - third)
+
+
 def test_terms_of_different_shapes_do_not_add() -> None:
     with pytest.raises(TermError, match=r"'a' has shape \(3,\) \(plain\), expected \(2,\)"):
         Term({"a": np.ones(2)}) + Term({"a": np.ones(3)})

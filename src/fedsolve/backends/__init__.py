@@ -23,6 +23,7 @@ from fedsolve.backends.numpy_kernels import NumpyKernels
 __all__ = ["NUMPY", "Kernels", "host", "kernels_of", "kernels_on"]
 
 NUMPY = NumpyKernels()
+_ARRAYS = (np.ndarray, np.generic)
 
 
 def kernels_on(device: str) -> Kernels:
@@ -32,15 +33,18 @@ def kernels_on(device: str) -> Kernels:
 
 def kernels_of(array: Any) -> Kernels:
     """The kernels of the place where this array lies."""
-    if isinstance(array, np.ndarray | np.generic):
-        return NUMPY
-    place = str(array.device)
-    return _kernels("torch:cpu" if place == "cpu" else place)
+    return NUMPY if isinstance(array, _ARRAYS) else _kernels_at(array.device)
 
 
 def host(array: Any) -> NDArray[Any]:
     """The array in the host's memory, as numpy's; the same one where it lies there already."""
     return kernels_of(array).host(array)
+
+
+@cache
+def _kernels_at(place: Any) -> Kernels:
+    """The kernels of a device of torch."""
+    return _kernels("torch:cpu" if str(place) == "cpu" else str(place))
 
 
 @cache

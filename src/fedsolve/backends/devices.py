@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fedsolve.errors import DataError
 from fedsolve.threads import several_threads
+from fedsolve.uniforms import philox_uniforms
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +64,26 @@ def _torch(name: str) -> Any:
             f"device '{name}' needs torch: pip install 'fedsolve[torch]'. Without it, use the device cpu."
         ) from problem
     return torch
+
+
+@cache
+def triton_works() -> bool:
+    """Whether Triton is here and makes kernels that are right; besides the package it needs a C compiler."""
+    try:
+        import torch
+
+        from fedsolve.backends.triton_philox import philox_uniforms_on
+
+        made = philox_uniforms_on(torch.device("cuda"), 7, 9)
+        return bool(made.tolist() == philox_uniforms(7, 9).tolist())
+    except Exception as problem:
+        warnings.warn(
+            f"Triton makes no kernels here ({type(problem).__name__}: {problem}), so slower ones are used on "
+            "the GPU. It comes with torch on Linux, and needs a C compiler such as gcc.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
 
 
 _USERS: list[tuple[bool, bool, bool]] = []

@@ -112,12 +112,8 @@ class Kernels(ABC):
         """A row for each code, 1 at its place."""
 
     @abstractmethod
-    def uniforms(self, keys: Sequence[int], count: int) -> Place:
-        """`count` uniforms in [0, 1) for each key, with the bits of `uniforms.philox_uniforms`."""
-
-    def together(self, count: int) -> int:
-        """For how many keys at once so many uniforms are best made."""
-        return 1
+    def uniforms(self, key: int, count: int) -> Place:
+        """`count` uniforms in [0, 1), with the bits of `uniforms.philox_uniforms`."""
 
     @abstractmethod
     def where(self, condition: Place, values: Place, otherwise: float) -> Place:
@@ -155,10 +151,10 @@ class Kernels(ABC):
         """matrix += number I, in place."""
 
     @abstractmethod
-    def finite_sum(self, array: Place) -> Any:
-        """Whether the sum of all numbers is finite: NaN or infinity anywhere makes it not so.
+    def finite_sums(self, arrays: Sequence[Place]) -> list[bool]:
+        """Of each array, whether the sum of all numbers is finite: NaN or infinity anywhere makes it not so.
 
-        As something that `bool` waits for.
+        The device is waited for once.
         """
 
     def aside(self, make: Callable[[], Place]) -> Callable[[], Place]:

@@ -124,10 +124,8 @@ class NumpyKernels(Kernels):
         values[np.arange(len(codes)), codes] = 1.0
         return values
 
-    def uniforms(self, keys: Sequence[int], count: int) -> Array:
-        if len(keys) == 1:
-            return philox_uniforms(keys[0], count)[None]
-        return np.stack([philox_uniforms(key, count) for key in keys])
+    def uniforms(self, key: int, count: int) -> Array:
+        return philox_uniforms(key, count)
 
     def where(self, condition: Array, values: Array, otherwise: float) -> Array:
         return np.where(condition, values, otherwise)
@@ -162,10 +160,10 @@ class NumpyKernels(Kernels):
     def add_diagonal(self, matrix: Array, number: float) -> None:
         matrix.flat[:: len(matrix) + 1] += number
 
-    def finite_sum(self, array: Array) -> bool:
+    def finite_sums(self, arrays: Sequence[Array]) -> list[bool]:
         # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
         with np.errstate(invalid="ignore", over="ignore"):
-            return bool(np.isfinite(np.add.reduce(array, axis=None)))
+            return [bool(np.isfinite(np.add.reduce(array, axis=None))) for array in arrays]
 
     def cholesky(self, system: Array, least: float = 0.0) -> Any | None:
         norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))

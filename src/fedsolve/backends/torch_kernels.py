@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dpocon
 
 from fedsolve.backends.activations import ACTIVATIONS
+from fedsolve.backends.devices import triton_works
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
 from fedsolve.backends.numpy_kernels import NumpyKernels
 from fedsolve.backends.torch_factors import factored, inverted
-from fedsolve.backends.torch_philox import philox_uniforms_on
 from fedsolve.backends.torch_replays import Replays
 from fedsolve.errors import DataError
 from fedsolve.threads import blas_threads, run_beside
+from fedsolve.uniforms import philox_uniforms
 
 Tensor = Any
 """Tensors stand where numpy's arrays are expected: see `kernels.Place`."""
@@ -32,8 +34,6 @@ _SHIFTED_COLUMNS = 128
 _BATCH_BYTES = 8 << 30
 _REPLAYED = 1024
 """Width of systems up to which starting the kernels of a solution takes longer than they do."""
-_UNIFORMS = 1 << 23
-"""Random numbers that are made at once: those of seven projections of width 1024."""
 _SHARE = 0.6
 """Of the device's free memory, what clients may keep there; chunks and sums need the rest."""
 
@@ -46,12 +46,13 @@ class TorchKernels(Kernels):
         self._place = torch.device(device.removeprefix("torch:"))
         self._cuda = self._place.type == "cuda"
         self._aside: Any = None
+        self._beside: Any = None
         self._replays = Replays()
 
     def array(self, values: Any, dtype: Any = None) -> Tensor:
         if not isinstance(values, torch.Tensor):
             values = np.asarray(values)
-            if not values.flags.writeable or any(step < 0 for step in values.strides):
+            if not values.flags.writeable or min(values.strides, default=0) < 0:
                 values = values.copy() if not self._cuda else np.ascontiguousarray(values)
             values = _from_numpy(values)
         return values.to(device=self._place, dtype=None if dtype is None else _type(dtype))
@@ -144,14 +145,12 @@ class TorchKernels(Kernels):
         values = torch.zeros((len(codes), outputs), dtype=_type(dtype), device=self._place)
         return values.scatter_(1, codes[:, None], 1.0)
 
-    def uniforms(self, keys: Sequence[int], count: int) -> Tensor:
-        if not self._cuda:
-            return self.array(NumpyKernels().uniforms(keys, count))
-        return philox_uniforms_on(self._place, keys, count)
+    def uniforms(self, key: int, count: int) -> Tensor:
+        if not self._cuda or not triton_works():
+            return self.array(philox_uniforms(key, count))
+        from fedsolve.backends.triton_philox import philox_uniforms_on
 
-    def together(self, count: int) -> int:
-        # Words of the generator pass through 260 small kernels, whose launches take longer than they do.
-        return max(1, min(8, _UNIFORMS // count)) if self._cuda else 1
+        return philox_uniforms_on(self._place, key, count)
 
     def aside(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
         if not self._cuda:
@@ -203,8 +202,9 @@ class TorchKernels(Kernels):
     def add_diagonal(self, matrix: Tensor, number: float) -> None:
         matrix.diagonal().add_(number)
 
-    def finite_sum(self, array: Tensor) -> Tensor:
-        return torch.isfinite(array.sum())
+    def finite_sums(self, arrays: Sequence[Tensor]) -> list[bool]:
+        found: list[bool] = torch.stack([array.sum() for array in arrays]).isfinite().tolist()
+        return found
 
     def cholesky(self, system: Tensor, least: float = 0.0) -> Any | None:
         width = len(system)
@@ -269,12 +269,25 @@ class TorchKernels(Kernels):
         rows, columns = matrix.shape
         if not self._cuda or not columns or rows < columns * 11 // 6:
             return None
-        # The device has other work while the host, which has little, decomposes the triangle.
+        # The device has other work while the host, which has little, decomposes the triangle. It is carried
+        # there and back in a line of its own: what is in the other one meanwhile is not waited for.
         directions, triangle = torch.linalg.qr(matrix)
-        begun = run_beside(partial(_host_svd, self.host(triangle)))
+        ready = torch.cuda.current_stream(self._place).record_event()
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self._place)  # type: ignore[no-untyped-call]
+
+        def decomposed() -> tuple[Tensor, ...]:
+            with torch.cuda.stream(self._beside):
+                self._beside.wait_event(ready)
+                return tuple(map(self.array, _host_svd(self.host(triangle))))
+
+        begun = run_beside(decomposed)
 
         def found() -> tuple[Tensor, Tensor, Tensor]:
-            left, singular, right = map(self.array, begun.result())
+            left, singular, right = begun.result()
+            for tensor in (left, singular, right):
+                # Its memory is used again only after what is in line now.
+                tensor.record_stream(torch.cuda.current_stream(self._place))
             return directions @ left, singular, right
 
         return found
@@ -303,14 +316,15 @@ def _host_svd(matrix: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray
     return left, singular, right
 
 
+@cache
 def _type(dtype: Any) -> torch.dtype:
     found: torch.dtype = getattr(torch, np.dtype(dtype).name)
     return found
 
 
 def _from_numpy(values: NDArray[Any]) -> Tensor:
-    import warnings
-
+    if values.flags.writeable:
+        return torch.from_numpy(values)
     with warnings.catch_warnings():
         # Of arrays that may not be written: what is made of them here is not written either.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -29,7 +29,7 @@ from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform import moments
 from fedsolve.closedform.candidates import MANY
 from fedsolve.closedform.choosing import ChoosingRun
-from fedsolve.closedform.deepafl_client import KIND, blocks_of
+from fedsolve.closedform.deepafl_client import KIND, block_of, blocks_of
 from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
@@ -256,6 +256,9 @@ class DeepAFLRun(Run[DeepModel]):
         self.sums: LayerSums | None = None
         self._pending: Request | None = None
         self._kernels = kernels_on(spec.device)
+        # The newest classifier and block, where the server solves.
+        self._weight: Any = None
+        self._block: Sandwich | None = None
         self._decomposed: Callable[[], Decomposition] | None = None
         self._hidden_gram: Array | None = None
         self._hidden_square: Any = 0.0
@@ -402,7 +405,7 @@ class DeepAFLRun(Run[DeepModel]):
         """Eq. 16-17: the block that best corrects the residual, for this exchange's cohort."""
         layer = len(self.blocks)
         total_of = partial(total.on, self._kernels)
-        weight = self._kernels.array(self.classifiers[layer])
+        weight = self._weight
         if self.plan.merges:
             residual = total_of("hidden_cross") - total_of("hidden_feature") @ weight
         elif self.method.skip:
@@ -414,13 +417,12 @@ class DeepAFLRun(Run[DeepModel]):
         hidden_gram = total_of("hidden_gram")
         known = None if self._decomposed is None or self.method.reconstruction else self._decomposed()
         exact = sandwich_solve(hidden_gram, residual, weight, self._residual_ridge, known)
-        block = self._append(exact.on_host())
+        self._append(exact)
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
             here = self.sums is not None and self.sums.layer == layer and self.sums.describe(total)
-            if here and not self._partial and block is not None:
-                step = step_from_hidden(block.on(self._kernels), *map(total_of, self.plan.block))
-                self._advance(step, solved)
+            if here and not self._partial and self._block is not None:
+                self._advance(step_from_hidden(self._block, *map(total_of, self.plan.block)), solved)
             else:
                 self.sums = None
         else:
@@ -437,7 +439,7 @@ class DeepAFLRun(Run[DeepModel]):
         sums, layer, hidden = self.sums, len(self.blocks), float(self._hidden_square)
         if sums is None or sums.layer != layer or hidden <= 0:
             return {}
-        weight = self._kernels.array(self.classifiers[layer])
+        weight = self._weight
         squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
         left = max(float(squares.max()), EPS * float(sums.label_square.max()))
         return {"hidden_residual": 4.0 * math.sqrt(hidden * left)}
@@ -446,11 +448,10 @@ class DeepAFLRun(Run[DeepModel]):
         """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are
         known from the Gram matrix of F, those of Phi and Y from this layer's sums.
         """
-        sums, block, hidden_gram = self.sums, self.blocks[-1], self._hidden_gram
+        sums, block, hidden_gram = self.sums, self._block, self._hidden_gram
         if sums is None or block is None or hidden_gram is None:
             return {}
-        left = self._kernels.array(block.left)
-        output = float((left * (hidden_gram @ left)).sum(axis=0).max())
+        output = float((block.left * (hidden_gram @ block.left)).sum(axis=0).max())
         feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
         return {
             "step_gram": output,
@@ -471,14 +472,21 @@ class DeepAFLRun(Run[DeepModel]):
             kernels.beside(labels * weight, recovery * decoder),
         )
 
-    def _append(self, exact: Sandwich | None) -> Sandwich | None:
+    def _append(self, exact: Sandwich | None) -> None:
         """Add a block to the model; what counts from here on is the block as the clients have it."""
         sent: dict[str, Array] = {}
         if exact is not None:
-            sent = {"left": self._send(exact.left), "right": self._send(exact.right)}
-        self.add(Block({"layer": len(self.blocks) + 1}, sent))
-        self.blocks.append(blocks_of(self.chain, "float64")[-1])
-        return self.blocks[-1]
+            found = exact.on_host()
+            sent = {"left": self._send(found.left), "right": self._send(found.right)}
+        added = self.add(Block({"layer": len(self.blocks) + 1}, sent))
+        self.blocks.append(block_of(added, "float64"))
+        unchanged = added.arrays is sent and self.method.precision == "float64"
+        self._block = exact if unchanged else self._newest_block()
+
+    def _newest_block(self) -> Sandwich | None:
+        """The newest block, carried to where the server solves."""
+        block = self.blocks[-1] if self.blocks else None
+        return None if block is None else block.on(self._kernels)
 
     def _take_step(self, total: Total, solved: list[str]) -> None:
         """The lean recurrence; a cohort that changed meanwhile leaves no sums, so they are asked for."""
@@ -489,10 +497,10 @@ class DeepAFLRun(Run[DeepModel]):
             self.sums = None
 
     def _advance(self, step: StepSums, solved: list[str]) -> None:
-        sums, block = self.sums, self.blocks[-1]
+        sums, block = self.sums, self._block
         assert sums is not None
         assert block is not None
-        gram, cross = advance(sums.gram, sums.cross, block.on(self._kernels), step)
+        gram, cross = advance(sums.gram, sums.cross, block, step)
         self.sums = LayerSums(gram, cross, sums.label_square, sums.cohort, sums.rows, len(self.blocks))
         self._solve_classifier(solved)
 
@@ -500,14 +508,15 @@ class DeepAFLRun(Run[DeepModel]):
         """W_t and the regularised risk that Theorem 3 speaks of, both from sums."""
         sums = self.sums
         assert sums is not None
-        weight = ridge_solve(sums.gram, sums.cross, self._ridge)
+        self._weight = weight = ridge_solve(sums.gram, sums.cross, self._ridge)
         blocks = self._residual_ridge * sum(b.square for b in self.blocks if b is not None)
-        if len(self.blocks) < self._layers:
-            self._decomposed = self._kernels.begin_svd(weight)
-        self.classifiers.append(self._kernels.host(weight))
         self.risks.append(
             regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self._ridge, blocks)
         )
+        self.classifiers.append(self._kernels.host(weight))
+        if len(self.blocks) < self._layers:
+            # Last: a device decomposes while the next question is made.
+            self._decomposed = self._kernels.begin_svd(weight)
         solved.append(f"W{len(self.classifiers) - 1}")
 
     def _send(self, array: Array) -> Array:
@@ -540,6 +549,8 @@ class DeepAFLRun(Run[DeepModel]):
         self.risks = list(note["risks"])
         self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
         self.blocks = blocks_of(self.chain, "float64")
+        self._weight = self._kernels.array(self.classifiers[-1]) if self.classifiers else None
+        self._block = self._newest_block()
         if note["sums"] is not None:
             cohort, rows, layer = (note["sums"][name] for name in ("cohort", "rows", "layer"))
             here = {name: self._kernels.array(arrays[name]) for name in (*LEVEL, "anchor") if name in arrays}

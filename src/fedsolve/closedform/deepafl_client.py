@@ -11,7 +11,7 @@ from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
 from fedsolve.errors import TermError
-from fedsolve.federation.messages import Chain, Request, Term
+from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 
 KIND = "deepafl"
@@ -25,10 +25,10 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """
     features = _layer_features(data, memory)
     network, rows, workspace = features.network, features.rows, memory.workspace
-    blocks = blocks_of(memory.chain, network.precision)
+    added = layer_blocks(memory.chain)
     ask, goal = set(request.note["ask"]), request.step
-    if goal != len(blocks):
-        raise TermError(f"the request is for layer {goal}, but the model so far has {len(blocks)} blocks.")
+    if goal != len(added):
+        raise TermError(f"the request is for layer {goal}, but the model so far has {len(added)} blocks.")
     kernels = rows.kernels
     sums = Accumulator(workspace, network.precision, kernels)
     _declare(sums, ask, network, rows.outputs)
@@ -38,12 +38,12 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
 
     steps = "step_gram" in ask
     start, kept = features.begin(memory.chain, goal - 1 if steps else goal)
-    passed = {layer: block and block.on(kernels) for layer, block in enumerate(blocks) if layer >= start}
+    blocks = [block_of(block, network.precision) for block in added[max(start, 0) :]]
+    passed = [block and block.on(kernels) for block in blocks]
     for span in chunks(len(rows), network.width, kernels):
         targets = rows.weighted(span, rows.targets(span))
         current = features.start(span) if start < 0 else features.load(span)
-        for layer in range(max(start, 0), goal):
-            block = passed[layer]
+        for layer, block in enumerate(passed, max(start, 0)):
             hidden = features.hidden(span, current, layer, kept, workspace)
             output = network.output(hidden, block)
             if steps and layer == goal - 1:
@@ -128,10 +128,16 @@ def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
 
 def blocks_of(chain: Chain, precision: str) -> list[Sandwich | None]:
     """The blocks of the model so far; None where the transformation is the identity."""
-    return [
-        Sandwich(*(block.arrays[side].astype(precision, copy=False) for side in ("left", "right")))
-        if block.arrays
-        else None
-        for block in chain.blocks
-        if "layer" in block.note
-    ]
+    return [block_of(block, precision) for block in layer_blocks(chain)]
+
+
+def layer_blocks(chain: Chain) -> list[Block]:
+    """Those blocks of a chain that are blocks of the network."""
+    return [block for block in chain.blocks if "layer" in block.note]
+
+
+def block_of(block: Block, precision: str) -> Sandwich | None:
+    """A block of the network; None where the transformation is the identity."""
+    if not block.arrays:
+        return None
+    return Sandwich(*(block.arrays[side].astype(precision, copy=False) for side in ("left", "right")))

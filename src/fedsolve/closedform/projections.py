@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,15 +31,14 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class _Drawn:
-    """One of several projections that were drawn together; `take` gives the numbers of them all."""
+    """A projection that was drawn, perhaps beside other work; `take` gives its numbers."""
 
     take: Callable[[], Array]
-    number: int
     inputs: int
     nbytes: int
 
     def projection(self) -> Projection:
-        values = self.take()[self.number]
+        values = self.take()
         return Projection(values[: self.inputs], values[self.inputs])
 
 
@@ -83,21 +82,15 @@ def draw_ahead(
 def _drawn(
     seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str, kernels: Kernels
 ) -> _Drawn:
-    def key(layer: int) -> tuple[object, ...]:
-        return kernels.device, seed, role, layer, inputs, outputs, gain, dtype
-
+    key = kernels.device, seed, role, layer, inputs, outputs, gain, dtype
     with _lock:
-        if key(layer) in _cache:
-            _cache.move_to_end(key(layer))
-            return _cache[key(layer)]
-        # Where it saves time, those of the next layers are made too.
-        layers = range(layer, layer + kernels.together((inputs + 1) * outputs))
-        take = kernels.aside(lambda: _make(seed, role, layers, inputs, outputs, gain, dtype, kernels))
-        nbytes = inputs * outputs * np.dtype(dtype).itemsize
-        for number in reversed(range(len(layers))):
-            _cache[key(layers[number])] = _Drawn(take, number, inputs, nbytes)
-        _forget(kernels.device)
-        return _cache[key(layer)]
+        if key in _cache:
+            _cache.move_to_end(key)
+        else:
+            take = kernels.aside(lambda: _make(seed, role, layer, inputs, outputs, gain, dtype, kernels))
+            _cache[key] = _Drawn(take, inputs, inputs * outputs * np.dtype(dtype).itemsize)
+            _forget(kernels.device)
+        return _cache[key]
 
 
 def _forget(device: str) -> None:
@@ -113,21 +106,20 @@ def _forget(device: str) -> None:
 def _make(
     seed: int,
     role: str,
-    layers: Sequence[int],
+    layer: int,
     inputs: int,
     outputs: int,
     gain: float,
     dtype: str,
     kernels: Kernels = NUMPY,
 ) -> Array:
-    """The numbers of these layers' projections, (layers, inputs + 1, outputs)."""
+    """The numbers of a projection, (inputs + 1, outputs)."""
     scale = float(gain / np.sqrt(np.float64(inputs)))
-    keys = [uniform_key(seed, role, layer, inputs, outputs) for layer in layers]
-    values = kernels.uniforms(keys, (inputs + 1) * outputs)
+    values = kernels.uniforms(uniform_key(seed, role, layer, inputs, outputs), (inputs + 1) * outputs)
     values *= 2.0
     values -= 1.0
     values *= scale
-    values = kernels.array(values, dtype).reshape(len(keys), inputs + 1, outputs)
+    values = kernels.array(values, dtype).reshape(inputs + 1, outputs)
     if kernels is NUMPY:
         values.setflags(write=False)
     return values
@@ -141,7 +133,7 @@ def projection_agreement(seed: int) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def fingerprint(seed: int) -> str:
     """Hash of a small projection of this seed, to see that two sides make the same bits."""
-    small = _make(seed, "fingerprint", [0], 7, 9, 1.0, "float64")
+    small = _make(seed, "fingerprint", 0, 7, 9, 1.0, "float64")
     return hashlib.sha256(small.tobytes()).hexdigest()[:32]
 
 

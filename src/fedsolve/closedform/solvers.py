@@ -173,12 +173,14 @@ def _sandwich_solve(
         if found is not None:
             return Sandwich(kernels.contiguous(found), kernels.contiguous(right))
     values, vectors = kernels.eigh(hidden_gram)
-    below = max(0.0, -float(values[0]))
+    lowest = values[0]
     values = values.clip(min=0.0)
     target = residual @ (z.T * singular)
     curvature = values[:, None] * (singular**2)[None, :]
-    floor = len(hidden_gram) * EPS * (float(curvature.max()) if len(singular) else 0.0)
-    usable = curvature > floor if ridge == 0.0 else None
+    usable = None
+    if ridge == 0.0:
+        floor = len(hidden_gram) * EPS * (float(curvature.max()) if len(singular) else 0.0)
+        usable = curvature > floor
 
     def solve(wanted: Array) -> Array:
         inner = vectors.T @ wanted
@@ -191,6 +193,6 @@ def _sandwich_solve(
     left = solve(target)
     # One step of refinement: the stationarity residual of A itself, free of the rounding of V. It
     # converges only while what was clamped is small beside the ridge (not so for float32 sums).
-    if ridge == 0.0 or below * float(singular[0]) ** 2 <= 0.5 * ridge:
+    if ridge == 0.0 or max(0.0, -float(lowest)) * float(singular[0]) ** 2 <= 0.5 * ridge:
         left += solve(target - ridge * left - (hidden_gram @ left) * singular**2)
     return Sandwich(kernels.contiguous(left), kernels.contiguous(right))

@@ -7,7 +7,7 @@ cannot answer is found by asking it alone. Secure sums and methods that gather a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,8 @@ class DevicePool:
 
     def __init__(self, device: str, members: Sequence[Participant]) -> None:
         self.members = tuple(members)
+        self.names = [member.name for member in members]
+        self.empty = [member.name for member in members if len(member) == 0]
         budget = sum(member.memory_budget for member in members)
         self._memory = Memory(device=device, budget=budget, name=members[0].name, scratch=members[0].scratch)
         self._unions: dict[Part | None, tuple[list[ClientData], ClientData, Memory]] = {}
@@ -135,11 +137,16 @@ def _together(views: Sequence[ClientData]) -> ClientData:
     return ClientData(first.source, first.labels, rows, first.weights, checked=True, schema=first.schema)
 
 
+_Held = tuple[Participant, str, ClientData]
+"""A participant, where it computes, and its rows."""
+
+
 class DevicePools:
     """The pools of a federation, one for each device that some of its participants compute on."""
 
     def __init__(self) -> None:
-        self._pools: list[DevicePool] = []
+        self._held: list[_Held] = []
+        self._pools: dict[tuple[_Held, ...], DevicePool] = {}
 
     def ask(
         self,
@@ -160,15 +167,15 @@ class DevicePools:
         for pool in self._current(members):
             try:
                 catch_up = pool.lacking(request, chain)
-                answer = sums.check(pool.members[0].name, pool.answer(request, chain))
+                answer = sums.check(pool.names[0], pool.answer(request, chain))
             except Exception as found:
                 problem = found
                 continue
             sums.add(answer)
-            names = [member.name for member in pool.members]
-            empty = [member.name for member in pool.members if len(member) == 0]
-            count, each = len(names), answer.term.nbytes
-            report.enter_block(BlockSum(answer.term, names, empty, {}, count * each, count * catch_up))
+            count, each = len(pool.names), answer.term.nbytes
+            report.enter_block(
+                BlockSum(answer.term, pool.names, pool.empty, {}, count * each, count * catch_up)
+            )
         return problem
 
     def place_rows(self, members: Members) -> None:
@@ -176,11 +183,17 @@ class DevicePools:
         for pool in self._current(members):
             pool.place_rows()
 
-    def _current(self, members: Members) -> list[DevicePool]:
-        """The participants by device, those on the host left out; a pool of the same members is kept."""
-        participants = [members[name] for name in members.names]
-        devices = sorted({p.device for p in participants if p.device != "cpu"})
-        groups = {device: tuple(p for p in participants if p.device == device) for device in devices}
-        kept = {pool.members: pool for pool in self._pools}
-        self._pools = [kept.get(group) or DevicePool(device, group) for device, group in groups.items()]
-        return self._pools
+    def _current(self, members: Members) -> Iterable[DevicePool]:
+        """The participants by device, those on the host left out; a pool of the same members, with the same
+        rows, is kept.
+        """
+        held = [(participant, participant.device, participant.data) for participant in members.everybody]
+        if held != self._held:
+            devices = sorted({device for _, device, _ in held if device != "cpu"})
+            groups = {device: tuple(each for each in held if each[1] == device) for device in devices}
+            self._pools = {
+                group: self._pools.get(group) or DevicePool(device, [member for member, *_ in group])
+                for device, group in groups.items()
+            }
+            self._held = held
+        return self._pools.values()

@@ -167,7 +167,7 @@ class LocalFederation:
 
     @property
     def participants(self) -> tuple[Participant, ...]:
-        return tuple(self._members[name] for name in self.clients)
+        return self._members.everybody
 
     @property
     def deal(self) -> Deal:
@@ -222,8 +222,9 @@ class LocalFederation:
         if len(cohort) == len(self._members) and self._members.elsewhere:
             # Only where everybody is asked: who is asked now and then keeps features of its own.
             apart = self._device_pools.ask(self._members, request, chain, report, sums)
-            cohort = [name for name in cohort if name not in set(report.answered)]
-        size = group_size(request, chain)
+            answered = set(report.answered)
+            cohort = [name for name in cohort if name not in answered]
+        size = group_size(request, chain, self.device)
         answers = len(cohort) * answers_in(request)
         sums_rows = size == 1 and len(cohort) > 1 and adds_up(request.kind)
         in_blocks = sums_rows and (answers >= MANY or SEVERAL <= len(cohort) == len(self._members))

@@ -79,6 +79,7 @@ class Members:
         self._made: dict[str, Participant] = {}
         self._unmade: dict[str, int] = {} if deal is None else dict(deal.places)
         self._sorted: tuple[str, ...] | None = None
+        self._everybody: tuple[Participant, ...] | None = None
         self._states: Path | None = None
         self._width = None if deal is None else int(deal.features.shape[1])
 
@@ -104,6 +105,13 @@ class Members:
             self._sorted = tuple(sorted([*self._made, *self._unmade]))
         return self._sorted
 
+    @property
+    def everybody(self) -> tuple[Participant, ...]:
+        """All participants, in the order of their names; those that were not made yet are."""
+        if self._everybody is None:
+            self._everybody = tuple(self[name] for name in self.names)
+        return self._everybody
+
     def add(self, participant: Participant) -> None:
         name, width = participant.name, participant.data.width
         if name in self:
@@ -116,7 +124,7 @@ class Members:
                 "All must use the same backbone."
             )
         self._made[name] = participant
-        self._sorted = None
+        self._sorted = self._everybody = None
         if self.device is not None:
             participant.move(self.device)
         participant.keep_states(self._states)
@@ -126,7 +134,7 @@ class Members:
             raise DataError(f"no participant is called '{name}'.")
         participant = self[name]
         del self._made[name]
-        self._sorted = None
+        self._sorted = self._everybody = None
         if not len(self):
             self._width = None
         return participant
@@ -140,8 +148,7 @@ class Members:
     @property
     def elsewhere(self) -> bool:
         """Whether somebody computes on a device other than the host."""
-        devices = {self.device or "cpu", *(participant.device for participant in self._made.values())}
-        return devices != {"cpu"}
+        return (self.device or "cpu") != "cpu" or any(each.device != "cpu" for each in self._made.values())
 
     def rows(self, name: str) -> int:
         """How many rows a client has."""

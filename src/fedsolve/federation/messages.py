@@ -19,6 +19,8 @@ from fedsolve.container import Array, canonical_json
 from fedsolve.errors import TermError
 
 _TRIANGLE_ROWS = 128
+_PART = 1 << 15
+"""Numbers of a product that are made at a time: fresh memory for all would cost more than the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -200,14 +202,14 @@ class Term:
             self.arrays[name] = _times(self.arrays[name], self.factors.pop(name))
         for name, array in other.arrays.items():
             mine = self.arrays.get(name)
-            factor = other.factors.get(name)
-            if factor is not None:
-                array = _times(array, factor)
+            factor = sign * other.factors.get(name, 1)
             if mine is None:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
-                self.arrays[name] = _times(array, sign)
-                continue
-            _add_triangle(mine, array, sign) if self._is_square(name) else _add(mine, array, sign)
+                self.arrays[name] = _times(array, factor)
+            elif self._is_square(name):
+                _add_triangle(mine, array, factor)
+            else:
+                _add(mine, array, factor)
         for name, count in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + sign * count
         self.symmetric |= other.symmetric
@@ -248,8 +250,11 @@ class Term:
 
     def _finite(self) -> Iterator[tuple[str, bool]]:
         """By name, whether an array's sum is finite; a device is waited for once."""
-        found = {name: kernels_of(array).finite_sum(array) for name, array in self.arrays.items()}
-        return ((name, bool(finite)) for name, finite in found.items())
+        places: dict[Kernels, list[str]] = {}
+        for name, array in self.arrays.items():
+            places.setdefault(kernels_of(array), []).append(name)
+        for kernels, names in places.items():
+            yield from zip(names, kernels.finite_sums([self.arrays[name] for name in names]), strict=True)
 
     def on_host(self) -> Term:
         """This term with every array in the host's memory."""
@@ -365,14 +370,25 @@ def _times(array: Array, factor: float) -> Array:
     return np.asarray(np.multiply(array, factor, dtype=np.float64))
 
 
-def _add(target: Array, array: Array, sign: int) -> None:
-    if isinstance(target, np.ndarray):
-        (np.add if sign > 0 else np.subtract)(target, host(array), out=target)
-    else:
-        target += sign * kernels_of(target).array(array)
+def _add(target: Array, array: Array, factor: float) -> None:
+    """Add factor * array in place, a product in float64; a factor of 1 or -1 forms none."""
+    if not isinstance(target, np.ndarray):
+        here = kernels_of(target).array(array)
+        target += here if factor == 1 else _times(here, factor)
+    elif abs(factor) == 1:
+        (np.add if factor > 0 else np.subtract)(target, host(array), out=target)
+    elif target.size:
+        flags, kinds = ["external_loop", "buffered"], [["readwrite"], ["readonly"]]
+        products = np.empty(min(_PART, target.size))
+        with np.nditer([target, host(array)], flags, kinds, buffersize=_PART) as parts:  # type: ignore[arg-type]
+            for sums, values in parts:
+                product = products[: len(values)]
+                np.copyto(product, values)
+                product *= factor
+                sums += product
 
 
-def _add_triangle(target: Array, array: Array, sign: int) -> None:
+def _add_triangle(target: Array, array: Array, factor: float) -> None:
     for row in range(0, target.shape[0], _TRIANGLE_ROWS):
         rows = slice(row, row + _TRIANGLE_ROWS)
-        _add(target[rows, row:], array[rows, row:], sign)
+        _add(target[rows, row:], array[rows, row:], factor)

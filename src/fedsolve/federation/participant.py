@@ -76,7 +76,7 @@ Guarding = Callable[[Request, Chain, ClientData], None]
 """Refuses a request, by raising; the chain is that of the request."""
 
 _STEPS: dict[str, Step] = {}
-_GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain], int]]] = {}
+_GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain, str], int]]] = {}
 _ADDING_UP: set[str] = set()
 
 
@@ -139,11 +139,12 @@ def _place(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def group_step(kind: str, together: Callable[[Request, Chain], int]) -> Callable[[GroupStep], GroupStep]:
+def group_step(kind: str, together: Callable[[Request, Chain, str], int]) -> Callable[[GroupStep], GroupStep]:
     """Register a step that answers for several clients of one process at once, each with its own term.
 
-    together: how many clients a group should have for this request. It may not depend on the machine,
-        so that results do not depend on the number of workers. A term does not live in the workspace.
+    together: how many clients a group should have for this request on this device. It may not depend on the
+        machine otherwise, so that results do not depend on the number of workers. A term does not live in
+        the workspace.
     """
 
     def register(function: GroupStep) -> GroupStep:
@@ -154,11 +155,11 @@ def group_step(kind: str, together: Callable[[Request, Chain], int]) -> Callable
     return register
 
 
-def group_size(request: Request, chain: Chain) -> int:
-    """How many clients of one process answer this request together."""
+def group_size(request: Request, chain: Chain, device: str = "cpu") -> int:
+    """How many clients of one process answer this request together on this device."""
     _is_known(request.kind)
     entry = _GROUP_STEPS.get(request.kind)
-    return 1 if entry is None else max(1, entry[1](request, chain))
+    return 1 if entry is None else max(1, entry[1](request, chain, device))
 
 
 def answered_by(kind: str, data: ClientData, request: Request, memory: Memory) -> Term:
