@@ -757,3 +757,12 @@ def test_modules_of_the_kinds_used_last_are_used_again(
         lent(width)
     assert sum(map(len, slots._POOL.values())) == slots._KINDS
     assert lent(1) is not first
+
+
+def test_every_convolution_of_mobilenet_may_have_feedback():
+    from fedsolve.gradient.feedback import eligible_layers
+
+    network = networks.build_network("mobilenet_v2", 784, 10)
+    weighted = [name for name, part in network.named_modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    assert eligible_layers(network) == weighted
+    assert len(weighted) == 53

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 KIND = "gradient"
 DRIFT = "gradient-drift"
 TOGETHER = 25
-"""Heads that train side by side; of the same order as the cost of one more torch call a step."""
+"""Clients that train side by side; of the same order as the cost of one more torch call a step."""
 
 
-def _together(request: Request, chain: Chain) -> int:
+def _together(request: Request, chain: Chain, device: str) -> int:
     opening = (chain.blocks or request.blocks)[0].note["opening"]
     method = method_of(opening)
-    return TOGETHER if method.trains_together(opening["features"], opening["outputs"]) else 1
+    return TOGETHER if method.trains_together(opening["features"], opening["outputs"], device) else 1
 
 
 def method_of(opening: Mapping[str, Any]) -> GradientMethod:
@@ -105,7 +105,7 @@ def _end_to_end(weights: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:
     return torch.cat([weights[weight_of(layer)].reshape(-1) for layer in layers]).double()
 
 
-@group_step(DRIFT, lambda request, chain: 1)
+@group_step(DRIFT, lambda request, chain, device: 1)
 def answer_drift(clients: Sequence[ClientData], request: Request, memories: Sequence[Memory]) -> list[Term]:
     """How far each client's latest update is from the mean over all clients (the paper's H, Eq. 59)."""
     terms = []

@@ -79,9 +79,13 @@ def _is_eligible(module: nn.Module) -> bool:
     from torch import nn
     from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+    from fedsolve.gradient.networks.mobilenet import DepthwiseConvolution
+
     if isinstance(module, nn.Linear):
         own = type(module).forward is not nn.Linear.forward
         return not own and not isinstance(module, NonDynamicallyQuantizableLinear)
+    if isinstance(module, DepthwiseConvolution):
+        return True
     if isinstance(module, nn.Conv2d):
         kind = type(module)
         return kind.forward is nn.Conv2d.forward and kind._conv_forward is nn.Conv2d._conv_forward

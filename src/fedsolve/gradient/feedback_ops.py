@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from fedsolve.errors import DataError
+from fedsolve.gradient.networks.mobilenet import DepthwiseConvolution
+from fedsolve.gradient.networks.normalisation import triton_layers
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
 
@@ -143,6 +145,10 @@ def _convolution(module: nn.Conv2d) -> Aligned:
             return convolve(inputs.unsqueeze(0), weight, bias, matrix).squeeze(0)
         if margins is not None:
             inputs = F.pad(inputs, margins, mode=mode)
+        layers = triton_layers(inputs) if isinstance(module, DepthwiseConvolution) else None
+        if layers is not None:
+            fused: Tensor = layers.Depthwise.apply(inputs, weight, matrix, stride[0])
+            return fused
         result: Tensor = ConvolutionFeedback.apply(  # type: ignore[no-untyped-call]
             inputs, weight, bias, matrix, stride, padding, dilation, groups
         )

@@ -205,9 +205,16 @@ class GradientMethod(Method[GradientModel]):
 
     # -- the client's side ------------------------------------------------------------------------
 
-    def trains_together(self, features: int, outputs: int) -> bool:
-        """Whether clients of one process train side by side: heads of linear layers do."""
-        return self.feedback is None and networks.stacked_widths(self.network, features, outputs) is not None
+    def trains_together(self, features: int, outputs: int, device: str = "cpu") -> bool:
+        """Whether clients of one process train side by side: heads of linear layers do.
+
+        On a GPU small networks do too, of methods whose steps read tensors alone.
+        """
+        if self.feedback is not None:
+            return False
+        if networks.stacked_widths(self.network, features, outputs) is not None:
+            return True
+        return device.startswith("cuda") and self.is_steady and self.network in networks.STACKED
 
     def rate_of(self, round_: int) -> float:
         """The learning rate of a round."""

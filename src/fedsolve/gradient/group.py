@@ -19,13 +19,22 @@ from fedsolve.gradient import networks
 from fedsolve.gradient.augmentation import images_of, plan_moves
 from fedsolve.gradient.batches import plan_batches, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder, Recordings, by_hand, replays
-from fedsolve.gradient.learners import Forward, Learners, SingleNetwork, Stack, laid_out, load
+from fedsolve.gradient.learners import (
+    Forward,
+    Learners,
+    SingleNetwork,
+    Stack,
+    StackedHeads,
+    StackedNetworks,
+    laid_out,
+    load,
+)
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
 from fedsolve.gradient.slots import Slot
 from fedsolve.gradient.steps import Batch, Step
 from fedsolve.gradient.streams import GENERATOR, stream
-from fedsolve.gradient.tensors import TensorRows
+from fedsolve.gradient.tensors import TensorRows, on_host
 from fedsolve.labels import encode_labels
 
 if TYPE_CHECKING:
@@ -79,7 +88,12 @@ class ClientGroup:
         self._read: dict[int, Tensor] = {}
         self._slot = slot
         self._spare: nn.Module | None = None
-        self._network = None if method.trains_together(self.features, self.classes) else slot.lend()
+        heads = method.trains_together(self.features, self.classes)
+        # A single one is faster with recorded steps.
+        self._stacked = heads or (
+            len(clients) > 1 and method.trains_together(self.features, self.classes, str(device))
+        )
+        self._network = None if heads else slot.lend()
         self.least = 2 if self._network is not None and networks.normalises_by_batch(self._network) else 1
         codes = [encode_labels(client.own_labels(), classes) for client in clients]
         plans = [
@@ -230,8 +244,8 @@ class ClientGroup:
         # Feedback alignment is for the weights that are sent.
         part.note = {**self.note, "feedback": ()}
         part.rate = self.rate if rate is None else rate
-        if self.learners.stacked:
-            part.learners = Stack(self.names, [weights[name].clone() for name in self.names])
+        if isinstance(self.learners, Stack):
+            part.learners = self.learners.begun_at([weights[name].clone() for name in self.names])
         else:
             part._network = self._slot.lend()
             load(part._network, self.start | dict(weights), self.buffers if buffers is None else buffers)
@@ -274,7 +288,7 @@ class ClientGroup:
         inputs = self._images.read(self._rows.take(filled.reshape(-1)), moves)
         plain = bool((numbers >= 0).all()) and not self.weighted
         share = None if plain else self._share[:active, number]
-        return inputs.reshape(active, -1, inputs.shape[-1]), self._targets[:active, number], share
+        return inputs.reshape(active, -1, *inputs.shape[1:]), self._targets[:active, number], share
 
     def _last(self) -> Array:
         """The step with which each client's last pass begins."""
@@ -412,7 +426,7 @@ class ClientGroup:
 
     def _draws(self) -> bool:
         """Whether the network itself draws random numbers, as dropout does."""
-        if self._network is None or not self.steps[0]:
+        if self._network is None or self._stacked or not self.steps[0]:
             return False
         network, inputs = self._network, self.batch(0, 1)[0][0]
         if not replays(self.device):
@@ -449,12 +463,20 @@ class ClientGroup:
             assert widths is not None
             # Not the order of the request: a message that was encoded has its arrays sorted.
             names = weight_names(len(widths) - 1)
-            stacks = [self.start[n].expand(len(self.clients), *self.start[n].shape).clone() for n in names]
-            return Stack(names, stacks)
+            return StackedHeads(names, self._stacks(names))
+        if self._stacked:
+            load(self._network, self.start, self.buffers)
+            names = SingleNetwork(self._network, self._slot.lend).names
+            return StackedNetworks(self._network, names, self._stacks(names))
         if self.method.buffers == "local":
             self.buffers = self.own_buffers("buffer")
         load(self._network, self.start, self.buffers)
         return SingleNetwork(self._network, self._slot.lend)
+
+    def _stacks(self, names: list[str]) -> list[Tensor]:
+        """The weights received, once for every client."""
+        starts = [self.start[name] for name in names]
+        return [start.expand(len(self.clients), *start.shape).clone() for start in starts]
 
     def _lay_out(self, plans: list[list[Array]]) -> None:
         """The batches: row numbers (clients, steps, rows), -1 where padded; targets; each row's share of a
@@ -463,7 +485,7 @@ class ClientGroup:
         import torch
 
         rows = max((len(batch) for plan in plans for batch in plan), default=1)
-        if self._network is None and self.method.batch <= PAD_LIMIT:
+        if self._stacked and self.method.batch <= PAD_LIMIT:
             # Always the same shape, so that a client's result does not depend on whom it trains with.
             rows = self.method.batch
         steps = max(1, max(len(plan) for plan in plans))
@@ -513,17 +535,18 @@ class ClientGroup:
         correct = self.correct.cpu().numpy()
         spans = zip(self._numbers, self._last(), self.steps, strict=True)
         seen = [int(np.sum(numbers[first:end] >= 0)) for numbers, first, end in spans]
+        weights = dict(zip(self.names, map(on_host, self.learners.weights), strict=True))
         by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
             term = Term(counts={"rows": int(self.sizes[place]), "trained": int(self.steps[place] > 0)})
             if self.steps[place] > 0:
                 weight = float(method.weight(self, place))
-                for name, value in self.weights_of(place).items():
-                    term.arrays[f"w.{name}"] = value.cpu().numpy().copy()
+                for name, array in weights.items():
+                    term.arrays[f"w.{name}"] = array[place] if self.learners.stacked else array
                     term.factors[f"w.{name}"] = weight
                 if method.buffers == "average":
                     for name, value in self.buffers_now().items():
-                        term.arrays[f"b.{name}"] = value.cpu().numpy().copy()
+                        term.arrays[f"b.{name}"] = on_host(value)
                         term.factors[f"b.{name}"] = weight
                 term.arrays["weight"] = np.array([weight])
                 term.arrays["loss"] = np.array([losses[place, : self.steps[place]].mean()])
@@ -539,7 +562,7 @@ class ClientGroup:
         trained = self.steps[place] > 0
         state = dict((self.method.state(self, place) if trained else self._states[place]) or {})
         if self.method.buffers == "local" and trained:
-            state |= {f"buffer.{name}": v.cpu().numpy().copy() for name, v in self.buffers_now().items()}
+            state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
         client = self.clients[place]
         self.memories[place].states.write(self.run, self.exchange, state, self._since.get(client))
 

@@ -1,4 +1,4 @@
-"""The networks that clients train: one torch module, or a stack of small heads trained side by side.
+"""The networks that clients train: one torch module, or a stack of heads or small ones trained side by side.
 
 Everything an algorithm needs looks the same for both. A batch has shape (clients, rows, ...); a single
 network is a stack of one whose weights carry no client axis, so that elementwise formulas read as in the
@@ -7,6 +7,7 @@ papers.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -85,13 +86,44 @@ class SingleNetwork(Learners):
 
 
 class Stack(Learners):
-    """Linear layers with ReLU between them, once per client: weights (clients, out, in)."""
+    """Networks of one kind, once per client: weights (clients, ...)."""
 
     stacked = True
 
     def __init__(self, names: list[str], weights: list[Tensor]) -> None:
         self.names = names
         self.weights = weights
+
+    def begun_at(self, weights: list[Tensor]) -> Stack:
+        """The same networks with other weights."""
+        other = copy.copy(self)
+        other.weights = weights
+        return other
+
+    def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
+        import torch
+
+        def forward(inputs: Tensor) -> NetworkOutput:
+            with torch.no_grad():
+                values = [
+                    self._shared(value, len(inputs))
+                    if value.dim() == place.dim() - 1
+                    else value[: len(inputs)]
+                    for value, place in (
+                        (weights[n], w) for n, w in zip(self.names, self.weights, strict=True)
+                    )
+                ]
+                return self.forward(inputs, values)
+
+        return forward
+
+    def _shared(self, value: Tensor, clients: int) -> Tensor:
+        """One tensor for all clients, as `forward` takes it."""
+        return value.expand(clients, *value.shape)
+
+
+class StackedHeads(Stack):
+    """Linear layers with ReLU between them, once per client: weights (clients, out, in)."""
 
     def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
         import torch
@@ -103,20 +135,27 @@ class Stack(Learners):
             )
         return NetworkOutput(features, torch.matmul(features, weights[-2].mT) + weights[-1].unsqueeze(-2))
 
-    def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
-        import torch
+    def _shared(self, value: Tensor, clients: int) -> Tensor:
+        return value
 
-        def forward(inputs: Tensor) -> NetworkOutput:
-            with torch.no_grad():
-                values = [
-                    value if value.dim() == place.dim() - 1 else value[: len(inputs)]
-                    for value, place in (
-                        (weights[n], w) for n, w in zip(self.names, self.weights, strict=True)
-                    )
-                ]
-                return self.forward(inputs, values)
 
-        return forward
+class StackedNetworks(Stack):
+    """A torch module, with the weights of many clients: every kernel works for all of them.
+
+    network: the module; what it has besides the weights that are trained is the same for all.
+    """
+
+    def __init__(self, network: nn.Module, names: list[str], weights: list[Tensor]) -> None:
+        super().__init__(names, weights)
+        self.network = network
+
+    def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
+        from torch.func import vmap
+
+        def one(rows: Tensor, own: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+            return networks.features_of(self.network, rows, dict(zip(self.names, own, strict=True)))
+
+        return NetworkOutput(*vmap(one)(inputs, tuple(weights)))
 
 
 def laid_out(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from fedsolve.gradient import networks
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.steps import Step
+from fedsolve.gradient.tensors import on_host
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
@@ -122,7 +123,7 @@ class MOON(GradientMethod):
             return None
         weights = {f"{PREVIOUS}.{name}": value for name, value in group.weights_of(client).items()}
         buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
-        now = {name: value.cpu().numpy().copy() for name, value in (weights | buffers).items()}
+        now = {name: on_host(value) for name, value in (weights | buffers).items()}
         before = group.own_state(client) or {}
         for age in range(self.previous_models - 1):
             for part, names in ((PREVIOUS, group.names), (STATISTICS, [*group.buffers])):

@@ -30,6 +30,7 @@ from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.server_state import Weights
 from fedsolve.gradient.slots import borrowed
+from fedsolve.gradient.tensors import on_host
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +146,7 @@ def buffers_of(group: ClientGroup) -> Weights:
 
 def arrays_of(values: Mapping[str, Tensor]) -> Weights:
     """Tensors as arrays of the same precision."""
-    return {name: value.detach().cpu().numpy().copy() for name, value in values.items()}
+    return {name: on_host(value) for name, value in values.items()}
 
 
 def own_buffers(state: State | None) -> Weights:

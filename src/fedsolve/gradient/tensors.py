@@ -22,6 +22,12 @@ _COPIES: dict[tuple[int, str], tuple[Any, Tensor]] = {}
 _LOCK = threading.Lock()
 
 
+def on_host(tensor: Tensor) -> Array:
+    """The tensor's values as an array of its own, in C order."""
+    array: Array = tensor.detach().cpu().numpy()
+    return np.asarray(array, order="C") if tensor.is_cuda else array.copy()
+
+
 class TensorRows:
     """The features of several clients under one numbering: client k's rows are spans[k].
 

@@ -53,6 +53,9 @@ __all__ = [
 ]
 
 NORMALISED = ("mobilenet_v2", "resnet18", "resnet50")
+
+STACKED = ("cnn",)
+"""Image networks whose clients train side by side on a GPU: small, without statistics of a batch."""
 NETWORKS = ("linear", "mlp", "cnn", *NORMALISED)
 SHAPES = {
     784: (1, 28, 28),
@@ -180,8 +183,13 @@ def head_of(network: nn.Module) -> tuple[str, nn.Linear]:
     return layers[-1]
 
 
-def features_of(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Features and logits of one forward pass; features are what enters the classifier (`head_of`)."""
+def features_of(
+    network: nn.Module, inputs: Tensor, weights: dict[str, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Features and logits of one forward pass; features are what enters the classifier (`head_of`).
+
+    weights: used in place of the network's own, by name.
+    """
     name = network.__dict__.get(_HEAD)
     if name is None:
         # The name, not the module: copies of the network must find their own classifier.
@@ -194,7 +202,12 @@ def features_of(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     kept: list[Tensor] = []
     head.__dict__[_TAP] = kept
     try:
-        logits: Tensor = network(inputs)
+        if weights is None:
+            logits: Tensor = network(inputs)
+        else:
+            from torch.func import functional_call
+
+            logits = functional_call(network, weights, (inputs,))
     finally:
         head.__dict__[_TAP] = None
     if not kept:

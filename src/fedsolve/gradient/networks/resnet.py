@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from fedsolve.gradient.networks.normalisation import Normalisation, normalisation
+from fedsolve.gradient.networks.normalisation import RELU, Normalisation, normalisation
 
 STRIDES = (1, 2, 2, 2)
 WIDTHS = (64, 128, 256, 512)
@@ -64,7 +64,7 @@ class Basic(Residual):
         self.norm2 = normalised(width)
 
     def _main(self, maps: Tensor) -> Tensor:
-        maps = torch.relu_(self.norm1(self.conv1(maps)))
+        maps = self.norm1(self.conv1(maps), RELU)
         main: Tensor = self.norm2(self.conv2(maps))
         return main
 
@@ -83,8 +83,8 @@ class Bottleneck(Residual):
         self.norm3 = normalised(width * self.expansion)
 
     def _main(self, maps: Tensor) -> Tensor:
-        maps = torch.relu_(self.norm1(self.conv1(maps)))
-        maps = torch.relu_(self.norm2(self.conv2(maps)))
+        maps = self.norm1(self.conv1(maps), RELU)
+        maps = self.norm2(self.conv2(maps), RELU)
         main: Tensor = self.norm3(self.conv3(maps))
         return main
 
@@ -117,7 +117,7 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(inputs, outputs)
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = self.stages(torch.relu_(self.stem_norm(self.stem(images))))
+        maps = self.stages(self.stem_norm(self.stem(images), RELU))
         logits: Tensor = self.classifier(maps.mean((2, 3)))
         return logits
 

@@ -1,0 +1,90 @@
+"""Small networks whose clients train side by side learn what they learn one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedLC, FedProx, FedRS, Scaffold
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.learners import StackedNetworks
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+SIDE_BY_SIDE = [FedACG, FedAvg, FedAvgM, FedLC, FedProx, FedRS]
+
+
+def trained(kind, device: str = "cpu", precision: str = "float64", **parameters):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (61, 64), dtype=np.uint8), rng.integers(0, 3, 61)
+    # One client has a row, one has less than a batch, and the others end with short ones.
+    owners = np.repeat([0, 1, 2, 3], [1, 7, 22, 31])
+    labels[:3] = [0, 1, 2]
+    federation = fs.LocalFederation.from_arrays(images, labels, owners, device=device)
+    method = kind(
+        network="cnn",
+        shape="1,8,8",
+        rounds=2,
+        epochs=2,
+        batch=8,
+        rate=0.05,
+        precision=precision,
+        **parameters,
+    )
+    return method.fit(federation)
+
+
+@pytest.fixture
+def stacks(monkeypatch):
+    """Stacks on the processor too, and how many clients each had."""
+    ways = GradientMethod.trains_together
+    seen = []
+    plain = StackedNetworks.__init__
+
+    def together(self, features, outputs, device=None):
+        # Without a device heads alone are meant.
+        return ways(self, features, outputs, "cpu" if device is None else "cuda")
+
+    def begun(self, network, names, weights):
+        seen.append(len(weights[0]))
+        plain(self, network, names, weights)
+
+    def switch() -> list[int]:
+        monkeypatch.setattr(GradientMethod, "trains_together", together)
+        monkeypatch.setattr(StackedNetworks, "__init__", begun)
+        return seen
+
+    return switch
+
+
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"momentum": 0.9, "weight_decay": 1e-3, "clip": 0.5}, {"crop": 1, "flip": 0.5}],
+    ids=["plain", "optimiser", "augmented"],
+)
+def test_side_by_side_as_one_after_the_other(kind, parameters, stacks):
+    alone = trained(kind, **parameters)
+    seen = stacks()
+    together = trained(kind, **parameters)
+    assert seen == [4, 4]
+    for name, weight in alone.weights.items():
+        np.testing.assert_allclose(together.weights[name], weight, rtol=0, atol=1e-12)
+
+
+def test_methods_that_keep_something_train_one_after_the_other(stacks):
+    seen = stacks()
+    trained(Scaffold)
+    trained(FedAvg, feedback="lowest")
+    assert seen == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE, ids=lambda kind: kind.__name__)
+def test_on_a_gpu_as_on_the_processor(kind):
+    host, device = trained(kind), trained(kind, "cuda")
+    for name, weight in host.weights.items():
+        np.testing.assert_allclose(device.weights[name], weight, rtol=0, atol=1e-10)
