@@ -38,10 +38,15 @@ def risks_from_rows(model, data: Dataset, **options) -> np.ndarray:
     [
         {},
         {"ridge": 1e-3, "residual_ridge": 1e-5},
-        {"ridge": 10.0, "residual_ridge": 1.0},
-        {"gain": 4.0},
-        {"block_input": "initial"},
-        {"hidden_width": 30},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"ridge": 10.0, "residual_ridge": 1.0},
+                {"gain": 4.0},
+                {"block_input": "initial"},
+                {"hidden_width": 30},
+            )
+        ),
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "default",
 )

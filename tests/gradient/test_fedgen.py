@@ -167,7 +167,11 @@ def test_the_first_round_is_fedavgs(name: str) -> None:
 @each_network
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"teaching": 0.0}, {"latent": 0.0, "participation": 0.5, "momentum": 0.5}],
+    [
+        {},
+        pytest.param({"teaching": 0.0}, marks=pytest.mark.slow),
+        pytest.param({"latent": 0.0, "participation": 0.5, "momentum": 0.5}, marks=pytest.mark.slow),
+    ],
 )
 def test_it_follows_the_formulas(name: str, parameters: dict[str, Any]) -> None:
     method = made(FedGen, name, **parameters)

@@ -185,7 +185,9 @@ class Reference:
         return self.head(maps)
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18", "resnet50"])
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v2", "resnet18", pytest.param("resnet50", marks=pytest.mark.slow)]
+)
 def test_logits_and_gradients_against_the_published_network(name: str) -> None:
     network = build_network(name, 3 * 16 * 16, 5, dtype="float64", shape=(3, 16, 16))
     images = torch.randn(3, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -59,11 +59,14 @@ def stacks(monkeypatch):
     return switch
 
 
-@pytest.mark.parametrize("kind", SIDE_BY_SIDE, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize(
-    "parameters",
-    [{}, {"momentum": 0.9, "weight_decay": 1e-3, "clip": 0.5}, {"crop": 1, "flip": 0.5}],
-    ids=["plain", "optimiser", "augmented"],
+    ("kind", "parameters"),
+    [
+        *((kind, {}) for kind in SIDE_BY_SIDE),
+        (FedAvg, {"momentum": 0.9, "weight_decay": 1e-3, "clip": 0.5}),
+        (FedAvg, {"crop": 1, "flip": 0.5}),
+    ],
+    ids=[*(kind.__name__ for kind in SIDE_BY_SIDE), "optimiser", "augmented"],
 )
 def test_side_by_side_as_one_after_the_other(kind, parameters, stacks):
     alone = trained(kind, **parameters)
