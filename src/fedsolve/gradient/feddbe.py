@@ -188,7 +188,7 @@ class FedDBE(PersonalMethod):
 
         network, total = group.whole(client), np.zeros(head_width(group))
         with torch.no_grad():
-            for inputs, _ in group.own_rows(client, _ROWS):
+            for inputs, _ in group.rows.of(client, _ROWS):
                 total += networks.features_of(network, inputs)[0].double().sum(dim=0).cpu().numpy()
         term.arrays |= {"features": total, "feature_rows": np.array([float(group.sizes[client])])}
 
@@ -222,7 +222,7 @@ def _check_last(group: ClientGroup) -> None:
     import torch
 
     network = group.whole(0)
-    for inputs, _ in itertools.islice(group.own_rows(0, 2), 1):
+    for inputs, _ in itertools.islice(group.rows.of(0, 2), 1):
         with torch.no_grad():
             features, logits = networks.features_of(network, inputs)
             expected = networks.head_of(network)[1](features)

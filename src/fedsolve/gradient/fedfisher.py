@@ -84,7 +84,7 @@ class FedFisher(_Fisher):
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
         network = group.whole(client)
-        rows, labels = group.own_rows(client, self.batch), self.labels(group, client)
+        rows, labels = group.rows.of(client, self.batch), self.labels(group, client)
         if group.learners.stacked:
             fisher = kfac.diagonals(network, kfac.factored_layers(network, group.names), rows, labels)
         else:

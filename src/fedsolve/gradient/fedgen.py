@@ -34,8 +34,9 @@ from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import networks
 from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
 from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup, head_names
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.optimisers import Optimiser
+from fedsolve.gradient.prototypes import head_names
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.gradient.streams import stream

@@ -19,7 +19,8 @@ import numpy as np
 
 from fedsolve.gradient import networks
 from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup, head_names
+from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.prototypes import head_names
 from fedsolve.gradient.server_state import ServerState
 from fedsolve.gradient.steps import Step
 from fedsolve.parameters import parameter

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup, head_names
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
+from fedsolve.gradient.prototypes import head_names
 from fedsolve.gradient.steps import Step
 from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register

@@ -16,9 +16,9 @@ from fedsolve.federation.method import opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
-from fedsolve.gradient.augmentation import images_of, plan_moves
 from fedsolve.gradient.batches import plan_batches, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder, Recordings, by_hand, replays
+from fedsolve.gradient.group_batches import GroupBatches, GroupRows
 from fedsolve.gradient.learners import (
     Forward,
     Learners,
@@ -32,9 +32,9 @@ from fedsolve.gradient.learners import (
 from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
 from fedsolve.gradient.slots import Slot
-from fedsolve.gradient.steps import Batch, Step
+from fedsolve.gradient.steps import Step
 from fedsolve.gradient.streams import GENERATOR, stream
-from fedsolve.gradient.tensors import TensorRows, on_host
+from fedsolve.gradient.tensors import on_host
 from fedsolve.labels import encode_labels
 
 if TYPE_CHECKING:
@@ -44,15 +44,12 @@ if TYPE_CHECKING:
     from fedsolve.gradient.feedback import Alignment, Feedback
     from fedsolve.gradient.gradient_method import GradientMethod
 
-PAD_LIMIT = 1024
-AHEAD = 32 << 20
-"""Bytes of inputs that a GPU reads at once for the steps to come."""
-
 
 class ClientGroup:
-    """Clients that train together: one whole network, or many small heads in step.
+    """Clients that train together: one whole network, or many heads or small networks in step.
 
     round, rate: of this exchange. least: the smallest batch the network can train on.
+    rows: what the clients hold. batches: what they train on, step by step.
     sizes: rows of each client. counted: the same by the rows' weights, where they have any.
     start: the weights received, by name, without a client axis.
     received: whatever else the request carried, by its full name. class_counts (clients, classes).
@@ -84,8 +81,6 @@ class ClientGroup:
         self.classes: int = opening["outputs"]
         self.features: int = opening["features"]
         self.dtype: torch.dtype = getattr(torch, method.precision)
-        self._images = images_of(method, self.features, device)
-        self._read: dict[int, Tensor] = {}
         self._slot = slot
         self._spare: nn.Module | None = None
         heads = method.trains_together(self.features, self.classes)
@@ -105,19 +100,15 @@ class ClientGroup:
         self.order = order
         self.clients = [memories[k].name for k in order]
         self.memories = [memories[k] for k in order]
-        self.sizes = np.array([len(clients[k]) for k in order])
-        self._row_weights = [clients[k].own_weights() for k in order]
-        self.counted = np.array(
-            [
-                len(clients[k]) if given is None else float(given.sum())
-                for k, given in zip(order, self._row_weights, strict=True)
-            ]
+        self.rows = GroupRows(
+            method,
+            [clients[k] for k in order],
+            self.clients,
+            [codes[k] for k in order],
+            self.features,
+            device,
         )
-        self.steps = np.array([len(plans[k]) for k in order])
-        self._rows = TensorRows([clients[k] for k in order], device)
-        # Padding is one of the client's own rows, so that a bad row affects nobody else.
-        self._padding = np.array([rows[0] if len(rows) else 0 for rows in self._rows.numbers])
-        self._codes = [codes[k] for k in order]
+        self.sizes, self.counted = self.rows.sizes, self.rows.counted
         self._lay_out([plans[k] for k in order])
         counts = np.stack([np.bincount(codes[k], minlength=self.classes) for k in order])
         self.class_counts = torch.as_tensor(counts, dtype=self.dtype, device=device)
@@ -142,10 +133,6 @@ class ClientGroup:
         self.scratch: dict[str, Any] = {}
         self.agreement: dict[str, Alignment] = {}
         self.learners = self._learners()
-        self.losses = torch.zeros(
-            (len(clients), max(1, int(self.steps.max()))), dtype=self.dtype, device=device
-        )
-        self.correct = torch.zeros(len(clients), dtype=torch.int64, device=device)
 
     # -- what algorithms use ----------------------------------------------------------------------
 
@@ -237,7 +224,6 @@ class ClientGroup:
         plans:   batches of each client, as positions among its rows; the method's own when None. A stack
                  then takes as many steps for everybody: a client without a batch has an empty one.
         """
-        import torch
 
         part = copy.copy(self)
         part.method, part.scratch, part._spare = method, {}, None
@@ -256,78 +242,15 @@ class ClientGroup:
         else:
             steps = max(map(len, plans))
             plans = [[*plan, *[np.zeros(0, dtype=np.int64)] * (steps - len(plan))] for plan in plans]
-        part.steps = np.array([len(plan) for plan in plans])
         part._lay_out(plans)
-        part.losses = torch.zeros(
-            (len(plans), max(1, int(part.steps.max()))), dtype=self.dtype, device=self.device
-        )
-        part.correct = torch.zeros_like(self.correct)
         return part
 
-    def own_rows(self, client: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All rows of a client in their order, at most `rows` at a time: inputs and targets."""
-        import torch
-
-        for first in range(0, int(self.sizes[client]), rows):
-            numbers = self._rows.numbers[client][first : first + rows]
-            inputs = self._images.read(self._rows.take(numbers))
-            targets = torch.as_tensor(self._codes[client][first : first + rows], device=self.device)
-            yield inputs, targets
-
     # -- training ---------------------------------------------------------------------------------
-
-    def batch(self, number: int, active: int) -> Batch:
-        numbers = self._numbers[:active, number]
-        if not self.learners.stacked:
-            # A single network sees its last batch as short as it is: nothing is padded.
-            inputs = self._inputs(number)
-            share = self._share[:1, number, : len(inputs)] if self.weighted else None
-            return inputs[None], self._targets[:1, number, : len(inputs)], share
-        filled = np.where(numbers >= 0, numbers, self._padding[:active, None])
-        moves = None if self._moves is None else self._moves[:active, number].flatten(0, 1)
-        inputs = self._images.read(self._rows.take(filled.reshape(-1)), moves)
-        plain = bool((numbers >= 0).all()) and not self.weighted
-        share = None if plain else self._share[:active, number]
-        return inputs.reshape(active, -1, *inputs.shape[1:]), self._targets[:active, number], share
 
     def _last(self) -> Array:
         """The step with which each client's last pass begins."""
         first: Array = np.maximum(self.steps - steps_per_epoch(self.method, self.sizes, self.least), 0)
         return first
-
-    def _inputs(self, number: int) -> Tensor:
-        """A single network's inputs in a step. A GPU reads those of many steps at once, row by row alike."""
-        if number not in self._read:
-            numbers = self._numbers[0]
-            step = numbers.shape[1] * self.features * self.dtype.itemsize
-            steps = max(1, AHEAD // step) if self.device.type == "cuda" else 1
-            there = numbers[number : number + steps] >= 0
-            moves = None
-            if self._moves is not None:
-                moves = self._moves[0, number : number + steps]
-                # Found on the processor: a mask on the device would wait for everything before it.
-                moves = moves.flatten(0, 1)[self._tensor_of(np.flatnonzero(there))]
-            inputs = self._images.read(self._rows.take(numbers[number : number + steps][there]), moves)
-            ends = np.cumsum(there.sum(axis=1)).tolist()
-            self._read = {
-                number + k: laid_out(inputs[first:end])
-                for k, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
-            }
-        return self._read[number]
-
-    def real_rows(self, number: int, active: int) -> Tensor | bool:
-        """Which rows of a batch are not padding."""
-        import torch
-
-        numbers = self._numbers[:active, number]
-        if not self.learners.stacked or bool((numbers >= 0).all()):
-            return True
-        return torch.as_tensor(numbers >= 0, device=self.device)
-
-    @property
-    def weighted(self) -> bool:
-        """Whether rows of a client count by weights."""
-        return any(given is not None for given in self._row_weights)
 
     def train(self) -> None:
         """All local steps of all clients of the group."""
@@ -340,7 +263,7 @@ class ClientGroup:
             draws = self._draws()
             if draws:
                 stack.enter_context(_drawing(self.generator(0, "dropout"), self.device))
-            single = not self.learners.stacked and not self.weighted
+            single = not self.learners.stacked and not self.rows.weighted
             replayed = not draws and method.recordable and single and replays(self.device)
             kept = self._recordings() if replayed else None
             layers = tuple(self.note.get("feedback", ()))
@@ -353,8 +276,8 @@ class ClientGroup:
             optimiser = self._optimiser(kept)
             advance = self._advance(optimiser, feedback)
             if replayed:
-                sizes = np.sum(self._numbers[0, : int(self.steps[0])] >= 0, axis=1).tolist()
-                advance = Recorder(advance, sizes, layers, kept or Recordings(), self._slot.pool).run
+                lengths = self.batches.lengths(0)
+                advance = Recorder(advance, lengths, layers, kept or Recordings(), self._slot.pool).run
             for number in range(int(self.steps.max(initial=0))):
                 active = int(np.sum(self.steps > number))
                 step = Step(self, number, active)
@@ -428,7 +351,7 @@ class ClientGroup:
         """Whether the network itself draws random numbers, as dropout does."""
         if self._network is None or self._stacked or not self.steps[0]:
             return False
-        network, inputs = self._network, self.batch(0, 1)[0][0]
+        network, inputs = self._network, self.batches.at(0, 1)[0][0]
         if not replays(self.device):
             return networks.draws(network, inputs)
         return by_hand(len(inputs), lambda: networks.draws(network, inputs))
@@ -473,51 +396,20 @@ class ClientGroup:
         load(self._network, self.start, self.buffers)
         return SingleNetwork(self._network, self._slot.lend)
 
+    def _lay_out(self, plans: Sequence[Sequence[Array]]) -> None:
+        """Make ready for these batches."""
+        import torch
+
+        self.batches = GroupBatches(self.rows, self.method, plans, self.round, self._stacked)
+        self.steps = self.batches.steps
+        shape = len(plans), max(1, int(self.steps.max()))
+        self.losses = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.correct = torch.zeros(len(plans), dtype=torch.int64, device=self.device)
+
     def _stacks(self, names: list[str]) -> list[Tensor]:
         """The weights received, once for every client."""
         starts = [self.start[name] for name in names]
         return [start.expand(len(self.clients), *start.shape).clone() for start in starts]
-
-    def _lay_out(self, plans: list[list[Array]]) -> None:
-        """The batches: row numbers (clients, steps, rows), -1 where padded; targets; each row's share of a
-        mean; and how images are moved, None where they stay as they are.
-        """
-        import torch
-
-        rows = max((len(batch) for plan in plans for batch in plan), default=1)
-        if self._stacked and self.method.batch <= PAD_LIMIT:
-            # Always the same shape, so that a client's result does not depend on whom it trains with.
-            rows = self.method.batch
-        steps = max(1, max(len(plan) for plan in plans))
-        numbers = np.full((len(plans), steps, rows), -1, dtype=np.int64)
-        targets = np.zeros((len(plans), steps, rows), dtype=np.int64)
-        share = np.zeros((len(plans), steps, rows))
-        for client, plan in enumerate(plans):
-            # Padding has a label that the client knows: losses that leave missing classes out stay finite.
-            codes = self._codes[client]
-            targets[client] = codes[:1] if len(codes) else 0
-            for number, batch in enumerate(plan):
-                numbers[client, number, : len(batch)] = self._rows.numbers[client][batch]
-                targets[client, number, : len(batch)] = codes[batch]
-                share[client, number, : len(batch)] = 1.0 / max(1, len(batch))
-                given = self._row_weights[client]
-                if given is not None and self.counted[client] > 0:
-                    # By the mean weight of the client, not of the batch: then a batch's gradient is on
-                    # average that of all rows.
-                    share[client, number, : len(batch)] *= given[batch] * (len(given) / self.counted[client])
-        self._numbers = numbers
-        self._read = {}
-        self._targets = torch.as_tensor(targets, device=self.device)
-        self._share = torch.as_tensor(share, dtype=self.dtype, device=self.device)
-        self._moves: Tensor | None = None
-        if self._images.moved:
-            moves = plan_moves(self.method, plans, self.clients, self.round, rows)
-            self._moves = torch.as_tensor(moves, device=self.device)
-
-    def _tensor_of(self, numbers: Array) -> Tensor:
-        import torch
-
-        return torch.as_tensor(numbers, device=self.device)
 
     def _tensor(self, array: Array) -> Tensor:
         import torch
@@ -533,8 +425,7 @@ class ClientGroup:
         method = self.method
         losses = self.losses.double().cpu().numpy()
         correct = self.correct.cpu().numpy()
-        spans = zip(self._numbers, self._last(), self.steps, strict=True)
-        seen = [int(np.sum(numbers[first:end] >= 0)) for numbers, first, end in spans]
+        seen = [sum(self.batches.lengths(place, int(first))) for place, first in enumerate(self._last())]
         weights = dict(zip(self.names, map(on_host, self.learners.weights), strict=True))
         by_client: dict[int, Term] = {}
         for place, client in enumerate(self.order):
@@ -565,15 +456,6 @@ class ClientGroup:
             state |= {f"buffer.{name}": on_host(value) for name, value in self.buffers_now().items()}
         client = self.clients[place]
         self.memories[place].states.write(self.run, self.exchange, state, self._since.get(client))
-
-
-def head_names(group: ClientGroup) -> list[str]:
-    """Names of the last layer's weight and bias among the trained weights."""
-    if not isinstance(group.learners, SingleNetwork):
-        return group.names[-2:]
-    layer = networks.head_of(group.learners.network)[0]
-    prefix = f"{layer}." if layer else ""
-    return [name for name in (f"{prefix}weight", f"{prefix}bias") if name in group.names]
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def contribute_curvature(
     name = group.clients[client]
     network = group.whole(client)
     layers = kfac.factored_layers(network, group.names)
-    factors = kfac.factors(network, layers, group.own_rows(client, group.method.batch), losses)
+    factors = kfac.factors(network, layers, group.rows.of(client, group.method.batch), losses)
     weight = float(term.arrays["weight"][0])
     term.arrays[f"weight@{name}"] = term.arrays["weight"]
     weights = {n: value.double().cpu().numpy() for n, value in group.weights_of(client).items()}

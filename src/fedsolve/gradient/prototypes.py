@@ -30,7 +30,7 @@ def class_means(group: ClientGroup, client: int, features: Callable[[Tensor], Te
     counts = group.class_counts[client]
     sums = counts.new_zeros((group.classes, head_width(group)))
     with torch.no_grad():
-        for inputs, targets in group.own_rows(client, _ROWS):
+        for inputs, targets in group.rows.of(client, _ROWS):
             # A product, not an indexed sum: a GPU adds those in an order that varies.
             sums += F.one_hot(targets, group.classes).to(sums.dtype).mT @ features(inputs)
     return sums / counts.clamp(min=1).unsqueeze(-1)

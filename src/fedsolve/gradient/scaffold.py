@@ -153,7 +153,7 @@ def full_gradient(group: ClientGroup, client: int) -> dict[str, Tensor]:
     weights = dict(network.named_parameters())
     total = nothing(group)
     with torch.enable_grad():
-        for inputs, targets in group.own_rows(client, _ROWS):
+        for inputs, targets in group.rows.of(client, _ROWS):
             loss = F.cross_entropy(network(inputs), targets, reduction="sum")
             parts = torch.autograd.grad(loss, [weights[name] for name in group.names])
             for name, part in zip(group.names, parts, strict=True):

@@ -28,7 +28,7 @@ class Step:
         self.group = group
         self.number = number
         self.active = active
-        self.inputs, self.targets, self._share = batch or group.batch(number, active)
+        self.inputs, self.targets, self._share = batch or group.batches.at(number, active)
         weights = group.learners.weights
         self.weights = (
             [w[:active].detach().requires_grad_() for w in weights] if group.learners.stacked else weights
@@ -52,7 +52,7 @@ class Step:
 
     def real_rows(self) -> Tensor | bool:
         """Which rows are not padding."""
-        return self.group.real_rows(self.number, self.active)
+        return self.group.batches.real_rows(self.number, self.active)
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Each client's mean cross-entropy."""
