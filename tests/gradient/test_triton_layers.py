@@ -118,3 +118,18 @@ def test_mobilenet_learns_as_with_the_layers_of_torch(rows, monkeypatch):
     for one, other in zip(*gradients, strict=True):
         # In front of a normalisation some gradients are rounding alone.
         assert float((one - other).norm()) < 0.01 * (float(other.norm()) + 0.01 * most)
+
+
+def test_gradients_row_by_row_go_through_the_layers_of_torch():
+    network = MobileNetV2(1, 3).cuda().eval()
+    weights = {name: weight.detach() for name, weight in network.named_parameters()}
+    images, labels = drawn(4, 1, 28, 28), torch.arange(4, device="cuda") % 3
+
+    def loss(own, image, label):
+        return F.cross_entropy(torch.func.functional_call(network, own, (image[None],)), label[None])
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, images, labels)
+    whole = F.cross_entropy(network(images), labels, reduction="sum")
+    gradients = torch.autograd.grad(whole, list(network.parameters()))
+    for name, gradient in zip(weights, gradients, strict=True):
+        assert float((found[name].sum(0) - gradient).norm()) < 0.01 * (float(gradient.norm()) + 1.0)

@@ -352,7 +352,8 @@ def _ask_group(
             if terms is not None:
                 return [(_checked(p, term, sums), 0) for p, term in zip(group, terms, strict=True)]
         except Exception as problem:
-            failed = problem  # asked one by one below, which shows whose failure it is
+            # Asked one by one below, which shows whose failure it is; what the group held is let go.
+            failed = problem.with_traceback(None)
     outcomes: list[_Outcome] = []
     for participant in group:
         try:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from fedsolve.errors import DataError
-from fedsolve.gradient.networks.mobilenet import DepthwiseConvolution
+from fedsolve.gradient.networks.mobilenet import DepthwiseConvolution, unplanned
 from fedsolve.gradient.networks.normalisation import triton_layers
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
@@ -145,10 +145,12 @@ def _convolution(module: nn.Conv2d) -> Aligned:
             return convolve(inputs.unsqueeze(0), weight, bias, matrix).squeeze(0)
         if margins is not None:
             inputs = F.pad(inputs, margins, mode=mode)
-        layers = triton_layers(inputs) if isinstance(module, DepthwiseConvolution) else None
-        if layers is not None:
-            fused: Tensor = layers.Depthwise.apply(inputs, weight, matrix, stride[0])
-            return fused
+        if isinstance(module, DepthwiseConvolution):
+            layers = triton_layers(inputs)
+            if layers is not None:
+                fused: Tensor = layers.Depthwise.apply(inputs, weight, matrix, stride[0])
+                return fused
+            inputs = unplanned(inputs)
         result: Tensor = ConvolutionFeedback.apply(  # type: ignore[no-untyped-call]
             inputs, weight, bias, matrix, stride, padding, dilation, groups
         )

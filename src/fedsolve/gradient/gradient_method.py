@@ -62,8 +62,9 @@ class GradientMethod(Method[GradientModel]):
 
     steady: ClassVar[bool] = False
     """Whether all that a step reads and that changes between clients or rounds is tensors in the group's
-    start, received and scratch, so that a GPU may record it once for all. Counts only for the class
-    that says so: who inherits from it and changes a hook says it anew."""
+    start, received and scratch, so that a GPU may record it once for all, and train clients of small
+    networks as a stack, whose weights have a client axis. Counts only for the class that says so: who
+    inherits from it and changes a hook says it anew."""
 
     takes_weights: ClassVar[bool] = True
     """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
@@ -214,7 +215,8 @@ class GradientMethod(Method[GradientModel]):
             return False
         if networks.stacked_widths(self.network, features, outputs) is not None:
             return True
-        return device.startswith("cuda") and self.is_steady and self.network in networks.STACKED
+        small = self.network in networks.STACKED and features <= networks.STACKED_FEATURES
+        return device.startswith("cuda") and self.is_steady and small
 
     def rate_of(self, round_: int) -> float:
         """The learning rate of a round."""

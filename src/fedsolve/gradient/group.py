@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from fedsolve.gradient.feedback import Alignment, Feedback
     from fedsolve.gradient.gradient_method import GradientMethod
 
+PAD_LIMIT = 1024
+"""Rows of a batch up to which short ones of heads are padded to the whole."""
+
 
 class ClientGroup:
     """Clients that train together: one whole network, or many heads or small networks in step.
@@ -400,7 +403,10 @@ class ClientGroup:
         """Make ready for these batches."""
         import torch
 
-        self.batches = GroupBatches(self.rows, self.method, plans, self.round, self._stacked)
+        # Heads always have the same shape, so that a client's result does not depend on whom it trains with.
+        same = self._network is None and self.method.batch <= PAD_LIMIT
+        tall = self.method.batch if same else None
+        self.batches = GroupBatches(self.rows, self.method, plans, self.round, self._stacked, tall)
         self.steps = self.batches.steps
         shape = len(plans), max(1, int(self.steps.max()))
         self.losses = torch.zeros(shape, dtype=self.dtype, device=self.device)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fedsolve.gradient.gradient_method import GradientMethod
     from fedsolve.gradient.steps import Batch
 
-PAD_LIMIT = 1024
 AHEAD = 32 << 20
 """Bytes of inputs that a GPU reads at once for the steps to come."""
 
@@ -82,6 +81,7 @@ class GroupBatches:
     row's share of a mean; and how images are moved, None where they stay as they are.
 
     plans: of each client, its batches as positions among its rows. stacked: the clients' networks are.
+    tall: rows of all batches with their padding; those of the longest when None.
     """
 
     def __init__(
@@ -91,15 +91,14 @@ class GroupBatches:
         plans: Sequence[Sequence[Array]],
         round_: int,
         stacked: bool,
+        tall: int | None = None,
     ) -> None:
         import torch
 
         self._rows, self._stacked = rows, stacked
         self.steps = np.array([len(plan) for plan in plans])
-        tall = max((len(batch) for plan in plans for batch in plan), default=1)
-        if stacked and method.batch <= PAD_LIMIT:
-            # Always the same shape, so that a client's result does not depend on whom it trains with.
-            tall = method.batch
+        if tall is None:
+            tall = max((len(batch) for plan in plans for batch in plan), default=1)
         shape = len(plans), max(1, int(self.steps.max())), tall
         numbers = np.full(shape, -1, dtype=np.int64)
         targets = np.zeros(shape, dtype=np.int64)

@@ -56,6 +56,9 @@ NORMALISED = ("mobilenet_v2", "resnet18", "resnet50")
 
 STACKED = ("cnn",)
 """Image networks whose clients train side by side on a GPU: small, without statistics of a batch."""
+
+STACKED_FEATURES = 3 * 64 * 64
+"""Numbers of an image up to which they do: stacks of larger networks take gigabytes."""
 NETWORKS = ("linear", "mlp", "cnn", *NORMALISED)
 SHAPES = {
     784: (1, 28, 28),

@@ -35,13 +35,18 @@ PLANNED = 32
 """Batches on a GPU whose rows are a multiple of this have their depthwise convolutions planned by cuDNN."""
 
 
-class DepthwiseConvolution(nn.Conv2d):
-    """3x3, with a margin of one; on a GPU in float32 by kernels of our own, which need no plan.
+def unplanned(maps: Tensor) -> Tensor:
+    """The maps as a depthwise convolution of torch should read them.
 
     With channels last, cuDNN plans the depthwise convolutions of this network for 3.7 s for every new number
     of rows, and short last batches have many; its plans for the others take 0.1 s. With channels first,
     torch's own kernels do it, which take no time to plan and twice as long to run.
     """
+    return maps.contiguous() if maps.is_cuda and len(maps) % PLANNED else maps
+
+
+class DepthwiseConvolution(nn.Conv2d):
+    """3x3, with a margin of one; on a GPU in float32 by kernels of our own, which need no plan."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__(width, width, 3, stride, 1, groups=width, bias=False)
@@ -52,7 +57,7 @@ class DepthwiseConvolution(nn.Conv2d):
             weight = self.weight
             convolved: Tensor = layers.Depthwise.apply(input, weight, weight.detach(), self.stride[0])
             return convolved
-        return super().forward(input.contiguous() if input.is_cuda and len(input) % PLANNED else input)
+        return super().forward(unplanned(input))
 
 
 class InvertedResidual(nn.Module):

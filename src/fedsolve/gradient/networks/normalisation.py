@@ -78,8 +78,12 @@ def rectified(values: Tensor, ceiling: float | None) -> Tensor:
 
 
 def triton_layers(maps: Tensor) -> Any:
-    """The module of layers in Triton where these maps can use it, None where they cannot."""
-    return _triton_layers() if maps.is_cuda and maps.dtype is torch.float32 and maps.dim() == 4 else None
+    """The module of layers in Triton where these maps can use it, None where they cannot.
+
+    They cannot where gradients are taken row by row (`torch.func`), which sees through torch's layers only.
+    """
+    fits = maps.is_cuda and maps.dtype is torch.float32 and maps.dim() == 4
+    return _triton_layers() if fits and not torch._C._are_functorch_transforms_active() else None
 
 
 @cache

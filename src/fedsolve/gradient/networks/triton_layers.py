@@ -232,7 +232,7 @@ def _positions(maps: Tensor) -> int:
 def _parts(rows: int, channels: int, most: int, layers: int = 1) -> tuple[int, int, int]:
     """How the rows are divided: parts, rows of each, and tiles of channels across; layers: of programs."""
     across = triton.cdiv(channels, WIDE)
-    tiles = triton.cdiv(rows, TALL)
+    tiles = max(1, triton.cdiv(rows, TALL))
     length = triton.cdiv(tiles, max(1, min(most, tiles, PROGRAMS // (across * layers)))) * TALL
     return triton.cdiv(rows, length), length, across
 
