@@ -108,10 +108,11 @@ def report(told: Sequence[dict[str, Any]], first: int = FIRST, last: int = LAST)
     """Scores of all arms, the paired differences, and the sentences that follow from the rule."""
     found = scores(told, first, last)
     lines = [f"Test accuracy in %, mean of rounds {first} to {last}:", ""]
-    lines += ["| arm | seeds | mean | each seed |", "|---|---:|---:|---|"]
+    lines += ["| arm | seeds | mean | each seed | seconds a round, each |", "|---|---:|---:|---|---|"]
     for arm, own in found.items():
         each = ", ".join(f"{seed}: {score:.2f}" for seed, score in own.items())
-        lines.append(f"| {arm} | {len(own)} | {np.mean(list(own.values())):.2f} | {each} |")
+        mean = np.mean(list(own.values()))
+        lines.append(f"| {arm} | {len(own)} | {mean:.2f} | {each} | {_seconds(told, arm)} |")
     lines += ["", "Paired differences, points:", ""]
     lines += ["| arm | seeds | mean | 95 % interval | each seed | rule |", "|---|---:|---:|---|---|---|"]
     for one in compare(found):
@@ -126,6 +127,12 @@ def report(told: Sequence[dict[str, Any]], first: int = FIRST, last: int = LAST)
     if short:
         lines += ["", f"Not finished, with their rounds: {', '.join(short)}."]
     return "\n".join(lines)
+
+
+def _seconds(told: Sequence[dict[str, Any]], arm: str) -> str:
+    """The median seconds of a round, seed by seed; how many runs shared the machine is not in the results."""
+    runs = sorted((one for one in told if one["arm"] == arm), key=lambda one: int(one["seed"]))
+    return ", ".join(f"{np.median([line['seconds'] for line in one['rounds']]):.1f}" for one in runs)
 
 
 LOOKS = ("", "lowest", "highest")

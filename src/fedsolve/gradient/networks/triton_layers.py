@@ -241,6 +241,14 @@ def _parts(rows: int, channels: int, most: int, layers: int = 1) -> tuple[int, i
 
 
 @triton.jit
+def _shifted(x, image, h, v, here, height, width, channels, c, inside):
+    """Values of x at these positions, zero outside."""
+    there = here & (h >= 0) & (h < height) & (v >= 0) & (v < width)
+    at = ((image * height + h) * width + v).to(tl.int64)[:, None] * channels + c[None, :]
+    return tl.load(x + at, mask=there[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
 def _convolved(
     x, weight, y, rows, channels, height, width, tall, wide,
     STRIDE: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
@@ -255,9 +263,7 @@ def _convolved(
         for j in tl.static_range(3):
             h = down * STRIDE + i - 1
             v = along * STRIDE + j - 1
-            there = (r < rows) & (h >= 0) & (h < height) & (v >= 0) & (v < width)
-            at = ((image * height + h) * width + v).to(tl.int64)[:, None] * channels + c[None, :]
-            value = tl.load(x + at, mask=there[:, None] & inside[None, :], other=0.0)
+            value = _shifted(x, image, h, v, r < rows, height, width, channels, c, inside)
             w = tl.load(weight + c * 9 + (i * 3 + j), mask=inside, other=0.0)
             total += value * w[None, :]
     at = r.to(tl.int64)[:, None] * channels + c[None, :]
@@ -279,23 +285,13 @@ def _convolved_back(
         for j in tl.static_range(3):
             h = down + 1 - i
             v = along + 1 - j
-            there = (r < rows) & (h >= 0) & (v >= 0)
-            there = there & (h % STRIDE == 0) & (v % STRIDE == 0)
-            there = there & (h // STRIDE < tall) & (v // STRIDE < wide)
-            at = ((image * tall + h // STRIDE) * wide + v // STRIDE).to(tl.int64)[:, None] * channels
-            value = tl.load(error + at + c[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+            here = (r < rows) & (h >= 0) & (v >= 0) & (h % STRIDE == 0) & (v % STRIDE == 0)
+            h, v = h // STRIDE, v // STRIDE
+            value = _shifted(error, image, h, v, here, tall, wide, channels, c, inside)
             w = tl.load(weight + c * 9 + (i * 3 + j), mask=inside, other=0.0)
             total += value * w[None, :]
     at = r.to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(back + at, total, mask=(r < rows)[:, None] & inside[None, :])
-
-
-@triton.jit
-def _shifted(x, image, h, v, here, height, width, channels, c, inside):
-    """Values of x at these positions, zero outside."""
-    there = here & (h >= 0) & (h < height) & (v >= 0) & (v < width)
-    at = ((image * height + h) * width + v).to(tl.int64)[:, None] * channels + c[None, :]
-    return tl.load(x + at, mask=there[:, None] & inside[None, :], other=0.0)
 
 
 @triton.jit
