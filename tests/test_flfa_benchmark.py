@@ -37,7 +37,10 @@ FOREVER = 4e9
 
 def told(arm: str, seed: int, level: float, rounds: int = 60) -> dict[str, Any]:
     """A result whose accuracy is 0 before round 41 and `level` % from then on."""
-    lines = [{"test_accuracy": level / 100 if number > 40 else 0.0} for number in range(1, rounds + 1)]
+    lines = [
+        {"test_accuracy": level / 100 if number > 40 else 0.0, "seconds": 2.0}
+        for number in range(1, rounds + 1)
+    ]
     return {"arm": arm, "seed": seed, "rounds": lines}
 
 
