@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedLC, FedProx, FedRS, Scaffold
+from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedLC, FedProx, FedRS, Scaffold, group, tensors
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.learners import StackedNetworks
 
@@ -16,13 +16,21 @@ pytestmark = pytest.mark.torch
 SIDE_BY_SIDE = [FedACG, FedAvg, FedAvgM, FedLC, FedProx, FedRS]
 
 
-def trained(kind, device: str = "cpu", precision: str = "float64", **parameters):
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (61, 64), dtype=np.uint8), rng.integers(0, 3, 61)
+def trained(
+    kind,
+    device: str = "cpu",
+    precision: str = "float64",
     # One client has a row, one has less than a batch, and the others end with short ones.
-    owners = np.repeat([0, 1, 2, 3], [1, 7, 22, 31])
+    sizes: tuple[int, ...] = (1, 7, 22, 31),
+    workers: int = 1,
+    **parameters,
+):
+    rng = np.random.default_rng(0)
+    rows = sum(sizes)
+    images, labels = rng.integers(0, 256, (rows, 64), dtype=np.uint8), rng.integers(0, 3, rows)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
     labels[:3] = [0, 1, 2]
-    federation = fs.LocalFederation.from_arrays(images, labels, owners, device=device)
+    federation = fs.LocalFederation.from_arrays(images, labels, owners, device=device, workers=workers)
     method = kind(
         network="cnn",
         shape="1,8,8",
@@ -77,6 +85,17 @@ def test_side_by_side_as_one_after_the_other(kind, parameters, stacks):
         np.testing.assert_allclose(together.weights[name], weight, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("sizes", [(1, 7, 22, 31), (9, *(7,) * 27)], ids=["one stack", "a stack and a rest"])
+def test_a_sum_where_the_networks_are_has_the_bits_of_one_on_the_host(sizes, stacks, monkeypatch):
+    seen = stacks()
+    there = trained(FedAvg, precision="float32", sizes=sizes)
+    assert seen
+    monkeypatch.setattr(group, "handed_over", tensors.on_host)
+    here = trained(FedAvg, precision="float32", sizes=sizes)
+    for name, weight in here.weights.items():
+        np.testing.assert_array_equal(there.weights[name], weight)
+
+
 def test_methods_that_keep_something_train_one_after_the_other(stacks):
     seen = stacks()
     trained(Scaffold)
@@ -89,5 +108,14 @@ def test_methods_that_keep_something_train_one_after_the_other(stacks):
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE, ids=lambda kind: kind.__name__)
 def test_on_a_gpu_as_on_the_processor(kind):
     host, device = trained(kind), trained(kind, "cuda")
+    for name, weight in host.weights.items():
+        np.testing.assert_allclose(device.weights[name], weight, rtol=0, atol=1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_stack_after_stack_on_a_gpu_as_on_the_processor():
+    sizes = (9, *(7,) * 77)
+    host, device = trained(FedAvg, sizes=sizes), trained(FedAvg, "cuda", sizes=sizes, workers=2)
     for name, weight in host.weights.items():
         np.testing.assert_allclose(device.weights[name], weight, rtol=0, atol=1e-10)

@@ -156,7 +156,7 @@ class Shard:
         except Exception as problem:
             warn_apart(len(names), names[0], problem)
             return None  # asked one by one, which shows whose failure it is
-        found.term = sums.so_far()
+        found.term = sums.so_far().on_host()
         found.answered = names
         found.empty = [name for name in names if self._rows(name) == 0]
         return found

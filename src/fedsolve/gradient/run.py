@@ -140,6 +140,7 @@ class GradientRun(Run[GradientModel]):
 
     def absorb(self, total: Total) -> None:
         server, method, phase = self.server, self.method, self._phase
+        total.term.on_host()
         if phase == "prelude":
             method.heard(server, total)
             self._end("prelude", total, self._opening_phase(), {})

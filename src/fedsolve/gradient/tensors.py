@@ -28,6 +28,16 @@ def on_host(tensor: Tensor) -> Array:
     return np.asarray(array, order="C") if tensor.is_cuda else array.copy()
 
 
+def handed_over(tensor: Tensor) -> Tensor:
+    """The tensor for others to read where it lies, whatever stream it was made in."""
+    import torch
+
+    if tensor.is_cuda:
+        # Its memory is used again only after what they have in line.
+        tensor.record_stream(torch.cuda.default_stream(tensor.device))
+    return tensor.detach()
+
+
 class TensorRows:
     """The features of several clients under one numbering: client k's rows are spans[k].
 
