@@ -15,7 +15,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from safetensors.numpy import save as _save_tensors
 from fedsolve.errors import FedsolveError, ModelFileError
 
 Array = NDArray[Any]
+Held = TypeVar("Held")
 
 _KEY = "fedsolve"
 _SEALED = "sealed"
@@ -156,7 +157,7 @@ def _view(body: Array, dtype: str, shape: list[int], data_offsets: list[int]) ->
     return array
 
 
-def with_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+def with_prefix(arrays: Mapping[str, Held], prefix: str) -> dict[str, Held]:
     """The arrays whose names start with `prefix`, without it."""
     return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 

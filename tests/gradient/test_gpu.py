@@ -39,6 +39,7 @@ pytestmark = [
 METHODS = [
     FedAvg,
     FedProx,
+    FedGen,
     FedLC,
     FedRS,
     FedNTD,

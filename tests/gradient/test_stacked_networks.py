@@ -6,14 +6,25 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedLC, FedProx, FedRS, Scaffold, group, tensors
+from fedsolve.gradient import (
+    FedACG,
+    FedAvg,
+    FedAvgM,
+    FedGen,
+    FedLC,
+    FedProx,
+    FedRS,
+    Scaffold,
+    group,
+    tensors,
+)
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.learners import StackedNetworks
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-SIDE_BY_SIDE = [FedACG, FedAvg, FedAvgM, FedLC, FedProx, FedRS]
+SIDE_BY_SIDE = [FedACG, FedAvg, FedAvgM, FedGen, FedLC, FedProx, FedRS]
 
 
 def trained(

@@ -22,12 +22,13 @@ weights are summed. The paper's adversarial term is off, as in the authors' sett
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedsolve.backends.devices import one_thread
+from fedsolve.backends.devices import find_device, one_thread
 from fedsolve.container import Array, with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
@@ -44,6 +45,7 @@ from fedsolve.parameters import parameter
 from fedsolve.registry import Info, register
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 GENERATED = 32
@@ -68,6 +70,7 @@ class FedGen(GradientMethod):
     """Parameters of FedGen."""
 
     key: ClassVar[str] = "fedgen"
+    steady: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
 
@@ -89,11 +92,6 @@ class FedGen(GradientMethod):
     def _plain(self) -> bool:
         return self.teaching == 0 and self.latent == 0
 
-    @property
-    def recordable(self) -> bool:
-        """Every step draws its own noise, which a replayed step would not."""
-        return self._plain and super().recordable
-
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: ClientGroup) -> None:
@@ -101,58 +99,66 @@ class FedGen(GradientMethod):
             return
         import torch
 
-        weights = {
-            name.removeprefix("generator."): tensor
-            for name, tensor in group.received.items()
-            if name.startswith("generator.")
+        scales = {
+            "latent": _decayed(self.latent, group.round),
+            "teaching": _decayed(self.teaching, group.round) * GENERATED / self.batch,
         }
-        width = weights["output.bias"].shape[0]
-        network = build_generator(self, group.classes, width).to(group.dtype).to(group.device)
-        network.load_state_dict(weights, strict=False)
-        labels = torch.nonzero(group.received["labels"] > 0)[:, 0].cpu().numpy()
-        group.scratch["generator"] = (network.eval().requires_grad_(False), labels)
+        # As tensors, for recorded steps.
+        group.scratch |= {
+            name: torch.tensor(scale, dtype=group.dtype, device=group.device)
+            for name, scale in scales.items()
+        }
+
+    def draw(self, group: ClientGroup, numbers: Sequence[int]) -> list[dict[str, Array]]:
+        if "labels" not in group.received:
+            return super().draw(group, numbers)
+        known = np.flatnonzero(group.received["labels"].cpu().numpy() > 0)
+        return [self._drawn(group, number, known) for number in numbers]
+
+    def _drawn(self, group: ClientGroup, number: int, known: Array) -> dict[str, Array]:
+        """Noise of a step for the rows of its batch and for generated ones, and labels of the latter."""
+        active = range(int(np.sum(group.steps > number)))
+
+        # One stream a step, row by row: padding behind a client's rows changes none of their numbers.
+        def noise(role: str, rows: int) -> Array:
+            shape = rows, self.noise_width
+            return np.stack([group.generator(k, f"{role} {number}").random(shape) for k in active])
+
+        drawn = {}
+        if self.latent != 0:
+            drawn["latent"] = noise("latent", group.batches.tall(number))
+        if self.teaching != 0:
+            places = [
+                group.generator(k, f"labels {number}").integers(len(known), size=GENERATED) for k in active
+            ]
+            drawn |= {"labels": known[np.stack(places)], "teaching": noise("teaching", GENERATED)}
+        return drawn
 
     def losses(self, step: Step) -> Tensor:
         output = step.forward()
         losses = step.cross_entropy(output.logits)
-        if "generator" not in step.group.scratch:
-            return losses
+        drawn, scales = step.drawn, step.group.scratch
         import torch.nn.functional as F
 
-        if self.latent != 0:
-            with_label = self._imagined(step, step.targets.cpu().numpy(), "latent")
+        if "latent" in drawn:
+            with_label = self._imagined(step, step.targets, drawn["latent"])
             answers = F.log_softmax(with_label.detach(), dim=-1)
             pull = F.kl_div(F.log_softmax(output.logits, dim=-1), answers, reduction="none", log_target=True)
-            losses = losses + _decayed(self.latent, step.group.round) * step.mean(pull.sum(dim=-1))
-        if self.teaching != 0:
-            _, known = step.group.scratch["generator"]
-            drawn = [
-                known[step.group.generator(k, f"labels {step.number}").integers(len(known), size=GENERATED)]
-                for k in range(step.active)
-            ]
-            answers = self._imagined(step, np.stack(drawn), "teaching")
-            targets = _as_tensor(np.stack(drawn), answers.device)
+            losses = losses + scales["latent"] * step.mean(pull.sum(dim=-1))
+        if "teaching" in drawn:
+            targets = drawn["labels"]
+            answers = self._imagined(step, targets, drawn["teaching"])
             lesson = F.cross_entropy(answers.flatten(0, 1), targets.flatten(), reduction="none")
-            scale = _decayed(self.teaching, step.group.round) * GENERATED / self.batch
-            losses = losses + scale * lesson.reshape(targets.shape).mean(dim=1)
+            losses = losses + scales["teaching"] * lesson.reshape(targets.shape).mean(dim=1)
         return losses
 
-    def _imagined(self, step: Step, labels: Array, role: str) -> Tensor:
+    def _imagined(self, step: Step, labels: Tensor, noise: Tensor) -> Tensor:
         """The classifiers' logits (clients, rows, classes) on features for labels (clients, rows)."""
         import torch
 
-        group = step.group
-        network, _ = group.scratch["generator"]
-        # One stream a step, row by row: padding behind a client's rows changes none of their numbers.
-        noise = np.stack(
-            [
-                group.generator(k, f"{role} {step.number}").random((labels.shape[1], self.noise_width))
-                for k in range(step.active)
-            ]
-        )
         with torch.no_grad():
-            inputs = _generator_inputs(noise, labels, group.classes).to(group.dtype).to(group.device)
-            features = network(inputs.flatten(0, 1)).unflatten(0, labels.shape)
+            inputs = _generator_inputs(noise, labels, step.group.classes)
+            features = _generated(step.group.received, inputs)
         weight, bias = self._classifier(step)
         logits = torch.matmul(features, weight.mT)
         return logits if bias is None else logits + bias.unsqueeze(-2)
@@ -200,10 +206,11 @@ class FedGen(GradientMethod):
         server.weights = mean | server.aggregated
         counts = {client: total[f"labels@{client}"] for client in trained(total)}
         server.memory["labels"] = np.sum(list(counts.values()), axis=0)
+        device = find_device(server.spec.device)
         with one_thread():
-            self._teach(server, [heads[client] for client in counts], np.stack(list(counts.values())))
+            self._teach(server, [heads[client] for client in counts], np.stack(list(counts.values())), device)
 
-    def _teach(self, server: ServerState, heads: list[Weights], counts: Array) -> None:
+    def _teach(self, server: ServerState, heads: list[Weights], counts: Array, device: torch.device) -> None:
         """Train the generator against the classifiers of a round; counts (clients, classes)."""
         import torch
         import torch.nn.functional as F
@@ -212,31 +219,41 @@ class FedGen(GradientMethod):
         clients, classes = counts.shape
         ordered = sorted(heads[0], key=lambda name: not name.endswith("weight"))
         # All classifiers side by side as one layer: a single product with (clients * classes, width).
-        layer = [torch.as_tensor(np.concatenate([h[n] for h in heads]), dtype=dtype) for n in ordered]
+        joined = [np.concatenate([h[n] for h in heads]) for n in ordered]
+        layer = [torch.as_tensor(array, dtype=dtype).to(device) for array in joined]
         sums = counts.sum(axis=0)
-        trust = torch.as_tensor(counts / np.where(sums > 0, sums, 1.0), dtype=dtype)
+        trust = torch.as_tensor(counts / np.where(sums > 0, sums, 1.0), dtype=dtype).to(device)
         known = np.flatnonzero(sums > 0)
-        generator, optimiser = self._restored(server, layer[0].shape[1])
+        generator, optimiser = self._restored(server, layer[0].shape[1], device)
         parameters: list[Tensor] = list(generator.parameters())
-        rng = stream(self.seed, "fedgen", server.round)
-        for _ in range(self.generator_steps):
-            labels = known[rng.integers(len(known), size=GENERATED)]
-            noise = rng.random((GENERATED, self.noise_width))
-            features = generator(_generator_inputs(noise, labels, classes).to(dtype))
+        for targets, noise in zip(*self._lessons(server, known, device), strict=True):
+            features = generator(_generator_inputs(noise, targets, classes))
             logits = F.linear(features, *layer).reshape(GENERATED, clients, classes)
-            targets = _as_tensor(labels, "cpu")
             errors = F.cross_entropy(
                 logits.flatten(0, 1), targets.repeat_interleave(clients), reduction="none"
             ).reshape(GENERATED, clients)
             loss = (trust[:, targets].mT * errors).sum(dim=1).mean()
-            loss = loss + _diversity(torch.as_tensor(noise, dtype=dtype), features)
+            loss = loss + _diversity(noise, features)
             gradients = list(torch.autograd.grad(loss, parameters))
             with torch.no_grad():
                 optimiser.step(parameters, gradients)
         server.memory |= _arrays(generator)
         server.memory |= {f"adam.{name}": array for name, array in optimiser.state().items()}
 
-    def _restored(self, server: ServerState, width: int) -> tuple[nn.Module, Optimiser]:
+    def _lessons(self, server: ServerState, known: Array, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Labels (steps, rows) and noise of the server's steps in this round."""
+        import torch
+
+        rng = stream(self.seed, "fedgen", server.round)
+        labels = np.zeros((self.generator_steps, GENERATED), dtype=np.int64)
+        noise = np.zeros((self.generator_steps, GENERATED, self.noise_width))
+        for number in range(self.generator_steps):
+            labels[number] = known[rng.integers(len(known), size=GENERATED)]
+            noise[number] = rng.random((GENERATED, self.noise_width))
+        dtype = getattr(torch, self.precision)
+        return torch.as_tensor(labels, device=device), torch.as_tensor(noise, dtype=dtype).to(device)
+
+    def _restored(self, server: ServerState, width: int, device: torch.device) -> tuple[nn.Module, Optimiser]:
         """The generator of the server's memory, and its Adam where that was left."""
         import torch
 
@@ -245,6 +262,7 @@ class FedGen(GradientMethod):
         weights = with_prefix(server.memory, "generator.")
         rate = self.generator_rate * self.generator_decay**server.round
         generator.load_state_dict({n: torch.as_tensor(a) for n, a in weights.items()}, strict=False)
+        generator.to(device)
         optimiser = Optimiser("adam", rate, 0.0, WEIGHT_DECAY)
         optimiser.resume(with_prefix(server.memory, "adam."), list(generator.parameters()))
         return generator, optimiser
@@ -284,10 +302,24 @@ def _fill(generator: Any, seed: int) -> None:
                 parameter.copy_(torch.as_tensor(drawn))
 
 
-def _generator_inputs(noise: Array, labels: Array, classes: int) -> Tensor:
+def _generator_inputs(noise: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Noise (..., width) beside labels (...) in one-hot form."""
     import torch
 
-    return torch.as_tensor(np.concatenate([noise, np.eye(classes)[labels]], axis=-1))
+    return torch.cat([noise, torch.eye(classes, dtype=noise.dtype, device=noise.device)[labels]], dim=-1)
+
+
+def _generated(received: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """What the generator gives at a client, frozen, for inputs (clients, rows, ...)."""
+    import torch.nn.functional as F
+
+    own = with_prefix(received, "generator.")
+    hidden = F.linear(inputs.flatten(0, 1), own["hidden.weight"], own["hidden.bias"])
+    scaled = F.batch_norm(
+        hidden, own["norm.running_mean"], own["norm.running_var"], own["norm.weight"], own["norm.bias"]
+    )
+    features = F.linear(scaled.relu(), own["output.weight"], own["output.bias"])
+    return features.reshape(*inputs.shape[:2], -1)
 
 
 def _diversity(noise: Tensor, features: Tensor) -> Tensor:
@@ -313,10 +345,6 @@ def _classifier_names(group: ClientGroup) -> list[str]:
 
 def _arrays(generator: nn.Module) -> Weights:
     floats = networks.float_parameters(generator) | networks.float_buffers(generator)
-    return {f"generator.{name}": value.detach().double().numpy().copy() for name, value in floats.items()}
-
-
-def _as_tensor(labels: Array, device: Any) -> Tensor:
-    import torch
-
-    return torch.as_tensor(labels, dtype=torch.int64, device=device)
+    return {
+        f"generator.{name}": value.detach().double().cpu().numpy().copy() for name, value in floats.items()
+    }

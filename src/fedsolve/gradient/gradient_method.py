@@ -1,7 +1,7 @@
 """What all gradient methods share: parameters, and the hooks in which the algorithms differ.
 
 A round sends the weights down (`run`), lets every client of a cohort train (`answers`, `group`), and sums
-`weight * w` and `weight`. Client side: `prepare`, `losses`, `edit`, `contribute`,
+`weight * w` and `weight`. Client side: `prepare`, `draw`, `losses`, `edit`, `contribute`,
 `state`. Server side: `outgoing`, `extras`, `update`.
 """
 
@@ -62,9 +62,9 @@ class GradientMethod(Method[GradientModel]):
 
     steady: ClassVar[bool] = False
     """Whether all that a step reads and that changes between clients or rounds is tensors in the group's
-    start, received and scratch, so that a GPU may record it once for all, and train clients of small
-    networks as a stack, whose weights have a client axis. Counts only for the class that says so: who
-    inherits from it and changes a hook says it anew."""
+    start, received and scratch, or comes from `draw`, so that a GPU may record it once for all, and train
+    clients of small networks as a stack, whose weights have a client axis. Counts only for the class that
+    says so: who inherits from it and changes a hook says it anew."""
 
     takes_weights: ClassVar[bool] = True
     """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
@@ -232,6 +232,10 @@ class GradientMethod(Method[GradientModel]):
 
     def prepare(self, group: ClientGroup) -> None:
         """Before the first local step."""
+
+    def draw(self, group: ClientGroup, numbers: Sequence[int]) -> list[dict[str, Array]]:
+        """Random numbers of these steps by name, for `Step.drawn`; drawn in a step they would be recorded."""
+        return [{} for _ in numbers]
 
     def losses(self, step: Step) -> Tensor:
         """Each client's loss on its batch: the mean cross-entropy."""

@@ -55,17 +55,16 @@ def replays(device: torch.device) -> bool:
 
 @dataclass
 class Recording:
-    """A recorded step: what starts it, where it reads its batch, and where it leaves losses and output."""
+    """A recorded step: what starts it, the tensors it reads, and where it leaves losses and output."""
 
     replay: Callable[[], None]
-    inputs: Tensor
-    targets: Tensor
+    reads: list[Tensor]
     results: tuple[Tensor, ...]
 
     def run(self, step: Step) -> None:
         """Do to the weights what this step would; its losses and output are filled in."""
-        self.inputs.copy_(step.inputs)
-        self.targets.copy_(step.targets)
+        for place, tensor in zip(self.reads, step.reads, strict=True):
+            place.copy_(tensor)
         self.replay()
         step.losses = self.results[0]
         step.output = NetworkOutput(*self.results[1:]) if len(self.results) == 3 else None
@@ -74,7 +73,7 @@ class Recording:
 class Recorder:
     """Takes the steps of one client, runs the first as it is, and replays those worth recording.
 
-    advance: everything a step does to the weights, given its inputs and targets. sizes: rows of all batches
+    advance: everything a step does to the weights, given what it reads. sizes: rows of all batches
     to come. layers: of feedback alignment. recordings: what was recorded before, and how many steps were not;
     what is recorded is added.
     """
@@ -99,10 +98,10 @@ class Recorder:
         self._left[size] -= 1
         key = size, self._layers
         if key not in self._graphs:
-            # The first step of a size makes the optimiser's buffers, and cuDNN's handles and plans, which a
-            # graph must find in place.
-            done = self._done[key]
-            if not done or max(done, self._left[size] + 1) < WORTH:
+            # The first step of a size, with whatever layers, makes the optimiser's buffers, and cuDNN's
+            # handles and plans, which a graph must find in place.
+            is_first = not any(rows == size for rows, _ in self._done)
+            if is_first or max(self._done[key], self._left[size] + 1) < WORTH:
                 self._done[key] += 1
                 by_hand(size, lambda: self._advance(step))
                 return
@@ -110,7 +109,7 @@ class Recorder:
         self._graphs[key].run(step)
 
     def _record(self, step: Step) -> Recording:
-        recorded = step.copied(step.inputs.clone(), step.targets.clone())
+        recorded = step.copied()
 
         def work() -> tuple[Tensor, ...]:
             self._advance(recorded)
@@ -120,7 +119,7 @@ class Recorder:
             return (recorded.losses, *(() if output is None else (output.features, output.logits)))
 
         replay, results = capture(work, self._pool)
-        return Recording(replay, recorded.inputs, recorded.targets, tuple(r.detach() for r in results))
+        return Recording(replay, recorded.reads, tuple(r.detach() for r in results))
 
 
 def by_hand(size: int, work: Callable[[], Made]) -> Made:

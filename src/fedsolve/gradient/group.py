@@ -18,7 +18,7 @@ from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.batches import plan_batches, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder, Recordings, by_hand, replays
-from fedsolve.gradient.group_batches import GroupBatches, GroupRows
+from fedsolve.gradient.group_batches import GroupBatches, GroupDraws, GroupRows
 from fedsolve.gradient.learners import (
     Forward,
     Learners,
@@ -52,7 +52,7 @@ class ClientGroup:
     """Clients that train together: one whole network, or many heads or small networks in step.
 
     round, rate: of this exchange. least: the smallest batch the network can train on.
-    rows: what the clients hold. batches: what they train on, step by step.
+    rows: what the clients hold. batches: what they train on, step by step. draws: what is drawn for it.
     sizes: rows of each client. counted: the same by the rows' weights, where they have any.
     start: the weights received, by name, without a client axis.
     received: whatever else the request carried, by its full name. class_counts (clients, classes).
@@ -407,6 +407,7 @@ class ClientGroup:
         same = self._network is None and self.method.batch <= PAD_LIMIT
         tall = self.method.batch if same else None
         self.batches = GroupBatches(self.rows, self.method, plans, self.round, self._stacked, tall)
+        self.draws = GroupDraws(self)
         self.steps = self.batches.steps
         shape = len(plans), max(1, int(self.steps.max()))
         self.losses = torch.zeros(shape, dtype=self.dtype, device=self.device)

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedsolve.gradient.gradient_method import GradientMethod
+    from fedsolve.gradient.group import ClientGroup
     from fedsolve.gradient.steps import Batch
 
 AHEAD = 32 << 20
 """Bytes of inputs that a GPU reads at once for the steps to come."""
+
+DRAWN = 64
+"""Steps for which a GPU gets what is drawn at once."""
 
 
 class GroupRows:
@@ -141,6 +145,11 @@ class GroupBatches:
         share = None if plain else self._share[:active, number]
         return inputs.reshape(active, -1, *inputs.shape[1:]), self._targets[:active, number], share
 
+    def tall(self, number: int) -> int:
+        """Rows of a step's batch, with its padding."""
+        numbers = self._numbers[0, number]
+        return len(numbers) if self._stacked else int(np.sum(numbers >= 0))
+
     def real_rows(self, number: int, active: int) -> Tensor | bool:
         """Which rows of a batch are not padding."""
         import torch
@@ -178,3 +187,34 @@ class GroupBatches:
                 for k, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
             }
         return self._read[number]
+
+
+class GroupDraws:
+    """What a method draws for a group's steps, as tensors by name; a GPU gets those of many steps at once."""
+
+    def __init__(self, group: ClientGroup) -> None:
+        self._group = group
+        self._made: dict[int, dict[str, Tensor]] = {}
+
+    def at(self, number: int) -> dict[str, Tensor]:
+        """What was drawn for this step."""
+        if number not in self._made:
+            group = self._group
+            last = int(group.steps.max()) if group.device.type == "cuda" else 0
+            numbers = range(number, max(number + 1, min(number + DRAWN, last)))
+            drawn = group.method.draw(group, numbers)
+            self._made = {step: {} for step in numbers}
+            for name in drawn[0]:
+                for step, tensor in zip(numbers, self._carried([one[name] for one in drawn]), strict=True):
+                    self._made[step][name] = tensor
+        return self._made[number]
+
+    def _carried(self, arrays: list[Array]) -> list[Tensor]:
+        """These arrays on the device, in one go; numbers that are not whole in the group's precision."""
+        import torch
+
+        joined = torch.as_tensor(np.concatenate([array.ravel() for array in arrays]))
+        if joined.is_floating_point():
+            joined = joined.to(self._group.dtype)
+        parts = torch.split(joined.to(self._group.device), [array.size for array in arrays])
+        return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]

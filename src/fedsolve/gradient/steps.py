@@ -21,14 +21,22 @@ class Step:
     """One batch of every client that still has one: what the algorithm's loss and gradients see.
 
     inputs (clients, rows, ...), targets (clients, rows); `weights` and `gradients` are lists in the order of
-    `group.names`, views of the clients taking part.
+    `group.names`, views of the clients taking part. drawn: what the method drew for this step, by name.
     """
 
-    def __init__(self, group: ClientGroup, number: int, active: int, batch: Batch | None = None) -> None:
+    def __init__(
+        self,
+        group: ClientGroup,
+        number: int,
+        active: int,
+        batch: Batch | None = None,
+        drawn: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.group = group
         self.number = number
         self.active = active
         self.inputs, self.targets, self._share = batch or group.batches.at(number, active)
+        self.drawn = group.draws.at(number) if drawn is None else drawn
         weights = group.learners.weights
         self.weights = (
             [w[:active].detach().requires_grad_() for w in weights] if group.learners.stacked else weights
@@ -37,9 +45,16 @@ class Step:
         self.losses: Tensor | None = None
         self.output: NetworkOutput | None = None
 
-    def copied(self, inputs: Tensor, targets: Tensor) -> Step:
-        """The same step on other tensors of the same shape."""
-        return Step(self.group, self.number, self.active, (inputs, targets, self._share))
+    @property
+    def reads(self) -> list[Tensor]:
+        """The tensors that are others in every step."""
+        return [self.inputs, self.targets, *self.drawn.values()]
+
+    def copied(self) -> Step:
+        """The same step on tensors of its own."""
+        batch = self.inputs.clone(), self.targets.clone(), self._share
+        drawn = {name: tensor.clone() for name, tensor in self.drawn.items()}
+        return Step(self.group, self.number, self.active, batch, drawn)
 
     def forward(self) -> NetworkOutput:
         """The networks' output for this batch."""
