@@ -16,6 +16,7 @@ import fedsolve as fs
 from fedsolve.gradient import (
     MOON,
     FedAvg,
+    FedGen,
     FedLC,
     FedProx,
     FedRS,
@@ -25,6 +26,7 @@ from fedsolve.gradient import (
     group,
     slots,
 )
+from fedsolve.gradient.gradient_method import GradientMethod
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -112,6 +114,7 @@ FEEDBACK = {"feedback": "lowest", "feedback_first": True}
     "method",
     [
         FedAvg(**SETTING),
+        FedGen(**SETTING),
         FedLC(**SETTING, **FEEDBACK),
         FedProx(**SETTING, proximal=0.5, **FEEDBACK),
         FedRS(**SETTING),
@@ -142,6 +145,23 @@ def test_who_inherits_a_steady_method_says_so_anew(recorded) -> None:
     method = Fading(**SETTING)
     assert FedAvg(**SETTING).is_steady
     assert not method.is_steady
+
+
+def test_methods_from_outside_are_recorded_where_they_say_that_nothing_is_drawn_in_a_step(recorded) -> None:
+    class Noisy(GradientMethod):
+        key = "tests.noisy"
+
+        def losses(self, step):
+            return super().losses(step) * np.random.default_rng(step.number).uniform(0.5, 1.5)
+
+    class Plain(GradientMethod):
+        key = "tests.plain"
+        steady = True
+
+    assert FedAvg(**SETTING).recordable
+    assert Plain(**SETTING).recordable
+    assert not Noisy(**SETTING).recordable
+    assert not FedAvg(**SETTING | {"optimiser": "adam", "momentum": 0.0}).recordable
 
 
 @pytest.mark.slow

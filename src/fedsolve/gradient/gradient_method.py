@@ -184,8 +184,12 @@ class GradientMethod(Method[GradientModel]):
 
     @property
     def recordable(self) -> bool:
-        """Whether a GPU may replay a step: plain SGD does the same to the same tensors every time."""
-        return self.optimiser == "sgd"
+        """Whether a GPU may replay a step: plain SGD does the same to the same tensors every time.
+
+        A method from outside may draw or count in its steps, which a replayed one would not: it says if not.
+        """
+        is_ours = type(self).__module__.partition(".")[0] == "fedsolve"
+        return self.optimiser == "sgd" and (is_ours or self.is_steady)
 
     @property
     def is_steady(self) -> bool:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 AHEAD = 32 << 20
 """Bytes of inputs that a GPU reads at once for the steps to come."""
 
-DRAWN = 64
-"""Steps for which a GPU gets what is drawn at once."""
+DRAWN = 1 << 18
+"""Rows for which a GPU gets what is drawn at once."""
 
 
 class GroupRows:
@@ -200,8 +200,9 @@ class GroupDraws:
         """What was drawn for this step."""
         if number not in self._made:
             group = self._group
-            last = int(group.steps.max()) if group.device.type == "cuda" else 0
-            numbers = range(number, max(number + 1, min(number + DRAWN, last)))
+            steps = DRAWN // max(1, len(group.clients) * group.batches.tall(number))
+            last = min(number + steps, int(group.steps.max())) if group.device.type == "cuda" else 0
+            numbers = range(number, max(number + 1, last))
             drawn = group.method.draw(group, numbers)
             self._made = {step: {} for step in numbers}
             for name in drawn[0]:
