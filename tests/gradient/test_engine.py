@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,7 +23,9 @@ from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.fedavgm import FedAvgM
 from fedsolve.gradient.feddyn import FedDyn
 from fedsolve.gradient.fedfisher import FedFisher
+from fedsolve.gradient.fedgen import FedGen
 from fedsolve.gradient.fedprox import FedProx
+from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
 from fedsolve.gradient.scaffold import Scaffold
 from tests.gradient import plain
@@ -799,3 +803,41 @@ def test_sample_weights_are_refused_where_a_method_takes_none():
     )
     with pytest.raises(DataError, match="'fedfisher' does not take sample weights"):
         FedFisher(rounds=1).fit(federation)
+
+
+@pytest.mark.parametrize("network", ["mlp:4", "cnn"])
+def test_what_a_group_held_goes_with_it(network, monkeypatch) -> None:
+    """Memory of a GPU is not what makes Python look for cycles."""
+    held = []
+    plain_ = ClientGroup.__init__
+
+    def begun(self, *arguments):
+        plain_(self, *arguments)
+        held.append(weakref.ref(self))
+
+    monkeypatch.setattr(ClientGroup, "__init__", begun)
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (12, 64), dtype=np.uint8), np.arange(12) % 3
+    federation_ = fs.LocalFederation.from_arrays(images, labels, np.arange(12) % 2)
+    gc.collect()
+    gc.disable()
+    try:
+        FedGen(network=network, shape="1,8,8" if network == "cnn" else None, rounds=2, batch=4).fit(
+            federation_
+        )
+        assert held
+        assert not [group for group in held if group() is not None]
+    finally:
+        gc.enable()
+
+
+def test_draws_with_other_names_in_some_steps_are_refused() -> None:
+    class Odd(FedAvg):
+        def draw(self, group, numbers):
+            return [{"noise": np.ones(2)} if number % 2 else {} for number in numbers]
+
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(12, 4)), np.arange(12) % 3
+    federation_ = fs.LocalFederation.from_arrays(features, labels, np.zeros(12, int))
+    with pytest.raises(DataError, match=r"Odd.draw gives \[\] for one step and \['noise'\] for another"):
+        Odd(rounds=1, batch=4).fit(federation_)

@@ -162,6 +162,8 @@ def test_methods_from_outside_are_recorded_where_they_say_that_nothing_is_drawn_
     assert Plain(**SETTING).recordable
     assert not Noisy(**SETTING).recordable
     assert not FedAvg(**SETTING | {"optimiser": "adam", "momentum": 0.0}).recordable
+    # Its matrices are made in the first pass back.
+    assert not FedAvg(**SETTING, **FEEDBACK, feedback_route="direct").recordable
 
 
 @pytest.mark.slow

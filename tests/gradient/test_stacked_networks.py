@@ -107,6 +107,22 @@ def test_a_sum_where_the_networks_are_has_the_bits_of_one_on_the_host(sizes, sta
         np.testing.assert_array_equal(there.weights[name], weight)
 
 
+def test_what_a_method_does_to_a_term_leaves_the_weights_alone(stacks):
+    class Halved(FedAvg):
+        steady = True
+
+        def contribute(self, group, client, term):
+            for name in group.names:
+                term.arrays[f"w.{name}"] *= 0.5
+
+    def drift(model):
+        return [record.metrics.get("drift", record.metrics.get("loss")) for record in model.history]
+
+    alone = drift(trained(Halved, track="drift"))
+    assert stacks() == []
+    np.testing.assert_allclose(drift(trained(Halved, track="drift")), alone, rtol=0, atol=1e-12)
+
+
 def test_methods_that_keep_something_train_one_after_the_other(stacks):
     seen = stacks()
     trained(Scaffold)

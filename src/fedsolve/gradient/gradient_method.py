@@ -63,8 +63,8 @@ class GradientMethod(Method[GradientModel]):
     steady: ClassVar[bool] = False
     """Whether all that a step reads and that changes between clients or rounds is tensors in the group's
     start, received and scratch, or comes from `draw`, so that a GPU may record it once for all, and train
-    clients of small networks as a stack, whose weights have a client axis. Counts only for the class that
-    says so: who inherits from it and changes a hook says it anew."""
+    clients of small networks as a stack, whose weights have a client axis and whose terms hold tensors.
+    Counts only for the class that says so: who inherits from it and changes a hook says it anew."""
 
     takes_weights: ClassVar[bool] = True
     """Whether rows may count by a weight: in the losses, and a client by the sum over its rows."""
@@ -189,7 +189,9 @@ class GradientMethod(Method[GradientModel]):
         A method from outside may draw or count in its steps, which a replayed one would not: it says if not.
         """
         is_ours = type(self).__module__.partition(".")[0] == "fedsolve"
-        return self.optimiser == "sgd" and (is_ours or self.is_steady)
+        # Direct feedback makes its matrices on the way back, where nothing can be recorded.
+        is_direct = self.feedback is not None and self.feedback_route == "direct"
+        return self.optimiser == "sgd" and (is_ours or self.is_steady) and not is_direct
 
     @property
     def is_steady(self) -> bool:
@@ -238,7 +240,10 @@ class GradientMethod(Method[GradientModel]):
         """Before the first local step."""
 
     def draw(self, group: ClientGroup, numbers: Sequence[int]) -> list[dict[str, Array]]:
-        """Random numbers of these steps by name, for `Step.drawn`; drawn in a step they would be recorded."""
+        """Random numbers of these steps by name, for `Step.drawn`; drawn in a step they would be recorded.
+
+        The same names for every step of a round.
+        """
         return [{} for _ in numbers]
 
     def losses(self, step: Step) -> Tensor:
@@ -259,7 +264,10 @@ class GradientMethod(Method[GradientModel]):
         return float(group.counted[client]) if self.weighting == "size" else 1.0
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
-        """Add to a client's term what this algorithm sums besides the weights."""
+        """Add to a client's term what this algorithm sums besides the weights.
+
+        The weights in it may be changed; those of a stack of networks are tensors.
+        """
 
     def state(self, group: ClientGroup, client: int) -> State | None:
         """What a client keeps for its next exchange; None when nothing."""

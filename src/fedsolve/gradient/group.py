@@ -18,7 +18,7 @@ from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
 from fedsolve.gradient.batches import plan_batches, steps_per_epoch
 from fedsolve.gradient.graphs import Recorder, Recordings, by_hand, replays
-from fedsolve.gradient.group_batches import GroupBatches, GroupDraws, GroupRows
+from fedsolve.gradient.group_batches import GroupBatches, GroupRows, drawn_ahead
 from fedsolve.gradient.learners import (
     Forward,
     Learners,
@@ -52,12 +52,14 @@ class ClientGroup:
     """Clients that train together: one whole network, or many heads or small networks in step.
 
     round, rate: of this exchange. least: the smallest batch the network can train on.
-    rows: what the clients hold. batches: what they train on, step by step. draws: what is drawn for it.
+    rows: what the clients hold. batches: what they train on, step by step.
     sizes: rows of each client. counted: the same by the rows' weights, where they have any.
     start: the weights received, by name, without a client axis.
     received: whatever else the request carried, by its full name. class_counts (clients, classes).
     scratch: for the algorithm, for the length of the exchange.
     """
+
+    _drawn: dict[int, dict[str, Tensor]]
 
     def __init__(
         self,
@@ -192,6 +194,12 @@ class ClientGroup:
         """The running statistics of a single network; a stack has none."""
         learners = self.learners
         return networks.float_buffers(learners.network) if isinstance(learners, SingleNetwork) else {}
+
+    def drawn(self, number: int) -> dict[str, Tensor]:
+        """What the method drew for a step (`GradientMethod.draw`)."""
+        if number not in self._drawn:
+            self._drawn = drawn_ahead(self, number, next(iter(self._drawn.values()), None))
+        return self._drawn[number]
 
     def generator(self, client: int, role: str) -> np.random.Generator:
         """A random stream of this client and round that nothing else draws from."""
@@ -407,7 +415,7 @@ class ClientGroup:
         same = self._network is None and self.method.batch <= PAD_LIMIT
         tall = self.method.batch if same else None
         self.batches = GroupBatches(self.rows, self.method, plans, self.round, self._stacked, tall)
-        self.draws = GroupDraws(self)
+        self._drawn = {}
         self.steps = self.batches.steps
         shape = len(plans), max(1, int(self.steps.max()))
         self.losses = torch.zeros(shape, dtype=self.dtype, device=self.device)

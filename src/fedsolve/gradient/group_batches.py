@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedsolve.container import Array
+from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient.augmentation import images_of, plan_moves
 from fedsolve.gradient.learners import laid_out
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 AHEAD = 32 << 20
 """Bytes of inputs that a GPU reads at once for the steps to come."""
 
-DRAWN = 1 << 18
-"""Rows for which a GPU gets what is drawn at once."""
+DRAWN, DRAWN_AT_LEAST = 1 << 18, 1 << 10
+"""Rows for which a GPU gets what is drawn at once, and those that a step counts as at least."""
 
 
 class GroupRows:
@@ -189,33 +190,38 @@ class GroupBatches:
         return self._read[number]
 
 
-class GroupDraws:
-    """What a method draws for a group's steps, as tensors by name; a GPU gets those of many steps at once."""
+def drawn_ahead(
+    group: ClientGroup, number: int, before: Iterable[str] | None
+) -> dict[int, dict[str, Tensor]]:
+    """What the group's method draws for this step, and on a GPU for some after it, as tensors by name.
 
-    def __init__(self, group: ClientGroup) -> None:
-        self._group = group
-        self._made: dict[int, dict[str, Tensor]] = {}
+    before: names of what was drawn for earlier steps.
+    """
+    rows = max(DRAWN_AT_LEAST, len(group.clients) * group.batches.tall(number))
+    last = min(number + DRAWN // rows, int(group.steps.max())) if group.device.type == "cuda" else 0
+    numbers = range(number, max(number + 1, last))
+    drawn = group.method.draw(group, numbers)
+    names = list(drawn[0] if before is None else before)
+    for other in map(list, drawn):
+        if other != names:
+            raise DataError(
+                f"{type(group.method).__name__}.draw gives {names} for one step and {other} for another. "
+                "Give every step of a round the same names, in the same order."
+            )
+    made: dict[int, dict[str, Tensor]] = {step: {} for step in numbers}
+    for name in names:
+        carried = _carried(group, [one[name] for one in drawn])
+        for step, tensor in zip(numbers, carried, strict=True):
+            made[step][name] = tensor
+    return made
 
-    def at(self, number: int) -> dict[str, Tensor]:
-        """What was drawn for this step."""
-        if number not in self._made:
-            group = self._group
-            steps = DRAWN // max(1, len(group.clients) * group.batches.tall(number))
-            last = min(number + steps, int(group.steps.max())) if group.device.type == "cuda" else 0
-            numbers = range(number, max(number + 1, last))
-            drawn = group.method.draw(group, numbers)
-            self._made = {step: {} for step in numbers}
-            for name in drawn[0]:
-                for step, tensor in zip(numbers, self._carried([one[name] for one in drawn]), strict=True):
-                    self._made[step][name] = tensor
-        return self._made[number]
 
-    def _carried(self, arrays: list[Array]) -> list[Tensor]:
-        """These arrays on the device, in one go; numbers that are not whole in the group's precision."""
-        import torch
+def _carried(group: ClientGroup, arrays: list[Array]) -> list[Tensor]:
+    """These arrays on the group's device, in one go; those of fractions in its precision."""
+    import torch
 
-        joined = torch.as_tensor(np.concatenate([array.ravel() for array in arrays]))
-        if joined.is_floating_point():
-            joined = joined.to(self._group.dtype)
-        parts = torch.split(joined.to(self._group.device), [array.size for array in arrays])
-        return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    joined = torch.as_tensor(np.concatenate([array.ravel() for array in arrays]))
+    if joined.is_floating_point():
+        joined = joined.to(group.dtype)
+    parts = torch.split(joined.to(group.device), [array.size for array in arrays])
+    return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -36,7 +36,7 @@ class Step:
         self.number = number
         self.active = active
         self.inputs, self.targets, self._share = batch or group.batches.at(number, active)
-        self.drawn = group.draws.at(number) if drawn is None else drawn
+        self.drawn = group.drawn(number) if drawn is None else drawn
         weights = group.learners.weights
         self.weights = (
             [w[:active].detach().requires_grad_() for w in weights] if group.learners.stacked else weights

@@ -29,13 +29,14 @@ def on_host(tensor: Tensor) -> Array:
 
 
 def handed_over(tensor: Tensor) -> Tensor:
-    """The tensor for others to read where it lies, whatever stream it was made in."""
+    """A copy of the tensor where it lies, for others to read, whatever stream it is made in."""
     import torch
 
-    if tensor.is_cuda:
+    copied = tensor.detach().clone()
+    if copied.is_cuda:
         # Its memory is used again only after what they have in line.
-        tensor.record_stream(torch.cuda.default_stream(tensor.device))
-    return tensor.detach()
+        copied.record_stream(torch.cuda.default_stream(copied.device))
+    return copied
 
 
 class TensorRows:
