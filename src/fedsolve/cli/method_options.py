@@ -200,7 +200,8 @@ class MethodCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = args[: args.index("--")] if "--" in args else args
-        path = _value_of("--config", words)
+        has_config = any("--config" in param.opts for param in self.params)
+        path = _value_of("--config", words) if has_config else None
         table = {} if path is None else config_table(path, self.name or "")
         ctx.meta[_METHOD] = _value_of("--method", words) or str(
             table.get("method") or _meant(words, table, self.unnamed)

@@ -91,6 +91,14 @@ class FedDBE(PersonalMethod):
         False, "Keep of the first round the mean feature alone, as the authors do."
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.discard_first and self.rounds == 1:
+            raise DataError(
+                "discard_first throws away what the first round trains, and there is no other. Give more "
+                "rounds."
+            )
+
     @property
     def stateful(self) -> bool:
         return self._shifts or self.buffers == "local"

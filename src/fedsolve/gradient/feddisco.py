@@ -121,14 +121,16 @@ def label_discrepancy(counts: Array) -> float:
 
 @step(KIND)
 def answer(client: ClientData, request: Request, memory: Memory) -> Term:
-    """Rows (or 1, in a uniform mean) and label discrepancy; or a_i, when the request carries the sums."""
+    """Rows by weight (or 1, in a uniform mean) and label discrepancy; or a_i, if the request has the sums."""
     opening = memory.chain.blocks[0].note["opening"]
     method = method_of(opening)
     assert isinstance(method, FedDisco)
     classes = opening_classes(memory.chain)
     assert classes is not None
     trains = _trains(method, len(client), opening, memory.device)
-    size = (float(len(client)) if method.weighting == "size" else 1.0) if trains else 0.0
+    given = client.own_weights()
+    rows = float(len(client)) if given is None else float(given.sum())
+    size = (rows if method.weighting == "size" else 1.0) if trains else 0.0
     counts = np.bincount(encode_labels(client.own_labels(), classes), minlength=len(classes))
     away = label_discrepancy(counts) if trains else 0.0
     if "sums" in request.note:

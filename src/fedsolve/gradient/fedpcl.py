@@ -84,6 +84,11 @@ class FedPCL(PersonalMethod):
         if self.network == "linear":
             raise _without_projection(self.network)
         check_stays("FedPCL", "network", self)
+        if self.weighting != "size":
+            raise DataError(
+                f"FedPCL takes no mean of the clients' weights, so weighting={self.weighting!r} would change "
+                "nothing. Leave it out."
+            )
 
     # -- the client's side ------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ The pull is added to the gradient directly; nothing of it enters the autograd gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
+from fedsolve.errors import DataError
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.steps import Step
 from fedsolve.gradient.streams import stream
@@ -45,10 +46,21 @@ class FedProx(GradientMethod):
 
     stragglers: float = parameter(0.0, "Chance that a client makes fewer passes in a round.", least=0, most=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stragglers and (self.epochs == 1 or self.local_steps is not None):
+            raise DataError(
+                f"stragglers make fewer passes than others, and with epochs {self.epochs} and local_steps "
+                f"{self.local_steps} there are no fewer. Give epochs of at least 2, or leave it out."
+            )
+
     def passes_of(self, client: str, round_: int) -> int:
         passes = self.passes(round_)
         drawn = stream(self.seed, "stragglers", client, round_)
         return int(drawn.integers(1, passes + 1)) if drawn.random() < self.stragglers else passes
+
+    def with_passes(self, epochs: int) -> Self:
+        return replace(super().with_passes(epochs), stragglers=0.0)
 
     def edit(self, step: Step) -> None:
         pull(step, self.proximal)

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fedsolve.errors import DataError
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
@@ -60,6 +61,11 @@ class FedSOL(GradientMethod):
     perturbed: Literal["all", "head", "body"] = parameter(
         "all", "What is perturbed: everything, the last layer, or all but it."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.perturbed == "body" and self.network == "linear":
+            raise DataError("network 'linear' is a last layer without a body; perturb 'all' or 'head'.")
 
     def prepare(self, group: ClientGroup) -> None:
         if self.radius != 0:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedsolve.checks import check_choice
 from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.gradient.alignment import weight_of
+from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.streams import GENERATOR
 from fedsolve.uniforms import uniform_bits
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedsolve.gradient.feedback_ops import OutputError
+    from fedsolve.gradient.gradient_method import GradientMethod
 
 MATRICES = ("global", "random")
 SCALINGS = ("layer", "row", "none")
@@ -361,6 +362,39 @@ def _find(network: nn.Module, modules: dict[str, nn.Module], name: str) -> Any:
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or known[:5]
     more = f" ({len(known)} layers are eligible)" if len(known) > len(near) else ""
     raise DataError(f"{what}. Name one of: {', '.join(near) or 'none is eligible'}{more}.")
+
+
+def check_parameters(method: GradientMethod) -> None:
+    """Refuse parameters of feedback alignment that would change nothing."""
+    if method.feedback is None:
+        unused, why = tuple(_DEFAULTS), "without feedback, which says in which layers"
+    elif method.feedback_route == "direct":
+        unused = "feedback_matrix", "feedback_scaling", "feedback_sync"
+        why = "with feedback_route 'direct', which follows no weight"
+    else:
+        unused = ("feedback_sync",) if method.feedback_matrix == "random" else ()
+        why = "with feedback_matrix 'random', which is the same in all rounds"
+    if method.feedback is not None and method.feedback not in CHOICES:
+        _refuse_unused(method, _OF_CHOICE, "with layers that are named, not chosen")
+    _refuse_unused(method, unused, why)
+
+
+_OF_CHOICE = "feedback_layers", "feedback_first", "feedback_sketch"
+_DEFAULTS = {
+    "feedback_layers": 1,
+    "feedback_matrix": "global",
+    "feedback_scaling": "layer",
+    "feedback_route": "layer",
+    "feedback_sync": 1,
+    "feedback_first": False,
+    "feedback_sketch": 2048,
+}
+
+
+def _refuse_unused(method: GradientMethod, names: Iterable[str], why: str) -> None:
+    for name in names:
+        if (value := getattr(method, name)) != _DEFAULTS[name]:
+            raise DataError(f"{name}={value!r} would change nothing {why}. Leave it out.")
 
 
 @lru_cache(maxsize=4)

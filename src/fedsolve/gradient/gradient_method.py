@@ -8,7 +8,7 @@ A round sends the weights down (`run`), lets every client of a cohort train (`an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from fedsolve.container import Array
@@ -19,6 +19,7 @@ from fedsolve.federation.method import Laws, Method
 from fedsolve.federation.states import State
 from fedsolve.gradient import augmentation, networks, schedules
 from fedsolve.gradient.feedback import HELD, Feedback
+from fedsolve.gradient.feedback import check_parameters as check_feedback
 from fedsolve.gradient.graphs import replays
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 FEEDBACK = "Feedback alignment"
 SCHEDULE = "Learning rate from round to round"
 IMAGES = "Images: how they are cut, mirrored and normalised"
+
+WRITTEN = ("shape", "schedule_rounds", "pixel_mean", "pixel_deviation", "feedback")
+"""Parameters that are lists written as text; in Python and TOML they may be lists or numbers as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +92,9 @@ class GradientMethod(Method[GradientModel]):
     schedule_rounds: str | None = parameter(
         None, "Rounds from which a stepped rate is lower.", metavar="ROUNDS", group=SCHEDULE
     )
-    schedule_factor: float = parameter(0.1, "Factor of each step.", least=0, group=SCHEDULE)
+    schedule_factor: float = parameter(
+        schedules.SCHEDULE_FACTOR, "Factor of each step.", least=0, group=SCHEDULE
+    )
     warmup: int = parameter(0, "Rounds in which the rate rises to its height.", least=0, group=SCHEDULE)
     local_steps: int | None = parameter(
         None, "Local steps in a round, in place of --epochs.", least=1, none="as many as --epochs takes"
@@ -160,9 +166,17 @@ class GradientMethod(Method[GradientModel]):
     def __post_init__(self) -> None:
         if not isinstance(self.network, str):
             object.__setattr__(self, "network", networks.register_network(self.network))
+        for name in WRITTEN:
+            object.__setattr__(self, name, _written(getattr(self, name)))
         super().__post_init__()
         augmentation.check_parameters(self)
         schedules.check_parameters(self)
+        check_feedback(self)
+        if self.momentum and self.optimiser != "sgd":
+            raise DataError(
+                f"momentum ({self.momentum}) is of the optimiser sgd; {self.optimiser} has moments of its "
+                "own. Leave it out."
+            )
         if self.nesterov and not self.momentum:
             raise DataError("nesterov is a form of momentum; give momentum, such as 0.9.")
         owner = next(kind for kind in type(self).__mro__ if "update" in vars(kind))
@@ -235,6 +249,10 @@ class GradientMethod(Method[GradientModel]):
     def passes_of(self, client: str, round_: int) -> int:
         """How often this client does."""
         return self.passes(round_)
+
+    def with_passes(self, epochs: int) -> Self:
+        """The same method with so many passes for everybody, as for a client that trains by itself."""
+        return replace(self, epochs=epochs, local_steps=None)
 
     def prepare(self, group: ClientGroup) -> None:
         """Before the first local step."""
@@ -329,3 +347,10 @@ class GradientMethod(Method[GradientModel]):
     def preludes(self, server: ServerState) -> int:
         """How many preludes are still to come when no cohort changes."""
         return 0
+
+
+def _written(value: Any) -> Any:
+    """A list or a number as the text that stands for it."""
+    if isinstance(value, list | tuple):
+        return ",".join(str(part) for part in value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -269,11 +269,11 @@ class ClientGroup:
 
         method = self.method
         last = self._last()
-        method.prepare(self)
         with ExitStack() as stack:
             draws = self._draws()
             if draws:
                 stack.enter_context(_drawing(self.generator(0, "dropout"), self.device))
+            method.prepare(self)
             single = not self.learners.stacked and not self.rows.weighted
             replayed = not draws and method.recordable and single and replays(self.device)
             kept = self._recordings() if replayed else None
@@ -385,9 +385,12 @@ class ClientGroup:
         if bool(torch.isfinite(self.losses).all()):
             return
         client, number = (int(i) for i in torch.nonzero(~torch.isfinite(self.losses))[0])
+        remedy = f"Lower rate (now {self.rate:g}) or set clip."
+        if number == 0:  # no step has been taken yet
+            remedy += " If it is the first round, look for very large features, or set precision='float64'."
         raise DivergenceError(
             f"the loss of '{self.clients[client]}' became {self.losses[client, number].item()} in round "
-            f"{self.round}, step {number}. Lower rate (now {self.rate:g}) or set clip."
+            f"{self.round}, step {number}. {remedy}"
         )
 
     def _learners(self) -> Learners:

@@ -128,7 +128,7 @@ def train_alone(
     if epochs == 0 or len(data) == 0:
         return model.weights, model.buffers | own_buffers(state)
     if epochs is not None:
-        method = dataclasses.replace(method, epochs=epochs, local_steps=None)
+        method = method.with_passes(epochs)
     with alone(method, model, data, state, rate=rate, client=client, round_=round_) as group:
         group.train()
         return weights_of(group), buffers_of(group)

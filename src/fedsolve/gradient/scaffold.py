@@ -145,17 +145,26 @@ def effective_steps(steps: int, momentum: float, nesterov: bool = False) -> floa
 
 
 def full_gradient(group: ClientGroup, client: int) -> dict[str, Tensor]:
-    """The gradient of a client's mean cross-entropy over all its rows at the weights it has, in eval mode."""
+    """The gradient of a client's mean cross-entropy over all its rows at the weights it has, in eval mode.
+
+    Rows count by their weights.
+    """
     import torch
     import torch.nn.functional as F
 
     network = group.whole(client)
     weights = dict(network.named_parameters())
     total = nothing(group)
+    given, first = group.rows.weights[client], 0
     with torch.enable_grad():
         for inputs, targets in group.rows.of(client, _ROWS):
-            loss = F.cross_entropy(network(inputs), targets, reduction="sum")
+            if given is None:
+                loss = F.cross_entropy(network(inputs), targets, reduction="sum")
+            else:
+                losses = F.cross_entropy(network(inputs), targets, reduction="none")
+                loss = losses @ torch.as_tensor(given[first : first + len(targets)]).to(losses)
+            first += len(targets)
             parts = torch.autograd.grad(loss, [weights[name] for name in group.names])
             for name, part in zip(group.names, parts, strict=True):
                 total[name] += part
-    return {name: value / max(1, int(group.sizes[client])) for name, value in total.items()}
+    return {name: value / (float(group.counted[client]) or 1.0) for name, value in total.items()}

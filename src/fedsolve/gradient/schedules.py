@@ -6,7 +6,7 @@ With r the round from 0 and R all rounds,
     step     schedule(r) = schedule_factor^(how many of schedule_rounds are <= r)
     cosine   schedule(r) = (1 + cos(pi (r - warmup) / (R - warmup))) / 2, and 1 while warming up
 
-A round after the last, in which a client makes its own model, has the rate of the last.
+A round after the last, in which a client makes its own model, is scheduled as the last; the decay goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from fedsolve.errors import DataError
 
 if TYPE_CHECKING:
     from fedsolve.gradient.gradient_method import GradientMethod
+
+
+SCHEDULE_FACTOR = 0.1
+"""By how much a stepped rate falls unless somebody says otherwise."""
 
 
 def factor_of(method: GradientMethod, round_: int) -> float:
@@ -54,6 +58,10 @@ def check_parameters(method: GradientMethod) -> None:
         raise DataError(
             "schedule 'step' and schedule_rounds go together; got "
             f"{method.schedule!r} and {method.schedule_rounds!r}."
+        )
+    if method.schedule != "step" and method.schedule_factor != SCHEDULE_FACTOR:
+        raise DataError(
+            f"schedule_factor ({method.schedule_factor}) is of schedule 'step'; got {method.schedule!r}."
         )
     if method.warmup > method.rounds:
         raise DataError(f"warmup ({method.warmup}) is longer than the run ({method.rounds} rounds).")

@@ -131,8 +131,8 @@ def input_shape(name: str, features: int, shape: Sequence[int] | None = None) ->
             known = ", ".join(f"{size} as {image}" for size, image in SHAPES.items())
             raise DataError(
                 f"network '{name}' takes images, and {features} features do not say of which shape (known "
-                f"are {known}). Give shape=(channels, height, width), or choose a network on features: "
-                "linear or mlp."
+                f"are {known}). Give shape 'channels,height,width', such as '1,8,8', or choose a network on "
+                "features: linear or mlp."
             )
         return SHAPES[features]
     try:
