@@ -431,7 +431,9 @@ def test_shape_that_the_features_say(features: int, shape: tuple[int, ...]) -> N
 def test_shape_that_is_given() -> None:
     assert input_shape("cnn", 784, (4, 14, 14)) == (4, 14, 14)
     assert build_network("cnn", 784, 10, shape=[4, 14, 14]).conv1.in_channels == 4
-    with pytest.raises(DataError, match=r"'cnn' takes images, and 512 features.*Give shape=\(channels"):
+    with pytest.raises(
+        DataError, match=r"'cnn' takes images, and 512 features.*Give shape 'channels,height,width'"
+    ):
         input_shape("cnn", 512)
     with pytest.raises(DataError, match=r"shape \(3, 32, 32\) holds 3072 numbers, but rows have 784"):
         input_shape("cnn", 784, (3, 32, 32))
