@@ -105,22 +105,46 @@ class ParquetRows(StreamedRows):
                 self._kept.popitem(last=False)
             with self._reading() as file:
                 table = file.read_row_group(group, columns=self.columns)
-            self._kept[group] = array = self._numbers(table)
+            self._kept[group] = array = self._numbers(table, int(self._bounds[group]))
             return array
 
-    def _numbers(self, table: Any) -> Array:
-        if any(column.null_count for column in table.columns):
-            raise DataError(f"{self.path} has missing values. Remove or impute them before training.")
+    def _numbers(self, table: Any, start: int) -> Array:
+        """The features of a table whose first row is row `start` of the file."""
+        for name in self.columns:
+            self._refuse_nulls(table.column(name), name, start)
         if self._lists:
-            values = [part.flatten().to_numpy(zero_copy_only=False) for part in table.column(0).chunks]
-            flat = np.concatenate(values).astype(self.dtype, copy=False)
-            if flat.size != len(table) * self.shape[1]:
-                raise DataError(f"{self.path}: '{self.columns[0]}' has lists of different lengths.")
-            return flat.reshape(len(table), self.shape[1])
+            return self._flat(table.column(0), start).reshape(len(table), self.shape[1])
         array = np.empty((len(table), len(self.columns)), dtype=self.dtype)
         for place, name in enumerate(self.columns):
             array[:, place] = table.column(name).to_numpy()
         return array
+
+    def _flat(self, column: Any, start: int) -> Array:
+        """The values of lists, all of the width of the file and none of them null."""
+        import pyarrow
+        from pyarrow import compute
+
+        width, name = self.shape[1], self.columns[0]
+        lengths = compute.list_value_length(column).to_numpy()
+        wrong = np.flatnonzero(lengths != width)
+        if len(wrong):
+            raise DataError(
+                f"{self.path}: '{name}' has lists of different lengths: {lengths[wrong[0]]} in row "
+                f"{start + wrong[0]}, {width} in the rows before. Write lists of one length."
+            )
+        parts = [part.flatten() for part in column.chunks]
+        values = pyarrow.chunked_array(parts, type=column.type.value_type)
+        self._refuse_nulls(values, name, start, width)
+        return np.asarray(values.to_numpy()).astype(self.dtype, copy=False)
+
+    def _refuse_nulls(self, values: Any, name: str, start: int, width: int = 1) -> None:
+        """Refuse values of which some are null; `width` of them are a row."""
+        if values.null_count:
+            place = int(np.argmax(values.is_null().to_numpy()))
+            raise DataError(
+                f"{self.path}: '{name}' has missing values (first in row {start + place // width}). Remove "
+                "or impute them before training."
+            )
 
     def _layout(self, file: Any) -> tuple[int, bool]:
         """The width, and whether one column of lists holds it; `dtype` is set."""
