@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.data.layout import ColumnLayout, Wish, unreadable
+from fedsolve.data.npz import read_npy, read_npz
+from fedsolve.errors import DataError, FedsolveError
 from fedsolve.federation.participant import ClientData
+
+_TRAIN = Wish(ColumnLayout(), "train", labelled=True, owned=False, width=None)
+
+_WRITE_XY = "Write it with np.savez(path, x=features, y=labels)."
 
 
 @dataclass(frozen=True)
 class RowFile:
     """Features and labels in a file, or some rows of it.
 
-    path:    .npz with the arrays x and y; .npy of features, mapped, with `labels` beside it; .parquet, read
-             by row groups; or the folder of a feature set in a store (its training part, mapped).
+    path:    .npz with the arrays x and y or others that the command line knows, such as x_train and y_train,
+             decoded by `scale` and `offset` where it has them; .npy of features, mapped, with `labels` beside
+             it; .parquet, read by row groups; or the folder of a feature set in a store (its training part,
+             mapped).
     label:   the label column of a parquet file; `y` unless said.
     labels:  the .npy of labels that belongs to a .npy of features.
     start, stop: which rows; all when None.
@@ -36,12 +44,18 @@ class RowFile:
         """The rows, checked; nothing is read before it is needed but what npz packs."""
         try:
             features, labels = self._arrays()
+            if labels is None:
+                raise DataError("no labels are named for these features (labels=).")
+            return self._chosen(features, labels)
+        except FedsolveError as problem:
+            if any(path in str(problem) for path in (self.path, self.labels) if path):
+                raise
+            raise type(problem)(f"{self.path}: {problem}") from problem
         except OSError as problem:
-            raise ModelFileError(f"cannot read {self.path}: {problem.strerror or problem}.") from problem
-        except (ValueError, KeyError) as problem:
-            raise DataError(f"{self.path}: {problem}.") from problem
-        if labels is None:
-            raise DataError(f"{self.path}: no labels are named for these features (labels=).")
+            raise unreadable(self.path, problem) from problem
+
+    def _chosen(self, features: Any, labels: Array) -> ClientData:
+        """The rows from `start` to `stop`."""
         if self.start is None and self.stop is None:
             return ClientData(features, labels)
         rows = np.arange(*slice(self.start, self.stop).indices(len(labels)))
@@ -62,16 +76,15 @@ class RowFile:
             found = FeatureStore(path.parent).get(path.name)
             return found.x_train, found.classes[found.y_train]
         if suffix == ".npz":
-            with np.load(path) as arrays:
-                return arrays["x"], arrays["y"]
+            return read_npz(path, _TRAIN, _WRITE_XY)[:2]
         if suffix == ".npy":
-            return np.load(path, mmap_mode="r"), None if self.labels is None else np.load(self.labels)
+            return read_npy(path, mapped=True), None if self.labels is None else read_npy(self.labels)
         if suffix in (".parquet", ".pq"):
             from fedsolve.data.parquet_rows import ParquetRows
 
-            rows = ParquetRows(path, self.label)
+            rows = ParquetRows(self.path, self.label)
             return rows, rows.labels
-        raise DataError(f"{self.path}: rows are read from npz, npy, parquet or a feature set's folder.")
+        raise DataError("rows are read from npz, npy, parquet or a feature set's folder.")
 
 
 def _none(features: Array, labels: Array) -> ClientData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,3 +63,9 @@ def damaged(path: str | Path, what: str, problem: Exception) -> ModelFileError:
     """The error for a file that cannot be decoded."""
     reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
     return ModelFileError(f"{path} is damaged, truncated or not {what} ({reason}). Fetch or write it again.")
+
+
+def unreadable(path: str | Path, problem: OSError) -> ModelFileError:
+    """The error for a file that is not there or must not be read."""
+    # Not `strerror`: pyarrow's repeats the path.
+    return ModelFileError(f"cannot read {path}: {os.strerror(problem.errno) if problem.errno else problem}.")

@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.layout import PARTS, Columns, Wish, damaged
-from fedsolve.errors import DataError, ModelFileError, did_you_mean
+from fedsolve.data.layout import PARTS, Columns, Wish, damaged, unreadable
+from fedsolve.errors import DataError, did_you_mean
 
 FEATURE_KEYS = ("x", "X", "features", "data")
 LABEL_KEYS = ("y", "Y", "labels", "label", "target")
+
+_OBJECTS = (
+    "holds Python objects, which are not read from files. Save numbers or text, e.g. "
+    "np.asarray(values, dtype=str)."
+)
 
 
 def open_npz(path: str | Path) -> Any:
@@ -23,7 +28,7 @@ def open_npz(path: str | Path) -> Any:
     try:
         arrays = np.load(path, allow_pickle=False)
     except OSError as problem:
-        raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+        raise unreadable(path, problem) from problem
     except (ValueError, EOFError, zipfile.BadZipFile) as problem:
         raise damaged(path, "an npz file", problem) from problem
     if isinstance(arrays, np.ndarray):
@@ -31,11 +36,30 @@ def open_npz(path: str | Path) -> Any:
     return arrays
 
 
-def read_npz(path: Path, wish: Wish) -> Columns:
-    """What `wish` asks for, decoded by `scale` and `offset` where the file has them."""
+def read_npy(path: str | Path, *, mapped: bool = False) -> Array:
+    """The array of an npy file, read or mapped."""
+    try:
+        array = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except OSError as problem:
+        raise unreadable(path, problem) from problem
+    except (ValueError, EOFError, zipfile.BadZipFile) as problem:
+        if "Object arrays" in str(problem):
+            raise DataError(f"{path} {_OBJECTS}") from problem
+        raise damaged(path, "an npy file", problem) from problem
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise DataError(f"{path} holds several arrays; write one with np.save, or name the file .npz.")
+    return array
+
+
+def read_npz(path: Path, wish: Wish, remedy: str | None = None) -> Columns:
+    """What `wish` asks for, decoded by `scale` and `offset` where the file has them.
+
+    remedy: what to do where an array is not there; options of the command line when None.
+    """
     with open_npz(path) as arrays:
         keys: list[str] = arrays.files
-        x_key, y_key = _keys(keys, wish)
+        x_key, y_key = _keys(keys, wish, remedy)
         features = _array(arrays, x_key, path)
         for name, combine in (("scale", np.multiply), ("offset", np.add)):
             if name in keys:
@@ -47,7 +71,7 @@ def read_npz(path: Path, wish: Wish) -> Columns:
     return features, labels, owners, None
 
 
-def _keys(keys: Sequence[str], wish: Wish) -> tuple[str, str | None]:
+def _keys(keys: Sequence[str], wish: Wish, remedy: str | None) -> tuple[str, str | None]:
     """Names of the features and of the labels: those given, x_part and y_part, or the usual ones."""
     layout, part = wish.layout, wish.part
     if part is None:
@@ -60,20 +84,23 @@ def _keys(keys: Sequence[str], wish: Wish) -> tuple[str, str | None]:
     if layout.features_key is not None:
         pairs = [([layout.features_key], LABEL_KEYS)]
     x_names, y_names = next((pair for pair in pairs if set(pair[0]) & set(keys)), pairs[0])
-    x_key = _present(keys, x_names, "features", "--features-key")
+    x_key = _present(keys, x_names, "features", remedy or _option("--features-key"))
     if not wish.labelled:
         return x_key, None
     y_names = y_names if layout.labels_key is None else [layout.labels_key]
-    return x_key, _present(keys, y_names, "labels", "--labels-key")
+    return x_key, _present(keys, y_names, "labels", remedy or _option("--labels-key"))
 
 
-def _present(keys: Sequence[str], names: Sequence[str], what: str, option: str = "") -> str:
+def _option(option: str) -> str:
+    return f"Name it with {option} (?{option.removeprefix('--').replace('-', '_')}= in an address)."
+
+
+def _present(keys: Sequence[str], names: Sequence[str], what: str, remedy: str = "") -> str:
     key = next((name for name in names if name in keys), None)
     if key is None:
-        spelt = option.removeprefix("--").replace("-", "_")
-        remedy = f" Name it with {option} (?{spelt}= in an address)." if option else ""
         guess = did_you_mean(names[0], keys)
-        raise DataError(f"no array '{names[0]}' with {what}.{guess} The file has {', '.join(keys)}.{remedy}")
+        listed = ", ".join(keys) or "none"
+        raise DataError(f"no array '{names[0]}' with {what}.{guess} The file has {listed}. {remedy}".rstrip())
     return key
 
 
@@ -84,10 +111,7 @@ def _array(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
         raise damaged(path, "an npz file", problem) from problem
     except ValueError as problem:
         if "allow_pickle" in str(problem):
-            raise DataError(
-                f"'{key}' holds Python objects, which are not read from files. "
-                "Save numbers or text, e.g. np.asarray(values, dtype=str)."
-            ) from problem
+            raise DataError(f"'{key}' {_OBJECTS}") from problem
         raise damaged(path, "an npz file", problem) from problem
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsolve.container import Array
-from fedsolve.data.layout import damaged
+from fedsolve.data.layout import damaged, unreadable
 from fedsolve.data.table_files import NEEDS_PYARROW
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError
 from fedsolve.labels import plain_labels
 from fedsolve.streamed import StreamedRows
 
@@ -168,16 +169,20 @@ class ParquetRows(StreamedRows):
         first = next(iter(file.iter_batches(batch_size=1, columns=self.columns)), None)
         return (0 if first is None else len(first.column(0)[0])), True
 
-    def _reading(self) -> Any:
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
         try:
             import pyarrow
             from pyarrow import parquet
         except ImportError as problem:
             raise DataError(NEEDS_PYARROW) from problem
         try:
-            return parquet.ParquetFile(self.path)
+            with parquet.ParquetFile(self.path) as file:
+                yield file
         except OSError as problem:
-            raise ModelFileError(f"cannot read {self.path}: {problem.strerror or problem}.") from problem
+            if problem.errno is None:  # what pyarrow says of pages that it cannot decode
+                raise damaged(self.path, "a parquet file", problem) from problem
+            raise unreadable(self.path, problem) from problem
         except pyarrow.ArrowException as problem:
             raise damaged(self.path, "a parquet file", problem) from problem
 
