@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, FedsolveError
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -52,3 +54,54 @@ def test_nulls_within_lists_are_refused_by_row(tmp_path: Path, kind: str, fixed:
     assert np.array_equal(rows[:4], np.array(lists[:4]))
     with pytest.raises(DataError, match=r"'x' has missing values \(first in row 6\)"):
         rows[np.array([5])]
+
+
+def write_columns(path: Path, features: np.ndarray, group: int) -> None:
+    columns = {f"x{number}": column for number, column in enumerate(features.T)}
+    table = pyarrow.table({**columns, "y": np.arange(len(features)) % 2})
+    parquet.write_table(table, path, row_group_size=group)
+
+
+@pytest.mark.parametrize("travelled", [False, True])
+@pytest.mark.parametrize("change", ["values", "groups", "removed"])
+def test_a_file_that_changes_is_refused_and_nothing_of_it_kept(tmp_path: Path, change: str, travelled: bool):
+    features = np.random.default_rng(0).standard_normal((40, 3))
+    path = tmp_path / "a.parquet"
+    write_columns(path, features, 10)
+    rows = fs.ParquetRows(path, "y")
+    packed = pickle.dumps(rows)
+    assert np.array_equal(rows[:20], features[:20])
+    before = path.stat()
+    if change == "removed":
+        path.unlink()
+    else:
+        written = features[::-1] if change == "values" else np.vstack([features, features])
+        write_columns(path, written, 10 if change == "values" else 20)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
+    if travelled:
+        rows = pickle.loads(packed)
+    for asked in (slice(0, 5), slice(20, 30), np.array([3])):
+        with pytest.raises(FedsolveError, match=r"cannot read .*a\.parquet|a\.parquet is no longer the file"):
+            rows[asked]
+    assert not rows._kept
+    write_columns(path, features, 10)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert np.array_equal(rows[:], features)
+
+
+def test_a_copy_on_another_machine_may_have_another_time(tmp_path: Path, monkeypatch):
+    features = np.random.default_rng(0).standard_normal((40, 3))
+    path = tmp_path / "a.parquet"
+    write_columns(path, features, 10)
+    packed = pickle.dumps(fs.ParquetRows(path, "y"))
+    monkeypatch.setattr("platform.node", lambda: "elsewhere")
+    os.utime(path, ns=(0, 0))
+    rows = pickle.loads(packed)
+    assert np.array_equal(rows[:], features)
+    os.utime(path, ns=(0, 1))
+    with pytest.raises(DataError, match="is no longer the file"):
+        rows[:1]
+    rows = pickle.loads(packed)
+    rows._bounds = np.arange(0, 45, 5)
+    with pytest.raises(DataError, match="10 rows in row group 0, and had 5"):
+        rows[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.cluster import placing
 from fedsolve.cluster.placing import Placing, file_of, packets_of
-from fedsolve.cluster.shard import Packet, Shard
+from fedsolve.cluster.shard import Packet, Seen, Shard
 from fedsolve.cluster.sum_tree import SumTree
+from fedsolve.data.file_mark import FileMark
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.messages import Needs, Term
 
@@ -65,6 +68,26 @@ def test_a_file_stands_for_features_only_as_a_whole(tmp_path: Path):
     assert file_of(whole) == str(tmp_path / "features.npy")
     for other in (whole[10:], whole[:, :1], whole[::-1], changed, whole.reshape(10, 4), np.array(whole)):
         assert file_of(other) is None
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["by inode", "by content"])
+def test_another_file_under_the_path_does_not_stand_for_features(tmp_path: Path, monkeypatch, told: bool):
+    if not told:
+        monkeypatch.setattr(placing, "_mapped_files", _not_told)
+    path = tmp_path / "features.npy"
+    np.save(path, np.arange(40.0).reshape(20, 2))
+    mapped = np.load(path, mmap_mode="r")
+    assert file_of(mapped) == str(path)
+    path.unlink()
+    assert file_of(mapped) is None
+    np.save(path, np.arange(40.0)[::-1].reshape(20, 2))
+    assert file_of(mapped) is None
+    path.write_bytes(b"")
+    assert file_of(mapped) is None
+
+
+def _not_told() -> None:
+    raise FileNotFoundError("/proc/self/maps")
 
 
 def write_parquet(path: Path, features: np.ndarray, labels: np.ndarray, lists: bool, group: int) -> None:
@@ -153,3 +176,47 @@ def test_a_worker_answers_for_files_and_asks_for_the_model_it_lacks(tmp_path: Pa
     ((_, _, term),) = packet.nodes
     assert term.counts["rows"] == 300
     assert [leaf.answered for leaf in packet.leaves] == [["a"], ["c"], ["d"]]
+
+
+def replaced(path: Path, features: np.ndarray, labels: np.ndarray) -> None:
+    """Another file under the path, of the same size and a later time."""
+    before = path.stat()
+    np.savez(path, x=features[::-1], y=labels) if path.suffix == ".npz" else np.save(path, features[::-1])
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
+
+
+@pytest.mark.parametrize("name", ["a.npz", "b.npy", "b-labels.npy"])
+def test_a_worker_in_anothers_place_refuses_files_that_changed(tmp_path: Path, name: str):
+    files, features, labels = sources(tmp_path)
+    assert isinstance(files["b"], list)
+    one = {"a": files["a"], "b": files["b"][1]}
+    first, second, third = (Shard(None, None, one, 1 << 20, None, "cpu") for _ in range(3))
+    marks = {client: seen.marks for client, seen in first.look(["a", "b"], "classification").items()}
+    second.expect(marks)
+    assert second.look(["a", "b"], "classification")["a"].rows == 100
+    third.expect(marks)
+    replaced(tmp_path / name, labels[100:200] if "labels" in name else features[:100], labels[:100])
+    changed, kept = ("a", "b") if name == "a.npz" else ("b", "a")
+    seen = third.look(["a", "b"], "classification")
+    assert seen[kept].rows in (60, 100)
+    assert seen[changed][0] == "DataError"
+    assert f"{tmp_path / name} is no longer the file that was opened" in seen[changed][1]
+    # Rows in memory are as they were, mapped ones are not.
+    again = first.look(["a", "b"], "classification")
+    assert isinstance(again["a"], Seen)
+    assert isinstance(again["b"], Seen) == (name == "a.npz")
+
+
+def test_a_worker_refuses_a_mapped_file_that_changed(tmp_path: Path):
+    features = np.random.default_rng(0).standard_normal((20, 2))
+    np.save(tmp_path / "rows.npy", features)
+    federation = fs.LocalFederation.from_arrays(
+        np.load(tmp_path / "rows.npy", mmap_mode="r"), np.arange(20) % 2, np.arange(20) % 2
+    )
+    mark = FileMark.of(tmp_path / "rows.npy")
+    assert Shard(federation.deal, mark, {}, 1 << 20, None, "cpu").pid() == os.getpid()
+    replaced(tmp_path / "rows.npy", features, features)
+    shard = Shard(federation.deal, mark, {}, 1 << 20, None, "cpu")
+    with pytest.raises(DataError, match=r"rows\.npy is no longer the file"):
+        shard.answer(fs.AFL().start(federation.describe()).request(("client-0",)), [(0, ["client-0"])], 1)

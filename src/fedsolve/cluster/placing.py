@@ -14,6 +14,9 @@ Seated = tuple[int, Sequence[str]]
 _PACKETS = 4
 """Packets that a worker has at least, where it can: for progress, and little to do again after a loss."""
 
+_ROWS = 65536
+"""Rows compared at a time where a system does not tell which file is mapped."""
+
 
 class Placing:
     """Remembers who answered for whom: what a worker has derived from rows is used again.
@@ -65,16 +68,47 @@ def packets_of(leaves: Sequence[Seated]) -> list[list[Seated]]:
 
 
 def file_of(features: Any) -> str | None:
-    """The .npy file of which this array is the whole; None for a part, or for changes not in the file."""
+    """The .npy file of which this array is the whole.
+
+    None for a part, for changes not in the file, and where another file has taken the path since.
+    """
     path = getattr(features, "filename", None)
     if not isinstance(features, np.memmap) or features.mode == "c" or not str(path).endswith(".npy"):
         return None
     try:
         whole = np.load(str(path), mmap_mode="r")
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return None
 
     def place(array: Any) -> tuple[object, ...]:
         return array.shape, array.strides, array.dtype, array.offset
 
-    return str(Path(str(path)).absolute()) if place(whole) == place(features) else None
+    if place(whole) != place(features) or not _same_file(whole, features):
+        return None
+    return str(Path(str(path)).absolute())
+
+
+def _same_file(one: np.memmap[Any, Any], other: np.memmap[Any, Any]) -> bool:
+    """Whether two arrays of one shape are maps of one file, or at least of equal ones."""
+    try:
+        files = _mapped_files()
+    except OSError:  # a system that does not tell
+        blocks = [slice(start, start + _ROWS) for start in range(0, len(one), _ROWS)]
+        return all(one[block].tobytes() == other[block].tobytes() for block in blocks)
+
+    def identity(array: np.memmap[Any, Any]) -> tuple[str, str] | None:
+        address = array.ctypes.data
+        return next((found for first, last, found in files if first <= address < last), None)
+
+    found = identity(one)
+    return found is not None and found == identity(other)
+
+
+def _mapped_files() -> list[tuple[int, int, tuple[str, str]]]:
+    """From where to where this process has mapped something, and the device and inode of what."""
+    spans = []
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        span, _, _, device, inode = line.split()[:5]
+        first, last = (int(end, 16) for end in span.split("-"))
+        spans.append((first, last, (device, inode)))
+    return spans

@@ -303,6 +303,8 @@ class RayFederation:
                     self._seen[seat] = what
                 else:
                     failed[seat] = plain(": ".join(what))
+        # A worker that takes another's place opens the files anew.
+        self._crew.tell("expect", {seat: seen.marks for seat, seen in self._seen.items()})
         if not failed:
             return
         seat = min(failed)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
+from fedsolve.data.file_mark import FileMark
 from fedsolve.data.layout import ColumnLayout, Wish, unreadable
 from fedsolve.data.npz import read_npy, read_npz
 from fedsolve.errors import DataError, FedsolveError
@@ -53,6 +54,14 @@ class RowFile:
             raise type(problem)(f"{self.path}: {problem}") from problem
         except OSError as problem:
             raise unreadable(self.path, problem) from problem
+
+    def marks(self) -> tuple[FileMark, ...]:
+        """What tells these files from others under their paths."""
+        path = Path(self.path)
+        if path.is_dir():
+            return tuple(FileMark.of(path / name) for name in ("manifest.json", "x_train.npy", "y_train.npy"))
+        mapped = self.labels is not None and path.suffix.lower() == ".npy"
+        return tuple(FileMark.of(name) for name in (self.path, self.labels if mapped else None) if name)
 
     def _chosen(self, features: Any, labels: Array) -> ClientData:
         """The rows from `start` to `stop`."""

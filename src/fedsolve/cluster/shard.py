@@ -14,12 +14,21 @@ from fedsolve.backends.devices import resolve
 from fedsolve.cluster.row_file import RowFile
 from fedsolve.cluster.sum_tree import Node, SumTree
 from fedsolve.container import Array
+from fedsolve.data.file_mark import FileMark
+from fedsolve.data.npz import read_npy
+from fedsolve.errors import FedsolveError
 from fedsolve.federation import evaluation as _  # noqa: F401 - its step answers evaluations
 from fedsolve.federation.blocks import BlockSum, block_sum, warn_apart
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.members import Deal, Members
 from fedsolve.federation.messages import Chain, Needs, Request, Term, pack_triangle
-from fedsolve.federation.participant import DEFAULT_MEMORY, Participant, answer_together, group_size
+from fedsolve.federation.participant import (
+    DEFAULT_MEMORY,
+    ClientData,
+    Participant,
+    answer_together,
+    group_size,
+)
 from fedsolve.federation.running_sum import RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.threads import blas_threads
@@ -49,34 +58,45 @@ class Packet:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a client's rows are: how many, of what width, with which labels (targets: none of them)."""
+    """What a client's rows are: how many, of what width, with which labels (targets: none of them).
+
+    marks: of its files, as they were when they were opened.
+    """
 
     rows: int
     width: int
     labels: Array
     outputs: int
+    marks: tuple[FileMark, ...] = ()
 
 
 class Shard:
     """Answers for clients whose rows are dealt from common arrays, or lie in files.
 
-    deal:  rows in common arrays; `mapped` is the file of its features where they are not sent.
+    deal:  rows in common arrays; `mapped` tells the file of its features where they are not sent.
     files: by client, where its rows are.
     """
 
     def __init__(
         self,
         deal: Deal | None,
-        mapped: str | None,
+        mapped: FileMark | None,
         files: Mapping[str, RowFile],
         memory: int,
         scratch: str | None,
         device: str,
     ) -> None:
+        self._unfit: FedsolveError | None = None
         if deal is not None and mapped is not None:
-            deal = replace(deal, features=np.load(mapped, mmap_mode="r"))
+            try:
+                mapped.check()
+                deal = replace(deal, features=read_npy(mapped.path, mapped=True))
+            except FedsolveError as problem:
+                self._unfit = problem  # told when asked: a worker that cannot start would be started again
         self._members = Members(deal, resolve(device))
         self._files = files
+        self._marks: dict[str, tuple[FileMark, ...]] = {}
+        self._expected: Mapping[str, tuple[FileMark, ...]] = {}
         self._memory = memory // max(1, len(files))
         self._scratch = None if scratch is None else Path(scratch)
         self._chain = Chain()
@@ -85,7 +105,12 @@ class Shard:
 
     def pid(self) -> int:
         """The process that answers here."""
+        self._check_fit()
         return os.getpid()
+
+    def expect(self, marks: Mapping[str, tuple[FileMark, ...]]) -> None:
+        """Refuse files that are not those, by client, that somebody looked into before."""
+        self._expected = marks
 
     def keep_states(self, folder: str | None) -> None:
         """Keep the clients' states of a method in this folder, which every worker can reach."""
@@ -100,7 +125,7 @@ class Shard:
                 labels = data.own_labels()
                 outputs = 1 if labels.ndim == 1 else int(labels.shape[1])
                 kept = labels[:1] if task == "regression" else np.unique(labels)
-                found[name] = Seen(len(data), data.width, kept, outputs)
+                found[name] = Seen(len(data), data.width, kept, outputs, self._marks.get(name, ()))
             except Exception as problem:
                 found[name] = (error_kind(problem), str(problem))
         return found
@@ -109,6 +134,7 @@ class Shard:
         self, request: Request, leaves: Sequence[tuple[int, Sequence[str]]], places: int
     ) -> Packet | Needs:
         """The sums of these places of the tree, or what is needed before that."""
+        self._check_fit()
         if not self._chain.accept(request):
             return Needs(len(self._chain))
         self._know_method()
@@ -125,6 +151,10 @@ class Shard:
                     tree.add(0, place, Term())
         packet.nodes = [(level, place, _packed(term)) for level, place, term in tree.nodes()]
         return packet
+
+    def _check_fit(self) -> None:
+        if self._unfit is not None:
+            raise self._unfit
 
     def _know_method(self) -> None:
         """Import the method of the run, which registers the steps that answer it."""
@@ -170,9 +200,20 @@ class Shard:
     def _member(self, name: str) -> Participant:
         if name not in self._members:
             memory = self._memory or DEFAULT_MEMORY
-            data = self._files[name].open()
+            data = self._opened(name)
             self._members.add(Participant(name, data, memory_budget=memory, scratch=self._scratch))
+        elif name in self._files and isinstance(self._members[name].data.source, np.memmap):
+            _check(self._marks[name])  # what is mapped changes with its file
         return self._members[name]
+
+    def _opened(self, name: str) -> ClientData:
+        """The rows in a client's files, which did not change meanwhile."""
+        file = self._files[name]
+        _check(self._expected.get(name, ()))
+        self._marks[name] = file.marks()
+        data = file.open()
+        _check(self._marks[name])
+        return data
 
     def _rows(self, name: str) -> int:
         return self._members.rows(name)
@@ -186,6 +227,11 @@ class Shard:
         if pool is not None:
             pool.take_back(self._chain)
         return pool
+
+
+def _check(marks: Sequence[FileMark]) -> None:
+    for mark in marks:
+        mark.check()
 
 
 def _own(term: Term) -> Term:

@@ -12,6 +12,7 @@ import numpy as np
 from fedsolve.cluster.placing import Seated, file_of
 from fedsolve.cluster.row_file import RowFile
 from fedsolve.cluster.shard import Packet, Shard
+from fedsolve.data.file_mark import FileMark
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.members import Deal
 from fedsolve.federation.messages import Chain, Needs, Request
@@ -84,7 +85,8 @@ class Crew:
         self._lost = [0] * count
         self._generations = [0] * count
         self._told: dict[str, tuple[Any, ...]] = {}
-        mapped = None if deal is None else file_of(deal.features)
+        file = None if deal is None else file_of(deal.features)
+        mapped = None if file is None else FileMark.of(file)
         if deal is not None and mapped is not None:
             deal = replace(deal, features=np.empty((0, deal.features.shape[1])))
         self._given = [ray.put(deal), mapped, ray.put(dict(files)), memory // count, scratch, device]

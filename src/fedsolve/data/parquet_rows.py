@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import Array
+from fedsolve.data.file_mark import FileMark
 from fedsolve.data.layout import damaged, unreadable
 from fedsolve.data.table_files import NEEDS_PYARROW
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import plain_labels
 from fedsolve.streamed import StreamedRows
 
@@ -27,6 +28,8 @@ class ParquetRows(StreamedRows):
              one length is the features of a row.
     memory:  bytes of row groups kept. A file whose row groups are larger is refused: they are the least that
              can be read. Rows are read fastest where each client's lie together.
+
+    The file must stay as it is: one that changes is refused when rows are read next.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ParquetRows(StreamedRows):
         self.memory = memory
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Array] = OrderedDict()
+        self._mark = FileMark.of(path)
         with self._reading() as file:
             names = [str(name) for name in file.schema_arrow.names]
             self.columns = [name for name in names if name != label] if columns is None else list(columns)
@@ -56,6 +60,7 @@ class ParquetRows(StreamedRows):
             if label is not None:
                 self.labels = plain_labels(file.read(columns=[label]).column(0).to_numpy())
             width, self._lists = self._layout(file)
+        self._mark.check()
         self.shape = (int(self._bounds[-1]), width)
         largest = max(groups, default=0) * width * self.dtype.itemsize
         if largest > memory:
@@ -85,9 +90,14 @@ class ParquetRows(StreamedRows):
             wanted[here] = self._group(int(group))[rows[here] - self._bounds[group]]
         return wanted
 
-    def __reduce__(self) -> Any:
-        # The path travels, the rows do not.
-        return _opened, (self.path, self.label, self.columns, self.memory)
+    def __getstate__(self) -> dict[str, Any]:
+        # The path travels, the features do not; the file must be the same where they are read.
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_kept")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+        self._kept = OrderedDict()
 
     def _groups(self, start: int, stop: int) -> range:
         if stop <= start:
@@ -98,16 +108,33 @@ class ParquetRows(StreamedRows):
     def _group(self, group: int) -> Array:
         """The features of a row group: kept ones, or read now in place of those used longest ago."""
         with self._lock:
+            self._check_file()
             if group in self._kept:
                 self._kept.move_to_end(group)
                 return self._kept[group]
-            size = int(self._bounds[group + 1] - self._bounds[group]) * self.shape[1] * self.dtype.itemsize
+            rows = int(self._bounds[group + 1] - self._bounds[group])
+            size = rows * self.shape[1] * self.dtype.itemsize
             while self._kept and size + sum(array.nbytes for array in self._kept.values()) > self.memory:
                 self._kept.popitem(last=False)
             with self._reading() as file:
+                here = file.metadata.row_group(group).num_rows if group < file.num_row_groups else 0
+                if here != rows:
+                    raise DataError(
+                        f"{self.path} has {here} rows in row group {group}, and had {rows} when it was "
+                        "opened. Put the former file back, or begin again."
+                    )
                 table = file.read_row_group(group, columns=self.columns)
+            self._check_file()
             self._kept[group] = array = self._numbers(table, int(self._bounds[group]))
             return array
+
+    def _check_file(self) -> None:
+        """Refuse a file that is not the one that was opened, and keep nothing of either."""
+        try:
+            self._mark = self._mark.check()
+        except FedsolveError:
+            self._kept.clear()
+            raise
 
     def _numbers(self, table: Any, start: int) -> Array:
         """The features of a table whose first row is row `start` of the file."""
@@ -185,7 +212,3 @@ class ParquetRows(StreamedRows):
             raise unreadable(self.path, problem) from problem
         except pyarrow.ArrowException as problem:
             raise damaged(self.path, "a parquet file", problem) from problem
-
-
-def _opened(path: str, label: str | None, columns: list[str], memory: int) -> ParquetRows:
-    return ParquetRows(path, label, columns=columns, memory=memory)
