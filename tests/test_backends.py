@@ -158,6 +158,29 @@ def test_weights_mapped_features_and_targets_are_the_same_on_every_device(settin
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", ">i2", "longdouble"])
+def test_features_of_any_byte_order_and_length_are_the_same_on_every_device(dtype, device):
+    rng = np.random.default_rng(0)
+    features, labels = (10 * rng.standard_normal((200, 6))).astype(dtype), np.arange(200) % 3
+    trained = FedAvg(rounds=1, network="linear").fit(fs.LocalFederation.from_arrays(features, labels, labels))
+    assert np.all(np.isfinite(trained.decision_function(features.astype(np.float64))))
+    for method in (fs.AFL(ridge=0.1), fs.DeepAFL(layers=1, width=16)):
+        for budget in ({}, {"memory_budget": 1000}):
+            given = (labels, labels)
+            here = method.fit(fs.LocalFederation.from_arrays(features, *given, device=device, **budget))
+            there = method.fit(fs.LocalFederation.from_arrays(features.astype(np.float64), *given))
+            assert farthest(here, there) <= 1e-8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_features_of_any_type_are_placed_in_one_that_a_device_has(device):
+    for given, expected in ((">f4", "float32"), ("longdouble", "float64"), (">i2", "float64")):
+        data = ClientData(np.ones((4, 2), dtype=given), np.arange(4))
+        placed = data.placed(kernels_on(device))
+        assert placed is None or str(placed.dtype) == f"torch.{expected}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_run_goes_on_where_it_was_left_on_another_device(device, tmp_path):
     method, checkpoint = fs.DeepAFL(layers=3, width=48), tmp_path / "run.checkpoint"
     whole = method.fit(federation("cpu"))

@@ -51,7 +51,7 @@ class TorchKernels(Kernels):
 
     def array(self, values: Any, dtype: Any = None) -> Tensor:
         if not isinstance(values, torch.Tensor):
-            values = np.asarray(values)
+            values = _known(np.asarray(values))
             if not values.flags.writeable or min(values.strides, default=0) < 0:
                 values = values.copy() if not self._cuda else np.ascontiguousarray(values)
             values = _from_numpy(values)
@@ -320,6 +320,13 @@ def _host_svd(matrix: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray
 def _type(dtype: Any) -> torch.dtype:
     found: torch.dtype = getattr(torch, np.dtype(dtype).name)
     return found
+
+
+def _known(values: NDArray[Any]) -> NDArray[Any]:
+    """The values in a type that torch has: this machine's byte order, float64 for longdouble."""
+    if values.dtype.kind == "f" and values.dtype.itemsize > 8:
+        return values.astype(np.float64)
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _from_numpy(values: NDArray[Any]) -> Tensor:

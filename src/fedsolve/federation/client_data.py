@@ -29,6 +29,9 @@ TABLE_BLOCK = "table preparation"
 _ROWS = 65536
 """Rows read at a time where all are looked at."""
 
+_PLACED = tuple(map(np.dtype, (np.float16, np.float32, np.float64, np.uint8)))
+"""Types in which features are copied to a device; of others float64 is made."""
+
 
 class ClientData:
     """A client's rows: features, and labels (classification) or targets (regression), never copied whole.
@@ -82,7 +85,8 @@ class ClientData:
         copies: dict[str, Any] = vars(self).setdefault("_copies", {})
         if kernels.device not in copies:
             stored = self.features(slice(0, 0), None).dtype
-            kind = stored if stored.kind in "f" or stored == np.uint8 else np.dtype(np.float64)
+            known = stored.newbyteorder("=") in _PLACED  # devices have no others, such as longdouble
+            kind = stored.newbyteorder("=") if known else np.dtype(np.float64)
             fits = len(self) * self.width * kind.itemsize <= kernels.budget(0)
             copies[kernels.device] = kernels.array(self.features(slice(None), kind)) if fits else None
         return copies[kernels.device]

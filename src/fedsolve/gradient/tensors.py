@@ -100,6 +100,8 @@ def _device_copy(array: Array, device: torch.device) -> Tensor:
 
 def _plain(array: Array) -> Array:
     """Types that torch lacks, as ones that it has."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype in (
         np.dtype(np.uint16),
         np.dtype(np.uint32),
