@@ -105,3 +105,43 @@ def test_a_copy_on_another_machine_may_have_another_time(tmp_path: Path, monkeyp
     rows._bounds = np.arange(0, 45, 5)
     with pytest.raises(DataError, match="10 rows in row group 0, and had 5"):
         rows[:1]
+
+
+def test_a_first_list_that_is_null_is_refused_by_row(tmp_path: Path):
+    path = write_lists(tmp_path / "a.parquet", [None, [1.0, 2.0]], pyarrow.list_(pyarrow.float64()))
+    with pytest.raises(DataError, match=r"'x' has missing values \(first in row 0\)"):
+        fs.ParquetRows(path, "y")
+
+
+def test_large_lists_are_lists(tmp_path: Path):
+    values = np.arange(30.0).reshape(10, 3)
+    path = write_lists(tmp_path / "a.parquet", values.tolist(), pyarrow.large_list(pyarrow.float64()))
+    assert np.array_equal(fs.ParquetRows(path, "y")[:], values)
+
+
+def test_rows_are_numbered_as_numpy_numbers_them(tmp_path: Path):
+    features = np.random.default_rng(0).standard_normal((40, 3))
+    write_columns(tmp_path / "a.parquet", features, 10)
+    rows = fs.ParquetRows(tmp_path / "a.parquet", "y")
+    assert np.array_equal(rows[np.array([-1, 0, -40, 39])], features[[-1, 0, -40, 39]])
+    assert np.array_equal(rows[::-1], features[::-1])
+    assert rows[np.array([], dtype=int)].shape == (0, 3)
+    for wrong in (40, -41):
+        with pytest.raises(IndexError, match=rf"no row {wrong}: .*a\.parquet has 40 rows"):
+            rows[np.array([3, wrong])]
+    with pytest.raises(IndexError, match=r"39 marks .* 40 rows"):
+        rows[np.ones(39, dtype=bool)]
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path):
+    features = np.random.default_rng(0).standard_normal((40, 3))
+    path = tmp_path / "a.parquet"
+    write_columns(path, features, 40)
+    for memory in (0, -1, 1.5):
+        with pytest.raises(DataError, match="memory must be a whole number, at least 1"):
+            fs.ParquetRows(path, "y", memory=memory)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"groups of 0\.938 kB as numbers, and 0\.0977 kB may be"):
+        fs.ParquetRows(path, "y", memory=100)
+    with pytest.raises(DataError, match="'y' is the label, and among the columns"):
+        fs.ParquetRows(path, "y", columns=["x0", "y"])
+    assert fs.ParquetRows(path, "y", columns="x1").shape == (40, 1)

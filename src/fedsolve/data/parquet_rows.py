@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.checks import check_whole
 from fedsolve.container import Array
 from fedsolve.data.file_mark import FileMark
 from fedsolve.data.layout import damaged, unreadable
@@ -40,6 +41,13 @@ class ParquetRows(StreamedRows):
         columns: Sequence[str] | None = None,
         memory: int = 256 << 20,
     ) -> None:
+        check_whole(1, memory=memory)
+        if isinstance(columns, str):
+            columns = [columns]
+        if columns is not None and label in columns:
+            raise DataError(
+                f"'{label}' is the label, and among the columns of features. Leave it out (columns=)."
+            )
         self.path = str(path)
         self.label = label
         self.memory = memory
@@ -65,7 +73,7 @@ class ParquetRows(StreamedRows):
         largest = max(groups, default=0) * width * self.dtype.itemsize
         if largest > memory:
             raise DataError(
-                f"{path} has row groups of {largest >> 20} MB as numbers, and {memory >> 20} MB may be in "
+                f"{path} has row groups of {_size(largest)} as numbers, and {_size(memory)} may be in "
                 "memory. Write it with smaller ones (row_group_size=), or allow more (memory=)."
             )
 
@@ -82,7 +90,15 @@ class ParquetRows(StreamedRows):
             return wanted
         rows = np.asarray(rows)
         if rows.dtype == bool:
+            if len(rows) != len(self):
+                raise IndexError(
+                    f"{len(rows)} marks of rows that are wanted, and {self.path} has {len(self)} rows."
+                )
             rows = np.flatnonzero(rows)
+        wrong = rows[(rows < -len(self)) | (rows >= len(self))]
+        if len(wrong):
+            raise IndexError(f"there is no row {wrong[0]}: {self.path} has {len(self)} rows.")
+        rows = np.where(rows < 0, rows + len(self), rows)
         wanted = np.empty((len(rows), self.shape[1]), dtype=self.dtype)
         places = np.searchsorted(self._bounds, rows, side="right") - 1
         for group in np.unique(places):
@@ -168,7 +184,7 @@ class ParquetRows(StreamedRows):
     def _refuse_nulls(self, values: Any, name: str, start: int, width: int = 1) -> None:
         """Refuse values of which some are null; `width` of them are a row."""
         if values.null_count:
-            place = int(np.argmax(values.is_null().to_numpy()))
+            place = int(np.argmax(np.asarray(values.is_null())))
             raise DataError(
                 f"{self.path}: '{name}' has missing values (first in row {start + place // width}). Remove "
                 "or impute them before training."
@@ -179,7 +195,9 @@ class ParquetRows(StreamedRows):
         from pyarrow import types
 
         fields = [file.schema_arrow.field(name).type for name in self.columns]
-        lists = types.is_fixed_size_list(fields[0]) or types.is_list(fields[0])
+        lists = any(
+            kind(fields[0]) for kind in (types.is_fixed_size_list, types.is_list, types.is_large_list)
+        )
         if lists and len(fields) > 1:
             raise DataError(f"{self.path}: '{self.columns[0]}' holds lists; name it alone (columns=).")
         kinds = [fields[0].value_type] if lists else fields
@@ -194,7 +212,10 @@ class ParquetRows(StreamedRows):
         if types.is_fixed_size_list(fields[0]):
             return int(fields[0].list_size), True
         first = next(iter(file.iter_batches(batch_size=1, columns=self.columns)), None)
-        return (0 if first is None else len(first.column(0)[0])), True
+        if first is None:
+            return 0, True
+        self._refuse_nulls(first.column(0), self.columns[0], 0)
+        return len(first.column(0)[0]), True
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -212,3 +233,7 @@ class ParquetRows(StreamedRows):
             raise unreadable(self.path, problem) from problem
         except pyarrow.ArrowException as problem:
             raise damaged(self.path, "a parquet file", problem) from problem
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MB" if nbytes >= 1 << 20 else f"{nbytes / 1024:.3g} kB"
