@@ -572,6 +572,14 @@ def test_checkpoints_are_neither_overwritten_nor_mixed_up(files, tmp_path):
     refused(
         fedsolve(*run, "--resume", "--ridge", "7", "--out", out), 4, "other parameters, classes or features"
     )
+    more = ("--resume", "--out", out)
+    refused(fedsolve(*run, *more, "--clients", "7"), 4, "other clients: it knows 5", "here are 7")
+    refused(fedsolve(*run, *more, "--partition", "dirichlet"), 4, "other rows of 'client-0'", "of 4 more")
+    other = tmp_path / "other.npz"
+    data = dict(np.load(files / "digits.npz"))
+    np.savez(other, **data | {"x_train": data["x_train"][::-1], "y_train": data["y_train"][::-1]})
+    refused(fedsolve("train", other, *run[2:], *more), 4, "other rows of", "Give the data and the partition")
+    assert checkpoint.read_bytes() == before
     checkpoint.write_bytes(before[:1000])
     refused(fedsolve(*run, "--resume", "--out", out), 4, "damaged, truncated")
     assert not out.exists()

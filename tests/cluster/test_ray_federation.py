@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.errors import CohortError, DataError
+from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.sources import ExperimentRows
@@ -92,8 +92,13 @@ def test_both_engines_give_the_same_models_and_losses_change_no_bit(cluster, dig
         checkpoint = tmp_path / "run.ckpt"
         with pytest.raises(KeyboardInterrupt):
             methods[1].fit(federation, checkpoint=checkpoint, progress=_interrupt)
+        other = fs.LocalFederation.from_arrays(*given[:2], owners[::-1].copy(), CLIENTS)
+        with pytest.raises(ModelFileError, match="other rows of"):
+            methods[1].fit(other, checkpoint=checkpoint, resume=True)
         again = methods[1].fit(federation, checkpoint=checkpoint, resume=True)
         assert difference(again, models[1]) == 0.0
+        with pytest.raises(ModelFileError, match="other rows of"):
+            federation.holdings().check(other.holdings().note(), "run.ckpt")
 
 
 def _interrupt(record, expected) -> None:
@@ -133,6 +138,11 @@ def test_rows_in_files_and_a_client_in_two_places(cluster, tmp_path: Path):
         assert difference(model, expected) <= 1e-10
         assert model.history[0].cohort == ("a", "b", "c", "d")
         assert model.history[0].bytes_up == expected.history[0].bytes_up
+        known = fs.LocalFederation([fs.Participant("a", fs.ClientData(features[:100], labels[:100]))])
+        held = federation.holdings()
+        assert held.clients["a"] == known.holdings().clients["a"]
+        assert [held.clients[name][0] for name in "abcd"] == [100, 100, 120, 80]
+        assert not held.dealt
         with pytest.raises(DataError, match="the rows of 'b' lie in 2 places"):
             fs.gradient.FedAvg(rounds=1, network="linear").fit(federation)
     (tmp_path / "a.npz").unlink()

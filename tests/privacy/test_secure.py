@@ -296,6 +296,8 @@ def test_a_run_resumes_with_new_keys(tmp_path: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         method.fit(SecureFederation(inner), path, progress=stop)
+    with pytest.raises(fs.ModelFileError, match="other rows of 'client-0'"):
+        method.fit(SecureFederation(federation(4, reverse=True)), path, resume=True)
     model = method.fit(SecureFederation(inner), path, resume=True)
     assert [bool(record.error_bounds) for record in model.history] == [True] * len(model.history)
     assert np.allclose(model.decision_function(rows()[0]), whole, rtol=0, atol=1e-11)

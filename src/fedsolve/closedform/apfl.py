@@ -267,6 +267,7 @@ class APFLRun(Run[APFLModel]):
         return APFLModel(self.primary.model(), self.method)
 
     def to_bytes(self) -> bytes:
+        self.primary.whose_rows = self.whose_rows
         return self.primary.to_bytes()
 
     def restore(self, data: bytes, path: str) -> None:

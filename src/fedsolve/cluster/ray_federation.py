@@ -26,6 +26,7 @@ from fedsolve.errors import DataError
 from fedsolve.federation.blocks import BLOCK, blocks_of_clients
 from fedsolve.federation.cohort import CohortReport, Missing, plain
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.holdings import Held, Holdings
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.members import Deal
 from fedsolve.federation.messages import Chain, Request, Term, Total
@@ -173,6 +174,17 @@ class RayFederation:
         if self._spec is None:
             self._spec = self._described()
         return self._spec
+
+    def holdings(self) -> Holdings:
+        """Who holds what: a run is resumed only with the rows that its clients had."""
+        if self._deal is not None:
+            return Holdings(self._deal.held, dealt=True)
+        self.describe()
+        found: dict[str, list[Held]] = {}
+        for seat, seen in sorted(self._seen.items()):
+            found.setdefault(self._client(seat), []).append(seen.held)
+        joined = {n: (sum(rows for rows, _ in h), " ".join(mark for _, mark in h)) for n, h in found.items()}
+        return Holdings(joined, dealt=False)
 
     def keep_states(self, folder: Path | None) -> None:
         """Keep the clients' shares of a method's state in this folder; None: in one that ends with this."""

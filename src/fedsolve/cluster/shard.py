@@ -20,6 +20,7 @@ from fedsolve.errors import FedsolveError
 from fedsolve.federation import evaluation as _  # noqa: F401 - its step answers evaluations
 from fedsolve.federation.blocks import BlockSum, block_sum, warn_apart
 from fedsolve.federation.cohort import error_kind
+from fedsolve.federation.holdings import Held, held_by
 from fedsolve.federation.members import Deal, Members
 from fedsolve.federation.messages import Chain, Needs, Request, Term, pack_triangle
 from fedsolve.federation.participant import (
@@ -60,13 +61,14 @@ class Packet:
 class Seen:
     """What a client's rows are: how many, of what width, with which labels (targets: none of them).
 
-    marks: of its files, as they were when they were opened.
+    held: by which a run that is resumed knows them again. marks: of its files, as they were when opened.
     """
 
     rows: int
     width: int
     labels: Array
     outputs: int
+    held: Held
     marks: tuple[FileMark, ...] = ()
 
 
@@ -125,7 +127,8 @@ class Shard:
                 labels = data.own_labels()
                 outputs = 1 if labels.ndim == 1 else int(labels.shape[1])
                 kept = labels[:1] if task == "regression" else np.unique(labels)
-                found[name] = Seen(len(data), data.width, kept, outputs, self._marks.get(name, ()))
+                marks = self._marks.get(name, ())
+                found[name] = Seen(len(data), data.width, kept, outputs, held_by(data), marks)
             except Exception as problem:
                 found[name] = (error_kind(problem), str(problem))
         return found

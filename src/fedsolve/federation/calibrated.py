@@ -267,7 +267,7 @@ class CalibratedRun(Run[M]):
             "steps": {name: search.steps for name, search in self.searches.items()},
             "history": [record.as_dict() for record in self.history],
         }
-        return container.to_bytes(arrays, note, sealed=True)
+        return container.to_bytes(arrays, note | self.held_note(), sealed=True)
 
     def restore(self, data: bytes, path: str) -> None:
         arrays, note = checkpoint_contents(data, path)

@@ -165,6 +165,7 @@ class DescribedRun(Run[M]):
         return self.method.measures and not any(TABLE_BLOCK in block.note for block in self.chain.blocks)
 
     def to_bytes(self) -> bytes:
+        self.inner.whose_rows = self.whose_rows
         return self.inner.to_bytes()
 
     def restore(self, data: bytes, path: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from fedsolve.container import Array
+from fedsolve.federation.holdings import Holdings
 from fedsolve.federation.messages import Chain, Request, Total
 
 
@@ -44,6 +45,14 @@ class KeepsStates(Protocol):
     """An engine whose clients live in this process, so that a checkpoint can hold their states too."""
 
     def keep_states(self, folder: Path | None) -> None: ...
+
+
+@runtime_checkable
+class KnowsHoldings(Protocol):
+    """An engine that knows whose rows are which, so that a checkpoint is not resumed with others."""
+
+    def holdings(self) -> Holdings | None:
+        """Who holds what at this moment; None where clients may change as they like, as over a network."""
 
 
 @runtime_checkable

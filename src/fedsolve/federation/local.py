@@ -18,6 +18,7 @@ from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clien
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
 from fedsolve.federation.device_pools import DevicePools
 from fedsolve.federation.engine import Spec
+from fedsolve.federation.holdings import Holdings
 from fedsolve.federation.members import Deal, Members, Pools
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import (
@@ -197,6 +198,10 @@ class LocalFederation:
         Participants that join later follow. None: in each participant's own folder, or in memory.
         """
         self._members.keep_states(folder)
+
+    def holdings(self) -> Holdings:
+        """Who holds what: a run is resumed only with the rows that its clients had."""
+        return self._members.holdings()
 
     def describe(self) -> Spec:
         """What a method needs to know before the first exchange."""

@@ -16,6 +16,7 @@ import numpy as np
 from fedsolve.backends.devices import resolve
 from fedsolve.container import Array
 from fedsolve.errors import DataError
+from fedsolve.federation.holdings import Held, Holdings, held_by
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.schema import Schema
@@ -49,6 +50,11 @@ class Deal:
         digits = len(str(clients - 1))
         return {f"client-{client:0{digits}d}": client for client in range(clients)}
 
+    @cached_property
+    def held(self) -> dict[str, Held]:
+        """What each client holds."""
+        return {name: held_by(self._rows(client, client)) for name, client in self.places.items()}
+
     def size(self, client: int) -> int:
         return int(self.bounds[client + 1] - self.bounds[client])
 
@@ -63,10 +69,13 @@ class Deal:
         return self._holding(f"{names[0]} to {names[-1]}", first, last, device)
 
     def _holding(self, name: str, first: int, last: int, device: str) -> Participant:
-        rows = self.order[self.bounds[first] : self.bounds[last + 1]]
-        data = ClientData(self.features, self.labels, rows, self.weights, checked=True, schema=self.schema)
-        share = self.memory * len(rows) // len(self.features)
+        data = self._rows(first, last)
+        share = self.memory * len(data) // len(self.features)
         return Participant(name, data, memory_budget=share, scratch=self.scratch, device=device)
+
+    def _rows(self, first: int, last: int) -> ClientData:
+        rows = self.order[self.bounds[first] : self.bounds[last + 1]]
+        return ClientData(self.features, self.labels, rows, self.weights, checked=True, schema=self.schema)
 
 
 class Members:
@@ -81,6 +90,7 @@ class Members:
         self._sorted: tuple[str, ...] | None = None
         self._everybody: tuple[Participant, ...] | None = None
         self._states: Path | None = None
+        self._held: dict[str, tuple[ClientData, Held]] = {}
         self._width = None if deal is None else int(deal.features.shape[1])
 
     def __len__(self) -> int:
@@ -176,6 +186,22 @@ class Members:
             held.append((next(iter(self._unmade)), labels))
         return held
 
+    def holdings(self) -> Holdings:
+        """Who holds what; looked at once for as long as a client has the same rows."""
+        deal = self._deal
+        if deal is not None and not self._made and len(self._unmade) == len(deal.places):
+            return Holdings(deal.held, dealt=True)  # of a hundred thousand clients, too
+        found = {name: self._held_by(name) for name in self.names}
+        return Holdings(found, deal is not None and found.keys() == deal.places.keys())
+
+    def _held_by(self, name: str) -> Held:
+        if self._deal is not None and (name in self._unmade or self._has_dealt_rows(name)):
+            return self._deal.held[name]
+        data, known = self._made[name].data, self._held.get(name)
+        if known is None or known[0] is not data:
+            known = self._held[name] = (data, held_by(data))
+        return known[1]
+
     @property
     def deal(self) -> Deal:
         """The deal, where all clients have what it gave them and nobody joined or left."""
@@ -198,13 +224,15 @@ class Members:
 
     def _dealt(self, name: str) -> bool:
         """Whether a participant that was made is still the one that was dealt its rows."""
+        return self._made[name].device == (self.device or "cpu") and self._has_dealt_rows(name)
+
+    def _has_dealt_rows(self, name: str) -> bool:
         assert self._deal is not None
         data = self._made[name].data
         client = self._deal.places.get(name)
         rows = data.rows
         return (
             client is not None
-            and self._made[name].device == (self.device or "cpu")
             and data.source is self._deal.features
             and rows is not None
             and rows.base is self._deal.order

@@ -15,7 +15,7 @@ import numpy as np
 from fedsolve import attributes, container, formats, registry
 from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
-from fedsolve.federation.engine import Federation, KeepsStates, PlansAhead, Spec, Wraps
+from fedsolve.federation.engine import Federation, KeepsStates, KnowsHoldings, PlansAhead, Spec, Wraps
 from fedsolve.federation.followers import Follower, Followers, Training, hears
 from fedsolve.federation.meaning import differing, settled
 from fedsolve.federation.messages import Block, Chain, Request, Total
@@ -25,7 +25,8 @@ from fedsolve.parameters import check
 
 M = TypeVar("M", bound=Model)
 
-_BASE = {"method", "spec", "chain", "history", "_sent", "_asked"}
+_BASE = {"method", "spec", "chain", "history", "whose_rows", "_sent", "_asked"}
+_HELD = "held"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Run(ABC, Generic[M]):
     Everything a run knows is in `chain`, `history` and what `stored` gives, so that saving, loading and
     resuming are the same few lines for every method. By default a run stores its own attributes.
 
+    whose_rows: who holds which, as `Holdings.note` has it, where the engine knows; for its checkpoint.
     transient: names of attributes that can be made again and are not stored.
     unlike: places in the notes of requests, as "note.entry", that differ between machines and mean nothing.
     """
@@ -82,6 +84,7 @@ class Run(ABC, Generic[M]):
         self.spec = spec
         self.chain = Chain([Block({"opening": opening(method, spec)})])
         self.history: list[Record] = []
+        self.whose_rows: dict[str, list[Any]] | None = None
         self._sent = 0
         self._asked = ("", 0, 1)
 
@@ -221,17 +224,18 @@ class Run(ABC, Generic[M]):
         arrays = {f"state.{name}": array for name, array in arrays.items()}
         for index, block in enumerate(self.chain.blocks):
             arrays.update({f"block.{index}.{name}": a for name, a in block.arrays.items()})
-        return container.to_bytes(
-            arrays,
-            {
-                "checkpoint": formats.CHECKPOINT.version,
-                "state": note,
-                "blocks": [dict(block.note) for block in self.chain.blocks],
-                "sent": self._sent,
-                "history": [record.as_dict() for record in self.history],
-            },
-            sealed=True,
-        )
+        entries = {
+            "checkpoint": formats.CHECKPOINT.version,
+            "state": note,
+            "blocks": [dict(block.note) for block in self.chain.blocks],
+            "sent": self._sent,
+            "history": [record.as_dict() for record in self.history],
+        }
+        return container.to_bytes(arrays, entries | self.held_note(), sealed=True)
+
+    def held_note(self) -> dict[str, Any]:
+        """What a checkpoint says of who holds which rows; nothing where nobody knows."""
+        return {} if self.whose_rows is None else {_HELD: self.whose_rows}
 
     def restore(self, data: bytes, path: str) -> None:
         """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
@@ -369,7 +373,9 @@ class Method(ABC, Generic[M]):
                 raise ModelFileError(
                     f"checkpoint {checkpoint} exists. Pass resume=True to continue from it, or remove it."
                 )
-            run.restore(container.read(checkpoint), str(checkpoint))
+            stored = container.read(checkpoint)
+            run.restore(stored, str(checkpoint))
+            _check_held(federation, stored, str(checkpoint))
         elif resume and checkpoint is None:
             raise DataError("resume=True needs a checkpoint path to resume from.")
         if isinstance(federation, PlansAhead):
@@ -390,6 +396,8 @@ class Method(ABC, Generic[M]):
                 if found := heard.look(run):
                     run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **found})
                 if checkpoint is not None:
+                    if isinstance(federation, KnowsHoldings) and (holdings := federation.holdings()):
+                        run.whose_rows = holdings.note()
                     container.write_atomically(checkpoint, run.to_bytes(), keep_previous=True)
                 heard.advanced(run.history[-1], run.exchanges)
             within = federation.federation if isinstance(federation, Wraps) else federation
@@ -438,6 +446,13 @@ def checkpoint_contents(data: bytes, path: str) -> tuple[dict[str, Array], dict[
         else "Start afresh."
     )
     return container.from_bytes(data, what=f"checkpoint {path}", error=ModelFileError, remedy=remedy)
+
+
+def _check_held(federation: Federation, stored: bytes, path: str) -> None:
+    """Refuse a checkpoint that was made with other rows; one from before this was noted says nothing."""
+    kept = container.note_of(stored).get(_HELD)
+    if kept and isinstance(federation, KnowsHoldings) and (holdings := federation.holdings()):
+        holdings.check(kept, path)
 
 
 def unwrapped(method: Method[Any]) -> Method[Any]:

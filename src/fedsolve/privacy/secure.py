@@ -19,7 +19,8 @@ from fedsolve.checks import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.federation.cohort import CohortReport, plain
 from fedsolve.federation.encoding import decode_request, encode_request
-from fedsolve.federation.engine import CarriesLetters, Federation, KeepsStates, Spec
+from fedsolve.federation.engine import CarriesLetters, Federation, KeepsStates, KnowsHoldings, Spec
+from fedsolve.federation.holdings import Holdings
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.federation.method import Method
@@ -151,6 +152,10 @@ class SecureFederation:
         """Keep the clients' shares of a method's state in this folder, where they live in this process."""
         if isinstance(self.federation, KeepsStates):
             self.federation.keep_states(folder)
+
+    def holdings(self) -> Holdings | None:
+        """Who holds what, where the clients live in this process."""
+        return self.federation.holdings() if isinstance(self.federation, KnowsHoldings) else None
 
     def evaluate(self, model: Model) -> float:
         """Accuracy over all clients' rows (R² for regression), from a secure sum."""
