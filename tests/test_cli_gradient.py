@@ -465,6 +465,68 @@ def test_mobilenet_with_feedback_alignment(pictures, store):
     assert np.isfinite(told["loss"])
 
 
+# -- models that are not to predict with -----------------------------------------------------------
+
+
+@pytest.mark.torch
+def test_a_shared_part_says_that_it_is_not_meant_to_predict(digits, tmp_path):
+    shared, own = tmp_path / "m.safetensors", tmp_path / "own"
+    document("train", digits, "--method", "fedas", *QUICK, "--out", shared, "--personal", own)
+    told = document("evaluate", shared, digits)
+    assert len(told["warnings"]) == 1  # not also that it has not learnt what it should
+    assert "not meant to predict by itself" in told["warnings"][0]
+    assert document("predict", shared, digits)["warnings"] == told["warnings"]
+    for words in (
+        ("evaluate", shared, digits),
+        ("predict", shared, digits),
+        ("predict", shared, digits, "-q"),
+    ):
+        said = fedsolve(*words)
+        assert said.exit_code == 0
+        assert said.stderr.count("not meant to predict by itself") == 1
+    assert document("predict", own / "client-0.safetensors", digits)["warnings"] == []
+    assert "not meant" not in fedsolve("evaluate", own / "client-0.safetensors", digits).stderr
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Images of 8 x 8 bytes, two classes."""
+    rng = np.random.default_rng(0)
+    y = np.arange(48) % 2
+    x = (rng.integers(0, 100, (48, 64)) + 120 * y[:, None]).astype(np.uint8)
+    np.savez(tmp_path / "tiny.npz", x=x, y=y)
+    return tmp_path / "tiny.npz"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-ft"])
+def test_statistics_that_stayed_with_the_clients_are_missed(tiny, tmp_path, method):
+    shared, never = (
+        tmp_path / "m.safetensors",
+        "statistics of BatchNorm in this shared model were never trained",
+    )
+    words = ("train", tiny, "--method", method, "--shape", "1,8,8", "--clients", "2", "--rounds", "1")
+    words += ("--batch", "8", "--out", shared)
+    told = document(*words, "--network", "resnet18", "--buffers", "local")
+    assert len(told["warnings"]) == 1
+    assert never in told["warnings"][0]
+    assert ("fedsolve personalise" in told["warnings"][0]) == (method == "fedavg-ft")
+    assert document("evaluate", shared, tiny)["warnings"] == told["warnings"]
+    assert document("predict", shared, tiny)["warnings"] == told["warnings"]
+    assert fedsolve("predict", shared, tiny).stderr.count(never) == 1
+    model = fs.load_model(shared)
+    data = np.load(tiny)
+    if method == "fedavg-ft":
+        assert model.personalised(fs.ClientData(data["x"], data["y"])).caveat is None
+    else:
+        exported = document("export", shared, "--onnx", tmp_path / "m.onnx")
+        assert exported["warnings"] == told["warnings"]
+    for more in (("resnet18", "--buffers", "average"), ("resnet18:gn", "--buffers", "local")):
+        document(*words, "--network", *more)
+        assert fs.load_model(shared).caveat is None
+        assert never not in fedsolve("evaluate", shared, tiny).stderr
+
+
 # -- the how-to ------------------------------------------------------------------------------------
 
 

@@ -158,6 +158,16 @@ class Model(ABC):
         return True
 
     @property
+    def caveat(self) -> str | None:
+        """What whoever predicts with it must know; None where there is nothing."""
+        if self.predicts:
+            return None
+        return (
+            "this model is the shared part of the clients' own and not meant to predict by itself. Make a "
+            "client's model of it ('fedsolve personalise', model.personalised(data)) and use that."
+        )
+
+    @property
     def personalises(self) -> bool:
         """Whether `personalised` gives every client a predictor of its own."""
         return False

@@ -23,6 +23,11 @@ MANY_VALUES = 20
 """Different numbers as labels up to which they may well be classes."""
 
 
+def caveats(model: Model) -> list[str]:
+    """What the model itself says against predicting with it."""
+    return [] if model.caveat is None else [model.caveat]
+
+
 def majority_doubt(accuracy: float, labels: Array, where: str, balanced: float | None = None) -> list[str]:
     """Where always giving the most frequent label would be right more often.
 

@@ -90,6 +90,8 @@ def exchange(ctx: click.Context, /, **given: Any) -> None:
     document["seconds"] = time.perf_counter() - started
     show = show_run if document["status"] == "complete" else _show_waiting
     output.result(document, lambda page: show(page, document))
+    for doubt in document.get("warnings", ()):
+        output.warn(doubt)
 
 
 def _go_on(

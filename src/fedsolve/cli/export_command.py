@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from fedsolve.cli.command import Choice, Command, option
+from fedsolve.cli.doubts import caveats
 from fedsolve.cli.options import allow_options, output_options
 from fedsolve.cli.output import Output, check_target, facts, megabytes
 from fedsolve.export import OPSET, PRECISIONS, write_onnx
@@ -75,12 +76,15 @@ def export(ctx: click.Context, /, **given: Any) -> None:
         "bytes": written.size,
         "inputs": list(written.inputs),
         "outputs": list(written.outputs),
+        "warnings": caveats(model),
     }
     if model.private:
         output.warn(
             f"{given['target']} is one client's own model and as confidential as its rows; only its owner "
             "may read it."
         )
+    for doubt in told["warnings"]:
+        output.warn(doubt)
     output.result(told, lambda page: _show(page, told))
 
 

@@ -19,7 +19,7 @@ from fedsolve.calibration import project_to_simplex
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.command import Choice, Command, option
 from fedsolve.cli.confusion import Report
-from fedsolve.cli.doubts import check_finite, majority_doubt
+from fedsolve.cli.doubts import caveats, check_finite, majority_doubt
 from fedsolve.cli.evaluation_page import html_page, show
 from fedsolve.cli.inputs import Reader, row_options
 from fedsolve.cli.new_rows import beside_predictions, image_path, new_rows
@@ -122,7 +122,10 @@ def predict(ctx: click.Context, /, **given: Any) -> None:
         "model": given["model"],
         "data": sources[0] if len(sources) == 1 else list(sources),
         "rows": sum(map(len, rows)),
+        "warnings": caveats(model),
     }
+    for doubt in document["warnings"]:
+        output.warn(doubt)
     beside = beside_predictions(rows)
     if output.as_json and given["out"] is None:
         named = {"score": "scores", "probability": "probabilities"}
@@ -218,7 +221,9 @@ def evaluate(ctx: click.Context, /, **given: Any) -> None:
     if given["sensitivity"] is not None:
         limit = found.threshold(model.threshold(given["sensitivity"]), given["sensitivity"])
     important = _importance(model, data, given) if given["importance"] else None
-    doubts = majority_doubt(found.accuracy, data.labels, "these rows", found.balanced_accuracy)
+    doubts = caveats(model) or majority_doubt(
+        found.accuracy, data.labels, "these rows", found.balanced_accuracy
+    )
     document = named | {"layers": depth.get("layers")} | found.as_dict() | report.as_dict()
     document["threshold"] = None if limit is None else asdict(limit)
     document["importance"] = None if important is None else [asdict(one) for one in important]

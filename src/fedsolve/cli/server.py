@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from fedsolve.cli.command import Choice, option
+from fedsolve.cli.doubts import caveats
 from fedsolve.cli.keys import key_folder
 from fedsolve.cli.method_options import MethodCommand, chosen_method, is_given, weighed
 from fedsolve.cli.options import log_option, output_options
@@ -196,6 +197,8 @@ def server(ctx: click.Context, /, **given: Any) -> None:
         ) from stop
     document["seconds"] = time.perf_counter() - started
     output.result(document, lambda page: show_run(page, document))
+    for doubt in document["warnings"]:
+        output.warn(doubt)
 
 
 def _run(
@@ -262,6 +265,7 @@ def run_document(
         "accuracy": accuracy,
         "model": out or str(state.model),
         "report": str(state.report),
+        "warnings": caveats(model),
     }
 
 

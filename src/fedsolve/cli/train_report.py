@@ -8,7 +8,14 @@ import numpy as np
 from rich.console import Console
 
 from fedsolve.cli.clients import Division
-from fedsolve.cli.doubts import chance_doubt, gap_doubt, identifier_doubt, majority_doubt, quantity_doubt
+from fedsolve.cli.doubts import (
+    caveats,
+    chance_doubt,
+    gap_doubt,
+    identifier_doubt,
+    majority_doubt,
+    quantity_doubt,
+)
 from fedsolve.cli.output import facts, megabytes, percent
 from fedsolve.cli.own_models import personal_lines
 from fedsolve.cli.tried import tried_table
@@ -49,10 +56,12 @@ def doubts_about(
 ) -> list[str]:
     """What nobody should miss about this model; where classes are weighed, their shares are no measure."""
     doubts = identifier_doubt(data) if plain else []
-    if not model.predicts:
+    if not model.predicts:  # which the page says beside the accuracy
         return doubts
     assert data.labels is not None
     doubts += quantity_doubt(data.labels, "the label")
+    if known := caveats(model):  # why accuracies are low, if they are
+        return doubts + known
     if test is not None and test.labels is not None:
         doubts += [] if weighed else majority_doubt(accuracy["test"], test.labels, "test rows")
         doubts += gap_doubt(accuracy["train"], accuracy["test"])

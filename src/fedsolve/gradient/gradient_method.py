@@ -108,7 +108,11 @@ class GradientMethod(Method[GradientModel]):
     )
     clip: float | None = parameter(None, "Largest norm of a local gradient.", above=0)
     weighting: Literal["size", "uniform"] = parameter("size", "Clients count by their rows or all alike.")
-    buffers: Literal["average", "local"] = parameter("average", "Running statistics of BatchNorm.")
+    buffers: Literal["average", "local"] = parameter(
+        "average",
+        "Running statistics of BatchNorm: local ones stay with the clients, and the shared model has none to "
+        "predict with.",
+    )
     feedback: str | None = parameter(
         None,
         "Replace backward weights by the global ones, in the layers where clients agree least (lowest), most "

@@ -123,6 +123,20 @@ class GradientModel(Model):
         kind = registry.method_class(self.parameters["method"])
         return self.private or getattr(kind, "shares_a_predictor", True)
 
+    @property
+    def caveat(self) -> str | None:
+        known = super().caveat
+        kept = not self.private and self.parameters.get("buffers") == "local"
+        # As layers of torch call them; a network's other buffers may be constants.
+        if known or not kept or not any(n.rpartition(".")[2].startswith("running_") for n in self.buffers):
+            return known
+        own = " make a client's model of it ('fedsolve personalise')," if self.personalises else ""
+        return (
+            "the running statistics of BatchNorm in this shared model were never trained: with buffers "
+            f"'local' they stay with the clients, and it predicts badly by itself. To predict,{own} train "
+            "with --buffers average, or take a network without them, such as resnet18:gn."
+        )
+
     def own_model(self, data: ClientData, states: StateStore | None = None) -> Model:
         """The predictor of the client that owns `data`, from what it kept of the run, if anything."""
         if not self.personalises:
