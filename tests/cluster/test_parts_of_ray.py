@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.cluster import placing
+from fedsolve.cluster import placing, ray_federation
 from fedsolve.cluster.placing import Placing, file_of, packets_of
 from fedsolve.cluster.shard import Packet, Seen, Shard
 from fedsolve.cluster.sum_tree import SumTree
+from fedsolve.cluster.workers import gpu_share
 from fedsolve.data.file_mark import FileMark
 from fedsolve.errors import DataError, TermError
+from fedsolve.experiments.cells import run_cell
+from fedsolve.experiments.reading import read_experiment
+from fedsolve.experiments.sources import ExperimentRows
 from fedsolve.federation.messages import Needs, Term
+from tests.command import fedsolve, refused
+from tests.toy import RANDOM, opening, written
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -220,3 +226,56 @@ def test_a_worker_refuses_a_mapped_file_that_changed(tmp_path: Path):
     shard = Shard(federation.deal, mark, {}, 1 << 20, None, "cpu")
     with pytest.raises(DataError, match=r"rows\.npy is no longer the file"):
         shard.answer(fs.AFL().start(federation.describe()).request(("client-0",)), [(0, ["client-0"])], 1)
+
+
+class _Asked(Exception):
+    """What a crew was asked for."""
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Every crew that is asked for, none of which starts."""
+    found: list[dict] = []
+
+    def crew(*given, **keywords):
+        found.append(keywords)
+        raise _Asked
+
+    monkeypatch.setattr(ray_federation, "require_ray", lambda: None)
+    monkeypatch.setattr(ray_federation, "Crew", crew)
+    return found
+
+
+def test_workers_compute_on_the_device_of_the_command_line_and_of_an_experiment(tmp_path: Path, monkeypatch):
+    found = asked(monkeypatch)
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((60, 4)), np.arange(60) % 3
+    np.savez(tmp_path / "rows.npz", x=features, y=labels)
+    line = ("train", tmp_path / "rows.npz", "--method", "afl", "--clients", 3, "--engine", "ray")
+    # This machine needs no GPU: the workers say whether they have one.
+    for device in ("torch:cpu", "cuda", "cuda:7", "auto"):
+        fedsolve(*line, "--device", device)
+        assert found.pop()["device"] == device
+    refused(fedsolve(*line, "--device", "abacus"), 2, "device 'abacus'", "'torch:cpu', 'cuda', 'cuda:1'")
+    rows = ExperimentRows(features[:40], labels[:40], features[40:], labels[40:], "key")
+    method = '[[method]]\nmethod = "afl"\nparameters = {ridge = 1.0}\n'
+    text = 'device = "cuda"\n' + opening("AFL", 0.1, 3, RANDOM, seeds=(0,), engine="ray") + method
+    (cell,) = read_experiment(written(tmp_path, text)).cells()
+    with pytest.raises(_Asked):
+        run_cell(cell, rows)
+    assert found.pop()["device"] == "cuda"
+    local = fs.LocalFederation.from_arrays(features, labels, labels, device="torch:cpu")
+    for keywords, device in (({}, "torch:cpu"), ({"device": "cuda"}, "cuda"), ({"device": None}, "cpu")):
+        with pytest.raises(_Asked):
+            fs.RayFederation.of(local, **keywords)
+        assert found.pop()["device"] == device
+    with pytest.raises(DataError, match="device must be a name; got 3"):
+        fs.RayFederation.of(local, device=3)
+
+
+def test_gpus_are_shared_so_that_all_workers_fit():
+    assert gpu_share([(8, 2)], 1) == 1.0
+    assert gpu_share([(8, 2)], 2) == 1.0
+    assert gpu_share([(8, 2)], 3) == 0.5
+    assert gpu_share([(8, 1)], 6) == 0.1666  # Ray rounds a sixth up, and six of them would not fit
+    assert gpu_share([(1, 4), (8, 1)], 4) == 0.3333  # one CPU, one worker, whatever the GPUs
+    assert gpu_share([(1, 1)], 4) == 0.25

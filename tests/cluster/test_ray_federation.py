@@ -20,6 +20,7 @@ from tests.command import document, fedsolve, refused
 from tests.toy import RANDOM, opening, written
 
 pytest.importorskip("ray")
+torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 CLIENTS = 30
@@ -27,7 +28,7 @@ CLIENTS = 30
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Two nodes that only the test knows of."""
+    """Two nodes that only the test knows of; Ray takes it that one of them has a GPU."""
     from fedsolve.cluster import require_ray
 
     require_ray()
@@ -35,7 +36,7 @@ def cluster() -> Iterator[None]:
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    nodes.add_node(num_cpus=2)
+    nodes.add_node(num_cpus=2, num_gpus=1)
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
     assert len([node for node in ray.nodes() if node["Alive"]]) == 2
     yield
@@ -164,6 +165,28 @@ def test_blocks_of_a_thousand_clients_have_the_same_bits_for_any_workers(cluster
     assert difference(*found) == 0.0
     local = fs.AFL(ridge=1.0).fit(fs.LocalFederation.from_arrays(features, labels, owners))
     assert difference(found[0], local) <= 1e-10
+
+
+def test_workers_compute_on_their_device_and_reserve_the_gpus_of_the_cluster(cluster):
+    import ray
+
+    features = np.random.default_rng(0).standard_normal((600, 20))
+    given = (features, np.argmax(features[:, :3], axis=1), np.arange(600) % 6)
+    found = []
+    for device in (None, "cpu", "torch:cpu"):
+        with fs.RayFederation.from_arrays(*given, workers=2, device=device) as federation:
+            assert ray.available_resources()["GPU"] == 1.0
+            found.append(fs.AFL(ridge=0.1).fit(federation))
+    assert difference(found[0], found[1]) == 0.0
+    assert 0.0 < difference(found[0], found[2]) <= 1e-10
+    for workers, several in ((None, 1), (2, 2)):
+        with fs.RayFederation.from_arrays(*given, workers=workers, device="auto") as federation:
+            assert len(federation.pids) == several
+            assert ray.available_resources().get("GPU", 0.0) == 0.0
+    if not torch.cuda.is_available():
+        for device in ("cuda", "cuda:1"):
+            with pytest.raises(DataError, match=f"cannot start: .*'{device}' was asked for.*no GPU here"):
+                fs.RayFederation.from_arrays(*given, workers=1, device=device)
 
 
 METHOD = """[[method]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,11 +18,23 @@ if TYPE_CHECKING:
     import torch
 
 
+_NAMES = "'cpu', 'torch:cpu', 'cuda', 'cuda:1' or 'auto'"
+
+
+def check_name(name: str) -> str:
+    """The name of a device of closed forms, which this machine need not have."""
+    _check_text(name)
+    if re.fullmatch(r"cpu|torch:cpu|auto|cuda(:[0-9]+)?", name) is None:
+        raise DataError(f"device '{name}' is not one to compute on; use {_NAMES}.")
+    return name
+
+
 def resolve(name: str) -> str:
     """A device by its name, checked: "cpu", "torch:cpu" (torch instead of numpy), "cuda", "cuda:1".
 
     "auto" is a GPU where torch finds one, and "cpu" otherwise.
     """
+    _check_text(name)
     if name in ("cpu", "torch:cpu"):
         if name == "torch:cpu":
             _torch(name)
@@ -34,19 +47,20 @@ def resolve(name: str) -> str:
         return "cuda:0" if torch.cuda.is_available() else "cpu"
     device = find_device(name)
     if device.type != "cuda":
-        raise DataError(f"device '{name}' cannot compute these; use 'cpu', 'cuda' or 'auto'.")
+        raise DataError(f"device '{name}' cannot compute these; use {_NAMES}.")
     return f"cuda:{device.index or 0}"
 
 
 def find_device(name: str) -> Any:
     """The torch device of this name; "auto" is a GPU where there is one."""
+    _check_text(name)
     torch = _torch(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name.removeprefix("torch:"))
     except RuntimeError as problem:
-        raise DataError(f"device '{name}' is not one that torch knows ('cpu', 'cuda', 'auto').") from problem
+        raise DataError(f"device '{name}' is not one that torch knows; use {_NAMES}.") from problem
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DataError(f"device '{name}' was asked for, and torch finds no GPU here. Use the device cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -54,6 +68,11 @@ def find_device(name: str) -> Any:
             f"device '{name}' was asked for, and torch finds {torch.cuda.device_count()} GPUs here."
         )
     return device
+
+
+def _check_text(name: object) -> None:
+    if not isinstance(name, str):
+        raise DataError(f"device must be a name; got {name!r}. Use {_NAMES}.")
 
 
 def _torch(name: str) -> Any:

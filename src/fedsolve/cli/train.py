@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsolve.backends.devices import resolve
+from fedsolve.backends.devices import check_name, resolve
 from fedsolve.cli import pixel_rows
 from fedsolve.cli.clients import DIVIDING, Division, client_options, federate, split_from
 from fedsolve.cli.command import Choice, option
@@ -168,7 +168,7 @@ train a head on the features or a whole network on the images, round by round.
     metavar="NAME",
     default="cpu",
     group=_GROUP,
-    help="Where to compute: cpu, cuda, or auto: a GPU if any.",
+    help="Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto: a GPU if any.",
 )
 @option(
     "--engine",
@@ -177,7 +177,7 @@ train a head on the features or a whole network on the images, round by round.
     group=_GROUP,
     more=True,
     help="local: threads here; ray: workers in Ray, on the cluster of RAY_ADDRESS or started here "
-    "(needs fedsolve[ray]).  [default: local]",
+    "(needs fedsolve[ray]).",
 )
 @option(
     "--secure",
@@ -235,9 +235,11 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         raise click.UsageError(
             f"--evaluate-every counts rounds of gradient methods; {method.key} has none", ctx
         )
-    given["device"] = resolve(given["device"])
+    on_ray = given["engine"] == "ray"
+    # Workers in Ray check for themselves whether they have it: this machine needs no GPU for theirs.
+    given["device"] = (check_name if on_ray else resolve)(given["device"])
     personal = personal_folder(ctx, given["personal"], method)
-    if given["engine"] == "ray" and (given["secure"] or method.key in personal_keys()):
+    if on_ray and (given["secure"] or method.key in personal_keys()):
         what = "--secure" if given["secure"] else f"method '{method.key}', whose clients keep models,"
         raise click.UsageError(f"{what} needs --engine local", ctx)
 
@@ -250,7 +252,7 @@ def train(ctx: click.Context, /, **given: Any) -> None:
         data = reader.rows(given["data"], "train", owned=owned)
     else:
         data = reader.described(given["data"], described, owned)
-    federation = federate(data, split, given["workers"], described, given["device"])
+    federation = federate(data, split, given["workers"], described, "cpu" if on_ray else given["device"])
     spec = federation.describe()
     schema = _named(data.schema, spec)
     test = _test_rows(given, reader, spec, schema, own=len(files) == 1)
@@ -346,7 +348,7 @@ def _engine(federation: LocalFederation, given: dict[str, Any]) -> Iterator[Engi
     elif given["engine"] == "ray":
         from fedsolve.cluster.ray_federation import RayFederation
 
-        with RayFederation.of(federation, workers=given["workers"]) as workers:
+        with RayFederation.of(federation, workers=given["workers"], device=given["device"]) as workers:
             yield workers
     else:
         yield federation

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedsolve.backends.devices import check_name
 from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.cluster import require_ray
 from fedsolve.cluster.placing import Placing, packets_of
@@ -53,11 +54,13 @@ class RayFederation:
 
     sources: by client, where its rows are. Several files are one client whose rows lie in several places: its
         term is the sum of theirs, which only methods of sums over rows can take.
-    workers: actors; one for each CPU of the cluster when None.
+    workers: actors; when None, one for each CPU of the cluster, or for each GPU where these are reserved.
     address: of the cluster, as `ray.init` takes it; the one this process is connected to, or a new one on
         this machine, when None.
-    gpus:    GPUs that Ray reserves for each worker; they may be parts.
-    device:  where the workers compute: "cpu", "cuda" or "auto"; the server solves in this process.
+    gpus:    GPUs that Ray reserves for each worker; they may be parts. When None, those of the cluster are
+        shared out where the device is "cuda" or "auto"; none are for "cuda:1", which counts a machine's GPUs.
+    device:  where the workers compute, "cpu" when None: "cuda", "cuda:1", "auto" (a GPU if any) or
+        "torch:cpu". Workers check that they have it; the server solves in this process, on the CPU.
     missing, min_clients: as for `LocalFederation`.
     restarts: how often a lost worker is replaced; its clients are asked again.
     memory_budget, scratch: as for `LocalFederation`, for all workers together. States of methods that have
@@ -75,8 +78,8 @@ class RayFederation:
         task: Literal["classification", "regression"] = "classification",
         workers: int | None = None,
         address: str | None = None,
-        gpus: float = 0.0,
-        device: str = "cpu",
+        gpus: float | None = None,
+        device: str | None = None,
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
         restarts: int = 3,
@@ -90,6 +93,7 @@ class RayFederation:
         check_whole(0, restarts=restarts)
         check_choice("missing", missing, ("error", "continue"))
         check_choice("task", task, ("classification", "regression"))
+        device = "cpu" if device is None else check_name(device)
         self.task = task
         self.missing = missing
         self.min_clients = min_clients
@@ -159,7 +163,8 @@ class RayFederation:
 
     @classmethod
     def of(cls, federation: LocalFederation, **keywords: Any) -> RayFederation:
-        """The clients of a federation of this process whose rows lie in common arrays, in Ray."""
+        """The clients of a federation of this process whose rows lie in common arrays, on its device."""
+        keywords = {"device": federation.device, **keywords}
         return cls(federation.deal, classes=federation.classes, task=federation.task, **keywords)
 
     # -- what a method sees ------------------------------------------------------------------------

@@ -21,7 +21,11 @@ from fedsolve.threads import usable_cores
 _START_SECONDS = 180
 """How long a worker may take to start; a cluster that has no room for it never starts it."""
 
-_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # Clusters that others started hide the GPUs from workers that reserve none.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 
 
 class WorkerLost(Exception):
@@ -68,7 +72,7 @@ class Crew:
         workers: int | None,
         most: int,
         address: str | None,
-        gpus: float,
+        gpus: float | None,
         device: str,
         restarts: int,
     ) -> None:
@@ -78,9 +82,12 @@ class Crew:
         bound = sorted({file.machine for file in files.values() if file.machine is not None})
         self._started = self._connect(address, workers)
         free = int(ray.cluster_resources().get("CPU", 1))
+        having = self._with_gpus(device, bound) if gpus is None else []
+        if having:
+            free = sum(map(min, having))
         count = max(1, min(workers or free, most), len(bound))
         self.machines: list[str | None] = [*bound, *[None] * (count - len(bound))]
-        self._gpus = gpus
+        self._gpus = gpu_share(having, count) if having else gpus or 0.0
         self._restarts = restarts
         self._lost = [0] * count
         self._generations = [0] * count
@@ -115,13 +122,23 @@ class Crew:
         )
         return True
 
+    def _with_gpus(self, device: str, bound: Sequence[str]) -> list[tuple[int, int]]:
+        """CPUs and GPUs of the machines whose GPUs workers on this device should reserve; none for others."""
+        if device not in ("cuda", "cuda:0", "auto"):
+            return []  # a number counts a machine's GPUs, and who reserves one sees no other
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        having = [node for node in nodes if node.get("GPU")]
+        if device == "auto" and not all(any(f"node:{name}" in node for node in having) for name in bound):
+            return []
+        return [(int(node.get("CPU", 0)), int(node["GPU"])) for node in having]
+
     def _make(self, worker: int) -> Any:
         machine = self.machines[worker]
         options: dict[str, Any] = {
             "num_cpus": 1,
             "num_gpus": self._gpus,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": _THREADS},
+            "runtime_env": {"env_vars": _ENVIRONMENT},
         }
         if machine is not None:
             options["resources"] = {f"node:{machine}": 0.001}
@@ -234,6 +251,17 @@ class Crew:
         self._actors = []
         if self._started:
             self._ray.shutdown()
+
+
+def gpu_share(machines: Sequence[tuple[int, int]], workers: int) -> float:
+    """How much of a GPU each of so many workers can have; machines: CPUs, one for a worker, and GPUs of each.
+
+    Rounded down to Ray's four digits, so that all parts of a GPU fit on it.
+    """
+    for each in range(1, workers + 1):
+        if sum(min(cpus, gpus * each) for cpus, gpus in machines) >= workers:
+            break
+    return int(10_000 / each) / 10_000
 
 
 def _cause(problem: Exception) -> str:

@@ -38,7 +38,12 @@ class Federated:
             from fedsolve.cluster.ray_federation import RayFederation
 
             with RayFederation.from_arrays(
-                rows.x_train, trial.labels, trial.owners, clients, workers=trial.workers
+                rows.x_train,
+                trial.labels,
+                trial.owners,
+                clients,
+                workers=trial.workers,
+                device=trial.cell.device,
             ) as workers:
                 return self._train(trial, workers)
         federation = LocalFederation.from_arrays(

@@ -20,7 +20,7 @@ from fedsolve.data.lock import locked
 from fedsolve.data.partitions import class_counts
 from fedsolve.experiments.algorithms import lacking
 from fedsolve.experiments.cells import run_cell
-from fedsolve.experiments.config import Cell, Experiment
+from fedsolve.experiments.config import ENGINES, Cell, Experiment
 from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
 from fedsolve.experiments.sources import ExperimentRows, Source
 from fedsolve.experiments.trials import deal
@@ -161,7 +161,7 @@ def record_of(
         "seed": cell.seed,
         **outcome,
         "versions": versions("network" in cell.parameters),
-        "machine": machine(cell.device),
+        "machine": machine(cell.device if cell.engine == ENGINES[0] else "cpu"),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
