@@ -264,3 +264,26 @@ def test_federated_r_squared_keeps_its_digits_far_from_zero() -> None:
     federation = fs.LocalFederation.from_arrays(X, y, np.arange(300) % 4, task="regression")
     model = fs.AFL(intercept=True).fit(federation)
     assert federation.evaluate(model) == pytest.approx(model.score(X, y), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("owners", "told"),
+    [
+        (["a", "a\0", "b", "a"], r"owner 'a\\x00' ends with a NUL"),
+        (["a", b"a", "b", "a"], "owners are text, such as 'a', and bytes, such as b'a'"),
+        ([b"a", b"\xff", b"b", b"a"], r"owner b'\\xff' is not UTF-8"),
+        (["a", None, "b", "a"], "one is empty or of another type"),
+        (["a", 1, "b", "a"], "one is empty or of another type"),
+        (["a", "", "b", "a"], "one is empty or of another type"),
+    ],
+)
+def test_names_of_owners_that_could_become_one_are_refused(owners, told):
+    for given in (owners, np.array(owners, dtype=object)):
+        with pytest.raises(fs.DataError, match=told):
+            fs.LocalFederation.from_arrays(np.ones((4, 2)), [0, 1, 0, 1], given)
+
+
+def test_names_of_owners_are_text_or_utf8():
+    for owners in (["ü", "a", "x\0y", "ü"], [text.encode() for text in ("ü", "a", "x\0y", "ü")]):
+        federation = fs.LocalFederation.from_arrays(np.ones((4, 2)), [0, 1, 0, 1], owners)
+        assert federation.client_rows() == {"a": 1, "x\0y": 1, "ü": 2}

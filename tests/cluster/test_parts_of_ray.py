@@ -236,8 +236,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """Every crew that is asked for, none of which starts."""
     found: list[dict] = []
 
-    def crew(*given, **keywords):
-        found.append(keywords)
+    def crew(deal, *given, **keywords):
+        found.append({"deal": deal, **keywords})
         raise _Asked
 
     monkeypatch.setattr(ray_federation, "require_ray", lambda: None)
@@ -279,3 +279,14 @@ def test_gpus_are_shared_so_that_all_workers_fit():
     assert gpu_share([(8, 1)], 6) == 0.1666  # Ray rounds a sixth up, and six of them would not fit
     assert gpu_share([(1, 4), (8, 1)], 4) == 0.3333  # one CPU, one worker, whatever the GPUs
     assert gpu_share([(1, 1)], 4) == 0.25
+
+
+def test_owners_may_be_names_in_ray_too(monkeypatch):
+    found = asked(monkeypatch)
+    features, labels = np.ones((4, 2)), np.array([0, 1, 0, 1])
+    for owners in (["b", "a", "b", "c"], np.array([b"b", b"a", b"b", b"c"])):
+        with pytest.raises(_Asked):
+            fs.RayFederation.from_arrays(features, labels, owners)
+        deal = found.pop()["deal"]
+        assert deal.names == ("a", "b", "c")
+        assert deal.order.tolist() == [1, 0, 2, 3]

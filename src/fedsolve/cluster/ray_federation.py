@@ -34,7 +34,7 @@ from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import adds_up, group_size
 from fedsolve.federation.running_sum import Answer, RunningSum
 from fedsolve.labels import class_list, plain_labels
-from fedsolve.owners import check_owners, rows_by_client
+from fedsolve.owners import owners_of, rows_by_client
 from fedsolve.schema import Schema
 from fedsolve.streamed import as_features
 
@@ -144,19 +144,20 @@ class RayFederation:
         classes: Sequence[Any] | None = None,
         **keywords: Any,
     ) -> RayFederation:
-        """A federation whose client `k` owns the rows where `owners == k`.
+        """A federation whose client `k` owns the rows where `owners == k`; owners may be names too.
 
         Rows in memory are put into Ray's store once; a mapped .npy and `ParquetRows` are read by the workers,
         on all machines under the same path. The rest as for `LocalFederation.from_arrays`.
         """
-        features, labels, owners = as_features(features), plain_labels(labels), np.asarray(owners)
+        features, labels = as_features(features), plain_labels(labels)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         check_arrays(features, labels, weights, missing=schema is not None)
         if len(features) == 0:
             raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
-        count = check_owners(owners, len(features), clients)
+        names, owners, count = owners_of(owners, len(features), clients)
         folder = None if scratch is None else Path(scratch)
-        deal = Deal(features, labels, weights, schema, *rows_by_client(owners, count), memory_budget, folder)
+        dealt = rows_by_client(owners, count)
+        deal = Deal(features, labels, weights, schema, *dealt, memory_budget, folder, names)
         if classes is None and schema is not None and schema.classes:
             classes = schema.classes
         return cls(deal, classes=classes, memory_budget=memory_budget, scratch=scratch, **keywords)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedsolve.checks import check_arrays, check_choice, check_whole
-from fedsolve.container import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.blocks import BlockSum, ask, block_sum, blocks_of_clients, blocks_of_rows, warn_apart
 from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
@@ -33,7 +32,7 @@ from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
 from fedsolve.federation.workspace import Workspace
 from fedsolve.html_view import html_table
 from fedsolve.labels import class_list, plain_labels
-from fedsolve.owners import check_owners, rows_by_client
+from fedsolve.owners import owners_of, rows_by_client
 from fedsolve.schema import Schema
 from fedsolve.streamed import as_features
 from fedsolve.threads import blas_threads, usable_cores
@@ -132,15 +131,12 @@ class LocalFederation:
         schema: what the features are, where `encoder.encode` made them of a table; its classes are those of
             the federation unless others are declared.
         """
-        features, labels, owners = as_features(features), plain_labels(labels), np.asarray(owners)
+        features, labels = as_features(features), plain_labels(labels)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         check_arrays(features, labels, weights, missing=schema is not None)
         if len(features) == 0:
             raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
-        names: tuple[str, ...] | None = None
-        if owners.shape == (len(features),) and owners.dtype.kind in "USO":
-            names, owners = _named_owners(owners, clients)
-        count = check_owners(owners, len(features), clients)
+        names, owners, count = owners_of(owners, len(features), clients)
         folder = None if scratch is None else Path(scratch)
         dealt = rows_by_client(owners, count)
         deal = Deal(features, labels, weights, schema, *dealt, memory_budget, folder, names)
@@ -466,13 +462,3 @@ class _Ledger:
         self._report.lose(name, problem)
         if self.failure is None and (self._stop_on_failure or isinstance(problem, Contradiction)):
             self.failure = name, problem
-
-
-def _named_owners(owners: Array, clients: int | None) -> tuple[tuple[str, ...], Array]:
-    """The names of clients, sorted, and which of them owns each row."""
-    if any(not isinstance(owner, str | bytes) or not owner for owner in owners.tolist()):
-        raise DataError("owners that are names must all be text; one is empty or of another type.")
-    names, places = np.unique(np.asarray(owners, dtype=str), return_inverse=True)
-    if clients is not None and clients != len(names):
-        raise DataError(f"owners name {len(names)} clients, and clients is {clients}. Leave clients out.")
-    return tuple(names.tolist()), places
