@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.cluster import placing, ray_federation
+from fedsolve.cluster import addresses, placing, ray_federation
+from fedsolve.cluster.addresses import check_address
 from fedsolve.cluster.placing import Placing, file_of, packets_of
 from fedsolve.cluster.shard import Packet, Seen, Shard
 from fedsolve.cluster.sum_tree import SumTree
 from fedsolve.cluster.workers import gpu_share
 from fedsolve.data.file_mark import FileMark
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import CohortError, DataError, TermError
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.sources import ExperimentRows
@@ -290,3 +293,27 @@ def test_owners_may_be_names_in_ray_too(monkeypatch):
         deal = found.pop()["deal"]
         assert deal.names == ("a", "b", "c")
         assert deal.order.tolist() == [1, 0, 2, 3]
+
+
+def test_an_address_where_no_cluster_is_is_refused_soon(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(addresses, "_SECONDS", 1)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    for wrong in ("nonsense", "host:", "ray://host", "1.2.3.4:x", 3):
+        with pytest.raises(DataError, match="address="):
+            check_address(wrong, "address=")
+    began = time.perf_counter()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        with pytest.raises(
+            CohortError, match=f"'localhost:{port}' .RAY_ADDRESS.: .*refused.*ray start --head"
+        ):
+            check_address(f"localhost:{port}", "RAY_ADDRESS")
+        silent.listen()
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            with pytest.raises(CohortError, match="no Ray cluster answers"):
+                check_address(address, "RAY_ADDRESS")
+    assert time.perf_counter() - began < 10
+    for other in ("auto", "local", "anyscale://cluster"):
+        check_address(other, "address=")

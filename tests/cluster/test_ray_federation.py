@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.cluster.addresses import check_address
 from fedsolve.errors import CohortError, DataError, ModelFileError
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.reading import read_experiment
@@ -187,6 +188,16 @@ def test_workers_compute_on_their_device_and_reserve_the_gpus_of_the_cluster(clu
         for device in ("cuda", "cuda:1"):
             with pytest.raises(DataError, match=f"cannot start: .*'{device}' was asked for.*no GPU here"):
                 fs.RayFederation.from_arrays(*given, workers=1, device=device)
+
+
+def test_a_cluster_that_is_there_is_found_by_its_address(cluster, monkeypatch):
+    import ray
+
+    check_address(ray.get_runtime_context().gcs_address, "address=")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(DataError, match="RAY_ADDRESS is 'nonsense'"):
+        fs.RayFederation.from_arrays(np.ones((2, 2)), [0, 1], [0, 1])
 
 
 METHOD = """[[method]]

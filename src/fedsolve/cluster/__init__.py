@@ -3,6 +3,7 @@
     row_file         where a client's rows are, so that whoever answers for it reads them there
     shard            the worker's side: answers for clients and folds their terms, without Ray
     sum_tree         sums of neighbours meet in a tree whose shape depends on the cohort alone
+    addresses        whether a cluster answers at an address
     ray_federation   RayFederation: the engine that a method sees
 
 Nothing is imported before it is used: ray is an optional extra.

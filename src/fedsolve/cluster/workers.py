@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.cluster.addresses import check_address, unreachable
 from fedsolve.cluster.placing import Seated, file_of
 from fedsolve.cluster.row_file import RowFile
 from fedsolve.cluster.shard import Packet, Shard
@@ -108,9 +109,14 @@ class Crew:
         if self._ray.is_initialized():
             return False
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        given = "address=" if address else "RAY_ADDRESS"
         address = address or os.environ.get("RAY_ADDRESS")
-        if address is not None:
-            self._ray.init(address=address, **quiet)
+        if address:
+            check_address(address, given)
+            try:
+                self._ray.init(address=address, **quiet)
+            except Exception as problem:
+                raise unreachable(address, given, problem) from problem
             return True
         # On the loopback alone: nobody else should find it.
         self._ray.init(
