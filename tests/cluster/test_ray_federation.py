@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,6 +199,42 @@ def test_a_cluster_that_is_there_is_found_by_its_address(cluster, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(DataError, match="RAY_ADDRESS is 'nonsense'"):
         fs.RayFederation.from_arrays(np.ones((2, 2)), [0, 1], [0, 1])
+
+
+def _kill(federation: fs.RayFederation) -> list[int]:
+    pids = federation.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(1)
+    return pids
+
+
+def test_workers_lost_before_anything_was_asked_are_replaced(cluster, tmp_path: Path):
+    files, _, _ = sources(tmp_path)
+    with fs.RayFederation(files, workers=2) as federation:
+        expected = fs.AFL(ridge=0.1).fit(federation)
+    with fs.RayFederation(files, workers=2) as federation:
+        first = _kill(federation)
+        assert len(federation.pids) == 2
+        assert not set(first) & set(_kill(federation))
+        assert difference(fs.AFL(ridge=0.1).fit(federation), expected) == 0.0
+    with fs.RayFederation(files, workers=1, restarts=0) as federation:
+        _kill(federation)
+        with pytest.raises(DataError, match=r"participant 'a': WorkerLost: its worker was lost once \("):
+            federation.describe()
+        assert federation.pids == []
+
+
+def test_one_loss_is_one_loss_however_much_the_worker_was_asked_for(cluster, digits):
+    given = (digits.features, digits.labels, np.arange(len(digits.labels)) % 20)
+    with fs.RayFederation.from_arrays(*given, workers=1, restarts=0, missing="continue") as federation:
+        federation.describe()
+        _kill(federation)
+        for _ in range(2):
+            with pytest.raises(CohortError) as told:
+                fs.AFL(ridge=0.1).fit(federation)
+            assert "lost once" in str(told.value)
+            assert "times" not in str(told.value)
 
 
 METHOD = """[[method]]

@@ -92,6 +92,7 @@ class Crew:
         self._restarts = restarts
         self._lost = [0] * count
         self._generations = [0] * count
+        self._given_up: dict[int, WorkerLost] = {}
         self._told: dict[str, tuple[Any, ...]] = {}
         file = None if deal is None else file_of(deal.features)
         mapped = None if file is None else FileMark.of(file)
@@ -175,16 +176,43 @@ class Crew:
             getattr(actor, method).remote(*words)
 
     def pids(self) -> list[int]:
-        found: list[int] = self._ray.get([actor.pid.remote() for actor in self._actors])
-        return found
+        """The processes of the workers; those that were lost too often have none."""
+        found = self._each("pid", dict.fromkeys(range(len(self._actors)), ()))
+        return [pid for pid in found.values() if not isinstance(pid, WorkerLost)]
 
     def look(self, leaves: Mapping[int, Sequence[Seated]], task: str) -> list[dict[str, Any]]:
         """What the clients' rows are, as the workers that have them see it."""
-        asked = [
-            self._actors[worker].look.remote([name for _, names in own for name in names], task)
-            for worker, own in leaves.items()
+        asked = {worker: [name for _, names in own for name in names] for worker, own in leaves.items()}
+        found = self._each("look", {worker: (names, task) for worker, names in asked.items()})
+        return [
+            dict.fromkeys(asked[worker], ("WorkerLost", str(seen))) if isinstance(seen, WorkerLost) else seen
+            for worker, seen in found.items()
         ]
-        found: list[dict[str, Any]] = self._ray.get(asked)
+
+    def _each(self, method: str, words: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """What these workers say, those that take a lost one's place too; or that they are lost too often."""
+
+        def ask(worker: int) -> tuple[int, Any]:
+            reference = getattr(self._actors[worker], method).remote(*words[worker])
+            return self._generations[worker], reference
+
+        found: dict[int, Any] = {}
+        asked = {worker: ask(worker) for worker in words}
+        while asked:
+            worker, (generation, reference) = next(iter(asked.items()))
+            try:
+                found[worker] = self._ray.get(reference)
+            except self._ray.exceptions.RayTaskError as problem:
+                raise CohortError(f"a worker failed: {_cause(problem)}") from problem
+            except self._ray.exceptions.RayError as problem:
+                try:
+                    self._replace(worker, generation, problem)
+                except WorkerLost as lost:
+                    found[worker] = lost
+                else:
+                    asked[worker] = ask(worker)
+                    continue
+            del asked[worker]
         return found
 
     def exchange(
@@ -214,7 +242,7 @@ class Crew:
                 raise CohortError(f"a worker failed: {_cause(problem)}") from problem
             except self._ray.exceptions.RayError as problem:
                 try:
-                    self._replace(packet, problem)
+                    self._replace(packet.worker, packet.generation, problem)
                 except WorkerLost as lost:
                     yield Delivery(lost, packet.leaves, packet.catch_up, packet.again)
                     continue
@@ -233,17 +261,20 @@ class Crew:
                 continue
             yield Delivery(result, packet.leaves, packet.catch_up, packet.again)
 
-    def _replace(self, packet: _Errand, problem: Exception) -> None:
+    def _replace(self, worker: int, generation: int, problem: Exception) -> None:
         """Let another worker take the place of one that is lost, unless that has happened too often."""
-        worker = packet.worker
-        if packet.generation != self._generations[worker]:
+        if worker in self._given_up:
+            raise self._given_up[worker]  # what else it was asked for is no further loss
+        if generation != self._generations[worker]:
             return  # this was the loss of one that has been replaced already
         self._lost[worker] += 1
         if self._lost[worker] > self._restarts:
-            raise WorkerLost(
-                f"its worker was lost {self._lost[worker]} times ({_cause(problem)}). Find the cause, such "
-                "as too little memory, and resume"
+            often = "once" if self._lost[worker] == 1 else f"{self._lost[worker]} times"
+            self._given_up[worker] = WorkerLost(
+                f"its worker was lost {often} ({_cause(problem)}). Find the cause, such as too little "
+                "memory, and resume"
             )
+            raise self._given_up[worker]
         self._ray.kill(self._actors[worker])
         self._actors[worker] = self._make(worker)
         self._generations[worker] += 1
