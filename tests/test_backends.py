@@ -14,7 +14,7 @@ from fedsolve import container
 from fedsolve.backends import NUMPY, kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.backends.blas import add_product, factor_in_place
-from fedsolve.backends.devices import triton_works
+from fedsolve.backends.devices import resolve, triton_works
 from fedsolve.backends.torch_kernels import TorchKernels
 from fedsolve.closedform import deepafl_client
 from fedsolve.closedform.predictors import DeepModel
@@ -284,6 +284,15 @@ def test_arrays_say_where_they_lie():
     assert kernels_of(torch.zeros(2)) is kernels_on("torch:cpu")
     with pytest.raises(DataError, match="cannot compute these"):
         kernels_on("meta")
+
+
+@pytest.mark.parametrize("wrong", [3, None, ["cpu"], b"cpu"])
+def test_a_device_that_is_no_text_is_refused_by_name(wrong):
+    with pytest.raises(DataError, match=r"device must be a name; got .*'torch:cpu', 'cuda', 'cuda:1'"):
+        resolve(wrong)
+    if wrong is not None:
+        with pytest.raises(DataError, match="device must be a name"):
+            fs.LocalFederation.from_arrays(np.ones((2, 2)), [0, 1], [0, 1], device=wrong)
 
 
 # -- a device is no parameter ----------------------------------------------------------------------

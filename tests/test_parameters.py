@@ -235,6 +235,8 @@ def test_help_all_shows_the_parameters_of_every_method(command: str) -> None:
     ]
     assert places == sorted(places)
     assert "--debug" in page
+    assert "[default: local] [default: local]" not in " ".join(page.split())
+    assert "cuda, cuda:1, or auto" in " ".join(page.split())
     assert len(page) > 2 * len(helped(command, "--help"))
 
 

@@ -60,7 +60,13 @@ _NET = "The server"
 )
 @trust_options(_NET)
 @site_options
-@option("--device", metavar="NAME", default="cpu", group=SITE, help="Where to compute: cpu, cuda, auto.")
+@option(
+    "--device",
+    metavar="NAME",
+    default="cpu",
+    group=SITE,
+    help="Where to compute: cpu, torch:cpu, cuda, cuda:1, auto.",
+)
 @option("--once", is_flag=True, group=SITE, help="End when a run is complete, instead of waiting for more.")
 @site_data_options
 @config_option

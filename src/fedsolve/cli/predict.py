@@ -52,7 +52,7 @@ device_option = option(
     "--device",
     metavar="NAME",
     group="Model",
-    help="Gradient models: cpu, cuda, or auto for a GPU where there is one.  [default: cpu]",
+    help="Gradient models: cpu, cuda, cuda:1, or auto for a GPU where there is one.  [default: cpu]",
 )
 _allow = allow_options("Model")
 _ASKED = "Also"

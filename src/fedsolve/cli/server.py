@@ -139,7 +139,7 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
     metavar="NAME",
     default="cpu",
     group=_RUN,
-    help="Where this server solves: cpu, cuda, cuda:1, or auto for a GPU if any; sites have their own.",
+    help="This server solves on cpu, torch:cpu, cuda, cuda:1, or auto: a GPU if any; sites have their own.",
 )
 @option(
     "--evaluate",
