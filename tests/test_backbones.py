@@ -84,6 +84,8 @@ def expected(images: list[np.ndarray]) -> np.ndarray:
         ("pixels:0", "a number of pixels, such as 224; got '0'"),
         ("pixels:8x8x3", "HEIGHTxWIDTH; got '8x8x3'"),
         ("pixels:32?shorter_side=16", r"got 16 pixels and size \(32, 32\)"),
+        ("pixels?normalise=imagenet", "mean takes one number where images keep .*: channels=rgb takes"),
+        ("pixels:32?std=0.2,0.2,0.2", "std takes one number where images keep .*: channels=rgb takes"),
         ("onnx:", "name the file"),
         ("efficientnet-lite0:224", "takes no target; got '224'"),
         ("efficientnet-lite0?size=112", "unknown option 'size'"),

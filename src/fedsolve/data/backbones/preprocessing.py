@@ -70,8 +70,13 @@ class Preprocessing:
                 f"the shorter side must be resized to at least the size that is cut out of the middle; "
                 f"got {self.shorter_side} pixels and size {self.size}."
             )
-        count = CHANNELS[self.channels] or 1
+        count = CHANNELS[self.channels]
         for name, values in (("mean", self.mean), ("std", self.std)):
+            if count is None and len(values) != 1:
+                raise DataError(
+                    f"{name} takes one number where images keep the channels that they have; got {values}. "
+                    "Say which channels there are: channels=rgb takes one number for each of 3."
+                )
             if len(values) not in (1, count):
                 raise DataError(f"{name} takes one number or one for each of {count} channels; got {values}.")
         if self.scale <= 0 or min(self.std) <= 0:
