@@ -67,6 +67,50 @@ def test_a_dataset_that_names_no_owners_is_refused(table, tmp_path):
         run(table, tmp_path, "&drop=hospital")
 
 
+NUMBERS = """
+title = "hospitals by number"
+seeds = [3]
+[parameters]
+network = "mlp:4"
+rounds = 4
+participation = 0.7
+batch = 8
+rate = 0.1
+[[dataset]]
+name = "patients"
+address = "{address}"
+[[partition]]
+kind = "column"
+column = "hospital"
+[[method]]
+method = "fedavg"
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("owners", [("St. Anna", "north", "Süd", "west"), ("9", "10", "2", "11")])
+def test_an_experiment_and_the_command_line_agree_to_the_last_digit(tmp_path, owners):
+    """Cohorts and batches are drawn by names, so clients have the same ones, in the order of text."""
+    rng = np.random.default_rng(5)
+    path = tmp_path / "d.csv"
+    with open(path, "w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["a", "b", "hospital", "outcome"])
+        for number, (a, b) in enumerate(rng.normal(size=(150, 2)).tolist()):
+            writer.writerow([a, b, owners[number % 7 % 4], "yes" if a * b > 0 else "no"])
+    address = f"csv:{path}?label=outcome&client=hospital"
+    (tmp_path / "e.toml").write_text(NUMBERS.format(address=address))
+    run_experiment(read_experiment(tmp_path / "e.toml"), tmp_path / "run", StoredRows(), workers=1)
+    line = json.loads((tmp_path / "run" / "e" / "cells.jsonl").read_text().splitlines()[0])
+    setting = ("--network", "mlp:4", "--rounds", 4, "--participation", 0.7, "--batch", 8, "--rate", 0.1)
+    told = document("train", address, "--method", "fedavg", *setting, "--seed", 3)
+    assert line["loss_per_round"] == [record["metrics"]["loss"] for record in told["history"]]
+    assert line["accuracy"] == told["accuracy"]["test"]
+    assert line["train_accuracy"] == told["accuracy"]["train"]
+    counts = json.loads((tmp_path / "run" / "e" / "partitions.json").read_text())[0]["class_counts"]
+    assert len(counts) == 4
+
+
 @pytest.mark.parametrize(
     "words",
     [

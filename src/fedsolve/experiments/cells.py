@@ -59,7 +59,7 @@ def train_cell(
 def _compared(chosen: Contender, trial: Trial) -> Outcome:
     """The outcome of what is no method, and so tells nobody that it is under way."""
     classes, features = trial.classes, int(trial.rows.x_train.shape[1])
-    clients = tuple(map(str, range(trial.clients)))
+    clients = trial.names or tuple(map(str, range(trial.clients)))
     spec = Spec(features, classes, len(classes), "bytes", trial.cell.device)
     parameters = dict(trial.cell.parameters)
     trial.follow.started(Training(trial.cell.method.algorithm, parameters, spec, clients, expected=0))

@@ -215,6 +215,8 @@ class Cell:
         }
         if self.engine != ENGINES[0]:  # cells of before there was a choice keep their digests
             description["engine"] = self.engine
+        if self.partition.kind == "column":  # clients were numbered once, and drew other batches
+            description["named"] = True
         return hashlib.sha256(container.canonical_json(description).encode()).hexdigest()
 
     def _formerly(self) -> dict[str, Any]:

@@ -34,13 +34,14 @@ class Federated:
         if trial.cell.measure.local:
             return run_locally(self.method, trial)
         rows, clients = trial.rows, trial.clients
+        owners = trial.owners if trial.names is None else np.array(trial.names)[trial.owners]
         if trial.cell.engine == "ray":
             from fedsolve.cluster.ray_federation import RayFederation
 
             with RayFederation.from_arrays(
                 rows.x_train,
                 trial.labels,
-                trial.owners,
+                owners,
                 clients,
                 workers=trial.workers,
                 device=trial.cell.device,
@@ -49,7 +50,7 @@ class Federated:
         federation = LocalFederation.from_arrays(
             rows.x_train,
             trial.labels,
-            trial.owners,
+            owners,
             clients=clients,
             workers=trial.workers,
             device=trial.cell.device,

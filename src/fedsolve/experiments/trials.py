@@ -40,6 +40,7 @@ class Trial:
     true:   the labels of the training rows, by which they are dealt.
     labels: the labels trained on, flipped ones included.
     owners: which client owns each training row.
+    names:  of the clients, sorted, where a column says who they are; None where they are numbered.
     follow: who hears of the training.
     """
 
@@ -51,6 +52,7 @@ class Trial:
     workers: int | None
     tick: Tick
     follow: Followers = field(default_factory=Followers)
+    names: tuple[str, ...] | None = None
 
     @classmethod
     def of(
@@ -65,8 +67,9 @@ class Trial:
         labels = flip_labels(true, cell.noise, cell.seed) if cell.noise else true
         # A wrong label does not move a row to another client: along the axis of noise nothing else differs.
         owners = deal(cell.partition, true, cell.seed, rows)
+        names = owner_names(rows) if cell.partition.kind == "column" else None
         tell = tick or (lambda remark: None)
-        return cls(cell, rows, true, labels, owners, workers, tell, follow or Followers())
+        return cls(cell, rows, true, labels, owners, workers, tell, follow or Followers(), names)
 
     @property
     def clients(self) -> int:
@@ -106,7 +109,8 @@ class Trial:
             test = client_rows(x_train, self.true, owners, clients, held_out)
         train = client_rows(x_train, self.labels, owners, clients, None if held_out is None else ~held_out)
         digits = len(str(clients - 1))
-        return LocalParts(train, test, tuple(f"client-{client:0{digits}d}" for client in range(clients)))
+        numbered = tuple(f"client-{client:0{digits}d}" for client in range(clients))
+        return LocalParts(train, test, self.names or numbered)
 
     def refuse_local(self, name: str) -> None:
         """Refuse a cell that is measured client by client, for what gives one model for all."""
@@ -129,8 +133,15 @@ def deal(partition: PartitionSpec, labels: Array, seed: int, rows: ExperimentRow
                 f"partition '{partition.name}': the dataset does not say who owns its rows by '{column}'. "
                 f"Name the column in its address: csv:FILE?client={column}."
             )
-        return np.unique(rows.owners, return_inverse=True)[1]
+        # Names in the order of text, in which a federation has its clients.
+        return np.searchsorted(owner_names(rows), rows.owners.astype(str))
     owners: Array = getattr(partitions, partition.kind)(
         labels, partition.clients, seed=seed, **partition.options
     )
     return owners
+
+
+def owner_names(rows: ExperimentRows) -> tuple[str, ...]:
+    """The owners that the column of the data names, sorted: batches and cohorts are drawn by these names."""
+    assert rows.owners is not None
+    return tuple(np.unique(rows.owners.astype(str)).tolist())
