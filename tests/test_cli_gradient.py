@@ -454,6 +454,97 @@ def test_a_model_trained_on_augmented_images_reads_them_as_they_are(tmp_path, st
     refused(fedsolve("train", "digits", "--method", "fedavg", "--flip", "0.5"), 2, "are for images")
 
 
+HEAD = ("--method", "fedavg", "--network", "mlp:8", "--clients", "2", "--rounds", "3", "--rate", "0.1")
+FORM = "order=channels&normalise=half"
+TREATED = {
+    "crop": ("--crop", "1"),
+    "flip": ("--flip", "0.5"),
+    "scale": ("--pixel-mean", "0.3", "--pixel-deviation", "0.38"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("way", TREATED)
+def test_a_head_on_treated_pixels_gets_the_form_that_a_network_on_images_gets(pictures, tmp_path, store, way):
+    words = ("train", pictures, *HEAD, "--shape", "3,14,10", *TREATED[way])
+    out, same = tmp_path / "m.safetensors", tmp_path / "n.safetensors"
+    told = document(*words, "--backbone", "pixels", "--out", out)
+    assert document(*words, "--backbone", f"pixels?{FORM}", "--out", same)["loss"] == told["loss"]
+    assert out.read_bytes() == same.read_bytes()
+    assert document(*words)["loss"] == told["loss"]
+    # As the library trains on the same images given as bytes, channels first.
+    model = fs.load_model(out)
+    test = load_dataset(pictures).test
+    given = np.stack(test.inputs.read(slice(0, None))).transpose(0, 3, 1, 2).reshape(len(test), -1)
+    for more in ((), ("--backbone", "pixels")):
+        scores = document("predict", out, pictures, "--scores", "--part", "test", *more)["scores"]
+        assert np.allclose(scores, model.decision_function(given), atol=1e-5)
+        assert document("evaluate", out, pictures, *more)["accuracy"] == told["accuracy"]["test"]
+    loose = document("predict", out, pictures.removeprefix("folder:"), "--scores")
+    assert len(loose["scores"]) == 60
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("way", TREATED)
+def test_treated_digits_are_pixels_and_no_features_of_their_own(tmp_path, store, way):
+    out = tmp_path / "m.safetensors"
+    told = document("train", "digits", *HEAD, "--shape", "1,8,8", *TREATED[way], "--out", out)
+    model = fs.load_model(out)
+    assert model.parameters["backbone"] == f"pixels:8x8?channels=gray&{FORM}"
+    test = load_dataset("digits").test
+    rows = np.stack(test.inputs.read(slice(0, None))).reshape(-1, 64)
+    right = model.predict(rows).astype(str) == np.asarray(test.labels).astype(str)
+    assert document("evaluate", out, "digits")["accuracy"] == told["accuracy"]["test"] == np.mean(right)
+    # Without treatment a head keeps the features that the digits have.
+    document("train", "digits", *HEAD, "--shape", "1,8,8", "--out", out)
+    assert "backbone" not in fs.load_model(out).parameters
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("network", ["cnn", "mlp:8"])
+@pytest.mark.parametrize(
+    ("backbone", "told"),
+    [
+        ("pixels?normalise=none", "'pixels?normalise=none' gives pixels on another scale than [-1, 1]"),
+        ("pixels?mean=0.5&std=0.25", "gives pixels on another scale"),
+        ("pixels?order=rows", "'pixels?order=rows' gives pixels in the order of rows, and crop, flip"),
+        ("efficientnet-lite0", "gives features"),
+    ],
+)
+def test_treated_pixels_in_another_form_are_refused_with_the_remedy(pictures, store, network, backbone, told):
+    words = ("train", pictures, *HEAD, "--network", network, "--shape", "3,14,10", "--backbone", backbone)
+    done = fedsolve(*words, *TREATED["scale"])
+    refused(done, 2, told)
+    assert FORM in done.stderr or "pixels:SIZE" in done.stderr
+    same = ("--backbone", "pixels?mean=0.5,0.5,0.5&std=0.5&channels=rgb&order=channels")
+    assert fedsolve(*words, *TREATED["scale"], *same).exit_code == 0
+
+
+@pytest.mark.torch
+def test_stored_features_are_treated_as_images_only_in_that_form(pictures, tmp_path, store):
+    keys = {
+        form: document("features", "build", pictures, "--backbone", f"pixels{form}")["key"]
+        for form in ("", f"?{FORM}")
+    }
+    words = (*HEAD, "--shape", "3,14,10", *TREATED["crop"])
+    refused(fedsolve("train", f"features:{keys['']}", *words), 2, "in the order of rows and on another scale")
+    told = document("train", f"features:{keys[f'?{FORM}']}", *words)
+    assert told["loss"] == document("train", pictures, *words)["loss"]
+    refused(fedsolve("train", pictures, *HEAD, *TREATED["crop"]), 2, "Give shape (channels,height,width)")
+
+
+@pytest.mark.torch
+def test_a_head_of_the_library_on_treated_pixels_reads_images_in_its_form(store):
+    pixels, labels = load_digits(return_X_y=True)
+    bright = np.rint(pixels[:60] * (255 / 16)).astype(np.uint8)
+    federation = fs.LocalFederation.from_arrays(bright, labels[:60].astype(str), np.arange(60) % 2)
+    given = {"backbone": None, "root": None}
+    model = FedAvg(network="mlp:4", shape="1,8,8", rounds=1, crop=1).fit(federation)
+    assert for_model(model, "digits", given) == f"pixels:8x8?channels=gray&{FORM}"
+    plain = FedAvg(network="mlp:4", shape="1,8,8", rounds=1).fit(federation)
+    assert for_model(plain, "digits", given) is None
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 def test_mobilenet_with_feedback_alignment(pictures, store):
@@ -537,7 +628,7 @@ def test_the_blocks_of_the_how_to_run(tmp_path, store, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if language == "sh" for line in block.splitlines()]
-    assert len(lines) == 16
+    assert len(lines) == 17
     for line in lines:
         program, *words = shlex.split(line)
         assert program == "fedsolve"

@@ -13,6 +13,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve import experiments
+from fedsolve.errors import DataError
 from fedsolve.experiments import round_metrics
 from fedsolve.experiments.cells import run_cell
 from fedsolve.experiments.config import Cell, DatasetSpec
@@ -29,6 +30,7 @@ from fedsolve.federation.method import Record
 from fedsolve.gradient import FedAvg
 from fedsolve.gradient.alignment import representation
 from fedsolve.gradient.watch import Watch
+from tests.command import document
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -327,3 +329,69 @@ def test_small_files_with_gradient_methods_run(name: str) -> None:
         if cell.parameters["feedback"] is not None:
             layers = cell.parameters["feedback_layers"]
             assert sum(found["feedback"]["rounds"]) == layers, "the second round alone acts on chosen layers"
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+IMAGES = """
+title = "images"
+seeds = [0]
+
+[parameters]
+network = "{network}"
+shape = "1,8,8"
+rounds = 2
+batch = 32
+rate = 0.1
+
+[dataset]
+address = "digits"
+{backbone}
+
+[[partition]]
+kind = "iid"
+clients = 3
+
+[[method]]
+name = "treated"
+method = "fedavg"
+parameters = {{crop = 1, flip = 0.5, pixel_mean = "0.3", pixel_deviation = "0.38"}}
+
+[[method]]
+name = "plain"
+method = "fedavg"
+"""
+SCALED = ("--crop", 1, "--flip", 0.5, "--pixel-mean", 0.3, "--pixel-deviation", 0.38)
+
+
+def on_images(folder: Path, network: str, backbone: str = "") -> dict[str, Any]:
+    """The cells by method, of rows in a store of their own."""
+    path = written(folder, IMAGES.format(network=network, backbone=backbone))
+    source = StoredRows(store=folder / "store")
+    run_experiment(read_experiment(path), folder / "runs", source, workers=1)
+    return {cell["method"]: cell for cell in load_run(folder / "runs" / "aligned").cells}
+
+
+@pytest.mark.parametrize("network", ["cnn", "mlp:8"])
+@pytest.mark.parametrize("backbone", ["", 'backbone = "pixels"'])
+def test_images_are_treated_as_on_the_command_line(tmp_path: Path, network: str, backbone: str) -> None:
+    cells = on_images(tmp_path, network, backbone)
+    words = ("--method", "fedavg", "--network", network, "--shape", "1,8,8", "--rounds", 2, "--batch", 32)
+    words += ("--rate", 0.1, "--clients", 3, "--store", tmp_path / "store")
+    words += ("--backbone", "pixels") if backbone else ()
+    told = document("train", "digits", *words, *SCALED)
+    treated = cells["treated"]
+    assert treated["loss_per_round"] == [record["metrics"]["loss"] for record in told["history"]]
+    assert treated["accuracy"] == told["accuracy"]["test"]
+    assert treated["dataset"]["pixels"].endswith("order=channels&normalise=half")
+    # Methods that leave images as they are have the rows that they always had.
+    assert "pixels" not in cells["plain"]["dataset"]
+    assert cells["plain"]["dataset"]["key"] != treated["dataset"]["key"]
+    if not backbone:
+        digits = StoredRows()(DatasetSpec("digits", "digits"), 0, lambda remark: None)
+        assert cells["plain"]["dataset"]["key"] == digits.key
+
+
+def test_treated_pixels_of_another_form_are_refused_in_an_experiment(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"another scale than \[-1, 1\].*order=channels&normalise=half"):
+        on_images(tmp_path, "mlp:8", 'backbone = "pixels?normalise=none"')

@@ -212,3 +212,22 @@ def test_augmentation_of_what_are_no_images_is_refused() -> None:
     method = FedAvg(network="linear", shape="2,5,4", pixel_mean="1,2,3", pixel_deviation="1")
     with pytest.raises(DataError, match=r"pixel_mean has 3 numbers .1,2,3., and the images 2 channels"):
         method.fit(clients())
+
+
+def test_a_margin_as_wide_as_the_image_is_refused() -> None:
+    for network, crop in ((convolution(), 4), ("mlp:5", 4), ("linear", 9)):
+        method = FedAvg(network=network, shape="2,5,4", crop=crop)
+        with pytest.raises(DataError, match=rf"crop must be smaller.*got {crop} for images of 5 x 4"):
+            method.fit(clients())
+    FedAvg(network="linear", shape="2,5,4", crop=3, rounds=1).fit(clients())
+
+
+@pytest.mark.parametrize("network", ["linear", "mlp:5"])
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [("2,5,5", r"shape \(2, 5, 5\) holds 50 numbers, but rows have 40"), ("40", "must be three positive")],
+)
+def test_a_shape_that_rows_do_not_have_is_refused_for_heads_too(network: str, shape: str, told: str) -> None:
+    for way in ({}, {"flip": 0.5}):
+        with pytest.raises(DataError, match=told):
+            FedAvg(network=network, shape=shape, **way).fit(clients())

@@ -17,6 +17,8 @@ from fedsolve import container, formats
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import algorithm_class, build, parameter_names
 from fedsolve.federation.method import Method
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.pixel_form import is_treated
 
 PARTITIONS: dict[str, tuple[str, str] | None] = {
     "iid": None,
@@ -48,7 +50,9 @@ class DatasetSpec:
     address and backbone as `fedsolve features build` takes them, or `random`: rows, width and classes
     of standard normal features with even random labels. Without a backbone a dataset's own features are
     used. limit_train and limit_test keep that many rows, every class in its proportion. parameters: for
-    the methods that have them and do not set them.
+    the methods that have them and do not set them. treated: network and shape of a method that cuts, mirrors
+    or normalises the rows as images, and so takes pixels in one form (`gradient.pixel_form`); no label of the
+    dataset, but of what is asked of it.
     """
 
     name: str
@@ -58,11 +62,12 @@ class DatasetSpec:
     limit_test: int | None = None
     random: Mapping[str, int] | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    treated: tuple[str, tuple[int, ...] | None] | None = None
 
     def identity(self) -> dict[str, Any]:
         """Where the rows come from, without labels for people."""
         fields = dataclasses.asdict(self)
-        return {name: fields[name] for name in fields if name not in ("name", "parameters")}
+        return {name: fields[name] for name in fields if name not in ("name", "parameters", "treated")}
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,15 @@ class Cell:
     measure: Measure
     engine: str = ENGINES[0]
     device: str = "cpu"
+
+    @property
+    def source(self) -> DatasetSpec:
+        """The dataset, in the form in which the method takes its rows."""
+        algorithm = self.method.algorithm
+        if not issubclass(algorithm_class(algorithm), GradientMethod) or not is_treated(self.parameters):
+            return self.dataset
+        method = build(algorithm, self.parameters)
+        return dataclasses.replace(self.dataset, treated=(method.network, method.image_shape))
 
     @property
     def id(self) -> str:

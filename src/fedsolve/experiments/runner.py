@@ -103,7 +103,7 @@ def run_experiment(
                     done = tally.found + tally.ran
                     progress(CellProgress(done, tally.total, str(cell), remark, pace.left()))
 
-            rows = source(cell.dataset, cell.seed, tick)
+            rows = source(cell.source, cell.seed, tick)
             partitions.enter(cell, rows)
             key = cell.key(rows.key)
             if journal.has(cell.id, key):
@@ -154,6 +154,7 @@ def record_of(
             "test_rows": None if rows.y_test is None else len(rows.y_test),
             "features": int(rows.x_train.shape[1]),
             "classes": len(rows.classes),
+            **({} if rows.pixels is None else {"pixels": rows.pixels}),
         },
         **cell.labels(),
         "parameters": dict(cell.parameters),

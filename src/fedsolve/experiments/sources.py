@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class ExperimentRows:
     """Features (rows, width) and labels of the training and the test part; key names their contents.
 
     owners: (rows,) who owns each training row, as the column `owner_column` of the data says.
+    pixels: the backbone that gave them, where a method treats them as images and it is not the one named.
     """
 
     x_train: Array
@@ -32,6 +34,7 @@ class ExperimentRows:
     key: str
     owners: Array | None = None
     owner_column: str | None = None
+    pixels: str | None = None
 
     @property
     def classes(self) -> Array:
@@ -52,16 +55,20 @@ class StoredRows:
     def __init__(self, data: str | Path | None = None, store: str | Path | None = None) -> None:
         self._data = data
         self._store = store
-        self._latest: tuple[DatasetSpec, ExperimentRows] | None = None
+        self._latest: tuple[DatasetSpec, dict[Any, ExperimentRows]] | None = None
 
     def __call__(self, spec: DatasetSpec, seed: int, tick: Tick) -> ExperimentRows:
         if spec.random is not None:
             return random_rows(spec, seed)
         # One dataset at a time: cells come dataset by dataset, and two may not fit in memory.
-        if self._latest is None or self._latest[0] != spec:
-            self._latest = None
-            self._latest = (spec, self._read(spec, tick))
-        return self._latest[1]
+        # In all the forms that its methods take.
+        dataset = replace(spec, treated=None)
+        if self._latest is None or self._latest[0] != dataset:
+            self._latest = (dataset, {})
+        forms = self._latest[1]
+        if spec.treated not in forms:
+            forms[spec.treated] = self._read(spec, tick)
+        return forms[spec.treated]
 
     def _read(self, spec: DatasetSpec, tick: Tick) -> ExperimentRows:
         from fedsolve.data.backbones import load_backbone
@@ -76,7 +83,12 @@ class StoredRows:
         assert spec.address is not None
         tick(f"reading {spec.name}")
         dataset = load_dataset(spec.address, self._data).limited(spec.limit_train, spec.limit_test)
-        backbone = None if spec.backbone is None else load_backbone(spec.backbone)
+        address = spec.backbone
+        if spec.treated is not None:
+            from fedsolve.gradient.pixel_form import backbone_for
+
+            address = backbone_for(dataset, address, *spec.treated)
+        backbone = None if address is None else load_backbone(address)
         rows = FeatureStore(self._store).build(dataset, backbone, progress=show)
         classes = rows.classes
         if not np.all(classes[:-1] < classes[1:]):
@@ -88,7 +100,9 @@ class StoredRows:
         if owners is not None:
             column = Address.parse(spec.address).options["client"]
             key = hashlib.sha256(f"{key} {column} {digest_of(owners)}".encode()).hexdigest()
-        return ExperimentRows(rows.x_train, classes[rows.y_train], rows.x_test, y_test, key, owners, column)
+        pixels = None if address == spec.backbone else address
+        y_train = classes[rows.y_train]
+        return ExperimentRows(rows.x_train, y_train, rows.x_test, y_test, key, owners, column, pixels)
 
 
 def random_rows(spec: DatasetSpec, seed: int) -> ExperimentRows:

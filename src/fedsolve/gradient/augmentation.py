@@ -66,6 +66,11 @@ class ImageInputs:
         if not self.moved and mean is None:
             return
         self._image = _image_shape(self._taken, features, shape)
+        if crop >= min(self._image[1:]):
+            raise DataError(
+                f"crop must be smaller than the sides of an image, or a window may hold nothing of it; got "
+                f"{crop} for images of {self._image[1]} x {self._image[2]}."
+            )
         if mean is not None and deviation is not None:
             shift, scale = (
                 torch.tensor(_for_channels(text, name, self._image[0]), dtype=torch.float64).reshape(-1, 1, 1)
@@ -87,6 +92,8 @@ class ImageInputs:
 
 def images_of(method: GradientMethod, features: int, device: torch.device | str = "cpu") -> ImageInputs:
     """How clients of this method read their rows; refused where the rows should be images and are not."""
+    if method.image_shape is not None:
+        networks.checked_shape(method.image_shape, features)
     return ImageInputs(
         method.network,
         features,

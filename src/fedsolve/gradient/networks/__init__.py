@@ -39,6 +39,7 @@ __all__ = [
     "as_inputs",
     "build_network",
     "check_allowed",
+    "checked_shape",
     "draws",
     "features_of",
     "float_buffers",
@@ -135,6 +136,11 @@ def input_shape(name: str, features: int, shape: Sequence[int] | None = None) ->
                 "features: linear or mlp."
             )
         return SHAPES[features]
+    return checked_shape(shape, features)
+
+
+def checked_shape(shape: Sequence[int], features: int) -> tuple[int, int, int]:
+    """(C, H, W) of images that rows of so many features hold; refused where they cannot."""
     try:
         channels, height, width = sizes = tuple(int(size) for size in shape)
     except (TypeError, ValueError):
