@@ -404,3 +404,23 @@ def test_files_need_no_flower_and_say_what_they_need(world, tmp_path):
         assert told.returncode == 2
         assert told.stderr.count("\n") == 1
         assert "pip install 'fedsolve[privacy]'" in told.stderr
+
+
+@pytest.mark.torch
+def test_pixels_of_sites_are_cut_and_mirrored_only_in_the_form_for_it(world, tmp_path, monkeypatch):
+    """Every site reads its own images, so that the server hears in which form before it begins."""
+    monkeypatch.setenv("FEDSOLVE_STORE", str(tmp_path / "store"))
+    method = ("--method", "fedavg", "--network", "mlp:4", "--rounds", "1", "--shape", "1,8,8", "--crop", "1")
+    for number, backbone in enumerate(("pixels", "pixels?order=channels&normalise=half")):
+        run = Run(world, tmp_path / str(number), *method)
+        request, files = run.begin(), []
+        for name in SITES:
+            files.append(tmp_path / str(number) / f"{name}.fst")
+            words = run.site(name, request, files[-1], "digits")
+            document(*words[: words.index("--label")], "--backbone", backbone)
+        if number:
+            assert document(*run.server(*files))["status"] == "waiting"
+        else:
+            stopped = fedsolve(*run.server(*files))
+            assert stopped.exit_code == 2
+            assert "'pixels' gives pixels in the order of rows and on another scale" in stopped.stderr

@@ -76,14 +76,14 @@ def for_model(model: GradientModel, data: str, given: dict[str, Any]) -> str | N
     named: str | None = given["backbone"]
     network, text = model.parameters["network"], model.parameters["shape"]
     shape = None if text is None else [int(size) for size in text.split(",")]
-    images = takes_images(network, shape)
-    if not (images or is_treated(model.parameters)) or not _holds_images(data, given["root"]):
+    as_images = takes_images(network, shape) or is_treated(model.parameters)
+    if not as_images or not _holds_images(data, given["root"]):
         return named
     noted = model.parameters.get(NOTED)
     if noted is not None and named in (None, noted):
         return str(noted)
     source = None if model.schema is None else model.schema.extractor
-    if named is None and source is not None and source.address and not images:
+    if named is None and source is not None and source.address:
         return None  # the schema knows it
     return pixel_address(named, network, networks.input_shape(network, model.features, shape) or shape)
 

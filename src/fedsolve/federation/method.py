@@ -22,6 +22,7 @@ from fedsolve.federation.messages import Block, Chain, Request, Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
 from fedsolve.parameters import check
+from fedsolve.schema import Extractor
 
 M = TypeVar("M", bound=Model)
 
@@ -337,6 +338,9 @@ class Method(ABC, Generic[M]):
     def agreement(self) -> dict[str, Any]:
         """What else both sides must agree on before the first answer."""
         return {}
+
+    def check_source(self, source: Extractor | None) -> None:
+        """Refuse features of images by a backbone (None: of no images) that this method cannot take."""
 
     def largest_side(self, spec: Spec) -> int:
         """The longest side of a square matrix that a client may make; an engine plans its memory by it."""

@@ -24,10 +24,12 @@ from fedsolve.gradient.graphs import replays
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel
+from fedsolve.gradient.pixel_form import check_form, is_treated
 from fedsolve.gradient.run import GradientRun
 from fedsolve.gradient.server_state import ServerState, Weights
 from fedsolve.gradient.steps import Step
 from fedsolve.parameters import parameter
+from fedsolve.schema import Extractor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -224,6 +226,10 @@ class GradientMethod(Method[GradientModel]):
     @classmethod
     def trial(cls) -> Self:
         return cls(network="mlp:6", rounds=min(2, cls.rounds), batch=16)
+
+    def check_source(self, source: Extractor | None) -> None:
+        if source is not None and is_treated(self.parameters()):
+            check_form(source)
 
     def start(self, spec: Spec) -> GradientRun:
         return GradientRun(self, spec)

@@ -191,6 +191,8 @@ def run_method(
             federation.columns = state.noted("columns")
             federation.sites = state.noted("sites")
         spec = federation.describe()
+        rows = federation.schema or numbers_schema(federation.columns, spec.classes)
+        unwrapped(method).check_source(None if rows is None else rows.extractor)
         state.agree(spec, federation)
         engine: Federation = federation if around is None else around(federation, heard)
         if isinstance(engine, DrawsSeeds):
