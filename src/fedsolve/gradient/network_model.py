@@ -125,12 +125,15 @@ class GradientModel(Model):
 
     @property
     def caveat(self) -> str | None:
-        known = super().caveat
+        # Code from outside is not run for a remark: such a model is read without it.
+        is_foreign = registry.is_foreign(self.parameters["method"])
+        known = None if is_foreign else super().caveat
         kept = not self.private and self.parameters.get("buffers") == "local"
         # As layers of torch call them; a network's other buffers may be constants.
         if known or not kept or not any(n.rpartition(".")[2].startswith("running_") for n in self.buffers):
             return known
-        own = " make a client's model of it ('fedsolve personalise')," if self.personalises else ""
+        personal = not is_foreign and self.personalises
+        own = " make a client's model of it ('fedsolve personalise')," if personal else ""
         return (
             "the running statistics of BatchNorm in this shared model were never trained: with buffers "
             f"'local' they stay with the clients, and it predicts badly by itself. To predict,{own} train "
