@@ -589,6 +589,7 @@ def tiny(tmp_path):
     return tmp_path / "tiny.npz"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-ft"])
 def test_statistics_that_stayed_with_the_clients_are_missed(tiny, tmp_path, method):

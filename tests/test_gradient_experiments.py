@@ -372,6 +372,7 @@ def on_images(folder: Path, network: str, backbone: str = "") -> dict[str, Any]:
     return {cell["method"]: cell for cell in load_run(folder / "runs" / "aligned").cells}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["cnn", "mlp:8"])
 @pytest.mark.parametrize("backbone", ["", 'backbone = "pixels"'])
 def test_images_are_treated_as_on_the_command_line(tmp_path: Path, network: str, backbone: str) -> None:

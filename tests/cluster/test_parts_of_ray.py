@@ -295,6 +295,7 @@ def test_owners_may_be_names_in_ray_too(monkeypatch):
         assert deal.order.tolist() == [1, 0, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_address_where_no_cluster_is_is_refused_soon(monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setattr(addresses, "_SECONDS", 1)
