@@ -123,6 +123,7 @@ LIKELY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", LIKELY.values(), ids=LIKELY)
 @pytest.mark.parametrize("classes", [2, 5])

@@ -149,6 +149,7 @@ def test_a_race_ends_with_what_training_all_layers_would_have_chosen(monkeypatch
 # -- Auto ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_auto_takes_the_best_and_says_what_it_tried():
     model = fs.Auto().fit(federation(3))
     assert {tried.method for tried in model.tried} == set(fs.Auto().names)

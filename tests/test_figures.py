@@ -281,6 +281,7 @@ def test_the_legend_names_the_method_that_each_line_is_of(tutorial):
             assert drawn[method] == pytest.approx(np.mean(seeds, axis=0).tolist(), abs=1e-9), (field, method)
 
 
+@pytest.mark.slow
 def test_a_method_looks_alike_in_all_figures_of_its_run(tutorial, runs):
     for run in (tutorial, load_run(runs["partitions"]), load_run(runs["ablations"])):
         for found in plots(run).values():

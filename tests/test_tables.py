@@ -201,6 +201,7 @@ def test_csv_faults_are_named_by_line_and_column(write, text, layout, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_csv_faults_far_down_have_the_right_line(write):
     rows = "".join(f"{k},{k % 2}\n" for k in range(9000))
     path = write("d.csv", "a,label\n" + rows + "bad,1\n")
