@@ -326,15 +326,7 @@ def local_tasks() -> dict[str, Task]:
         feedback_layers=2,
     )
     add("feedback FedAvg random", shared, g.FedAvg, **deep, feedback="lowest", feedback_matrix="random")
-    add(
-        "feedback FedAvg direct",
-        shared,
-        g.FedAvg,
-        **deep,
-        feedback="lowest",
-        feedback_route="direct",
-        feedback_matrix="random",
-    )
+    add("feedback FedAvg direct", shared, g.FedAvg, **deep, feedback="lowest", feedback_route="direct")
     add("feedback FedAvg sketch", shared, g.FedAvg, **deep, feedback="lowest", feedback_sketch=8)
     add("feedback Scaffold lowest", shared, g.Scaffold, **deep, feedback="lowest")
     add("feedback Ditto lowest", personal, g.Ditto, **deep, feedback="lowest")
