@@ -49,6 +49,7 @@ def settings() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", settings(), ids=lambda m: f"{m.key}-{getattr(m, 'exchange', '')}")
 def test_resume_after_every_exchange(tmp_path: Path, method: Method[Any]) -> None:
     whole = method.fit(federation())

@@ -149,6 +149,7 @@ def test_predictions_are_labels_of_the_training_file(file: Written, tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABELS)
 def test_a_model_is_evaluated_on_every_kind_of_file(name: str, tmp_path: Path) -> None:
     classes = np.array(LABELS[name])

@@ -112,6 +112,7 @@ def scalars(store, name):
 # -- MLflow ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_mlflow_holds_a_training_and_its_scores(mlflow):
     with fs.tracker(mlflow.address) as tracked:
         model = METHOD.fit(
@@ -334,6 +335,7 @@ def test_train_writes_to_several_trackers_at_once(mlflow, tensorboard, tmp_path)
     assert scalars(tensorboard.read(folder), "bytes_up") == pytest.approx(sent, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_an_experiment_is_an_mlflow_experiment_and_a_cell_a_run(mlflow, tmp_path):
     file = tmp_path / "heads.toml"
     file.write_text(EXPERIMENT)

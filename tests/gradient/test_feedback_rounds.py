@@ -225,6 +225,7 @@ def test_the_default_sketch_chooses_as_whole_updates_do_within_its_error(mobile:
     assert errors["blocks.0.depthwise"] < 1e-6
 
 
+@pytest.mark.slow
 def test_the_choice_of_layers_adds_less_than_a_tenth_to_the_upload(mobile: dict[str, Any]) -> None:
     plain_, whole, short = (mobile[name].bytes_up for name in ("none", "whole", "default"))
     assert whole / plain_ > 2.9
@@ -305,6 +306,7 @@ def test_without_scaling_a_rate_of_zero_changes_nothing() -> None:
 # -- going on, and the log ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["lowest", "skewness"])
 @pytest.mark.parametrize("kind", [FedAvg, FedACG, FedAvgM, FedProx], ids=lambda kind: kind.key)
 def test_a_run_goes_on_with_the_layer_it_had_chosen(kind: Any, choice: str) -> None:

@@ -79,6 +79,7 @@ def test_known_numbers_of_parameters(name: str, features: int, outputs: int, par
     assert count(build_network(name, features, outputs)) == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("features", [784, 1024, 2352, 3072])
 def test_forward_at_small_sizes(name: str, features: int) -> None:

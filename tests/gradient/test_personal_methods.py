@@ -150,6 +150,7 @@ def test_fine_tuning_takes_the_rate_of_the_next_round() -> None:
 # -- Ditto ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_network
 @pytest.mark.parametrize("pull", [0.0, 1.0, 7.0])
 @pytest.mark.parametrize("hard", [False, True])
@@ -283,6 +284,7 @@ def merged(
     return theta | {n: own[n] + (start[n] - own[n]) * mixture[n] for n in names}, len(losses)
 
 
+@pytest.mark.slow
 @each_network
 @pytest.mark.parametrize("tensors_", [1, 2, 9])
 def test_fedala_equals_its_formulas(name: str, tensors_: int) -> None:

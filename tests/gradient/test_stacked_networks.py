@@ -78,6 +78,7 @@ def stacks(monkeypatch):
     return switch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "parameters"),
     [

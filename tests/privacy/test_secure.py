@@ -64,6 +64,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "clients", "scale"), CASES)
 def test_scores_are_those_of_plain_sums(name: str, clients: int, scale: float) -> None:
     method = METHODS[name]()
@@ -187,6 +188,7 @@ class Failing(Listening):
 ASK, OPEN, LATER = 2, 3, 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1, 6])
 @pytest.mark.parametrize("trip", [0, 1, ASK, OPEN])
 def test_dropouts_in_the_first_exchange_are_exact_for_the_cohort(lost: int, trip: int) -> None:

@@ -48,6 +48,7 @@ MORE: dict[str, Callable[[], Method[Any]]] = {
 LONG, SLOW = ("chosen", "auto", "fedavg"), pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fedsolve.errors.ConditionWarning")
 @pytest.mark.parametrize(
     "name", [*METHODS, *(pytest.param(n, marks=SLOW if n in LONG else ()) for n in MORE)]
