@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Tests run in two processes, one BLAS and one torch thread each: two threads on busy cores are slower than one.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-fast check browser bench bench-scale bench-gpu docs clean help
+.PHONY: demo test test-fast test-lowest release check browser bench bench-scale bench-gpu docs clean help
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -18,6 +18,12 @@ test: check browser  ## lint, type check and the whole test suite
 
 test-fast: $(VENV)/dev  ## the part of the suite that takes under three minutes
 	$(PYTEST) -m "not slow"
+
+test-lowest: $(VENV)/dev  ## the first commands of a user, with the oldest versions of everything that are allowed
+	$(BIN)/python -m benchmarks.installed --smoke --lowest
+
+release: $(VENV)/dev  ## build wheel and archive into dist/, check them, install the wheel elsewhere and try it
+	$(BIN)/python -m benchmarks.installed --smoke --dist dist
 
 check: $(VENV)/dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -34,21 +40,20 @@ bench: $(VENV)/user  ## speed, traffic and memory against the authors' formulati
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.scale clients --json benchmarks/results/scale-clients.json
 
-# Needs fedsolve[ray,tables], and 20 GB of disk for a while.
+# Needs fedsolve[ray], and 20 GB of disk for a while.
 bench-scale: $(VENV)/dev  ## workers in Ray, and 2,000,000 rows by mmap and parquet
+	$(BIN)/python -m benchmarks.scale engines --json benchmarks/results/scale-engines.json
 	$(BIN)/python -m benchmarks.scale machines --json benchmarks/results/scale-machines.json
 	$(BIN)/python -m benchmarks.scale rows --json benchmarks/results/scale-rows.json --plot docs/rows-growth.png
 
 bench-gpu: $(VENV)/user  ## the closed forms on a GPU, beside the CPU and the authors' formulation (needs torch with CUDA)
 	$(BIN)/python -m benchmarks.gpu --json benchmarks/results/gpu.json
 
-# An environment of its own: the site reads the sources, it does not import them. The variable silences a notice
-# about the successor of Material for MkDocs, which reads the same mkdocs.yml.
-docs: $(VENV)-docs/ready  ## the documentation site, in site/index.html; a warning or a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+docs: $(VENV)/dev  ## the documentation site, in site/index.html; a warning or a broken link is an error
+	$(BIN)/python -m sphinx -W --keep-going -q docs site
 
 clean:           ## remove the environment and what runs left behind
-	rm -rf $(VENV) $(VENV)-docs site fedsolve-demo .mypy_cache .ruff_cache
+	rm -rf $(VENV) site fedsolve-demo .mypy_cache .ruff_cache
 
 $(VENV)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedsolve needs Python 3.11 or newer")'
@@ -61,9 +66,4 @@ $(VENV)/user: $(VENV)/python pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/user
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
-
-$(VENV)-docs/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)-docs
-	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

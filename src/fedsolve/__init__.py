@@ -13,160 +13,129 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fedsolve import registry
-from fedsolve.errors import (
-    CalibrationWarning,
-    CategoryWarning,
-    CohortError,
-    ConditionWarning,
-    DataError,
-    FedsolveError,
-    ModelFileError,
-    TermError,
-    TrackingWarning,
-)
-from fedsolve.version import __version__
+from fedsolve.errors import CalibrationWarning as CalibrationWarning
+from fedsolve.errors import CategoryWarning as CategoryWarning
+from fedsolve.errors import CohortError as CohortError
+from fedsolve.errors import ConditionWarning as ConditionWarning
+from fedsolve.errors import DataError as DataError
+from fedsolve.errors import FedsolveError as FedsolveError
+from fedsolve.errors import ModelFileError as ModelFileError
+from fedsolve.errors import TermError as TermError
+from fedsolve.errors import TrackingWarning as TrackingWarning
+from fedsolve.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedsolve import gradient, privacy
-    from fedsolve.closedform.afl import AFL
-    from fedsolve.closedform.apfl import APFL
-    from fedsolve.closedform.auto import Auto
-    from fedsolve.closedform.cascade import Cascade
-    from fedsolve.closedform.deepafl import DeepAFL
-    from fedsolve.closedform.kernel_afl import KernelAFL
-    from fedsolve.closedform.kernel_softmax import KernelSoftmax
-    from fedsolve.closedform.softmax import Softmax
-    from fedsolve.cluster.ray_federation import RayFederation
-    from fedsolve.cluster.row_file import RowFile
-    from fedsolve.data import partitions as partition
-    from fedsolve.data.parquet_rows import ParquetRows
-    from fedsolve.data.proposal import propose as propose_schema
-    from fedsolve.data.schema_file import read_schema, write_schema
-    from fedsolve.data.table_files import read_described
-    from fedsolve.data.text_tables import Dialect
-    from fedsolve.estimators import (
-        AFLClassifier,
-        AFLRegressor,
-        AutoClassifier,
-        DeepAFLClassifier,
-        DeepAFLRegressor,
-        KernelAFLClassifier,
-        SoftmaxClassifier,
-    )
-    from fedsolve.federation.calibrated import Calibrated
-    from fedsolve.federation.described import Described
-    from fedsolve.federation.evaluation import evaluate, evaluation
-    from fedsolve.federation.followers import Follower
-    from fedsolve.federation.importance import Importance, importances
-    from fedsolve.federation.local import LocalFederation
-    from fedsolve.federation.local_scores import LocalScores, local_scores
-    from fedsolve.federation.on_part import OnPart
-    from fedsolve.federation.participant import ClientData, Participant
-    from fedsolve.federation.parts import Part
-    from fedsolve.federation.quality import Evaluation
-    from fedsolve.model import Model, load_model
-    from fedsolve.network.flower import FlowerFederation
-    from fedsolve.schema import Column, Schema
-    from fedsolve.tracking import tracker
-    from fedsolve.watching.loopback import StatusPage
+    from fedsolve import gradient as gradient
+    from fedsolve import privacy as privacy
+    from fedsolve.closedform.afl import AFL as AFL
+    from fedsolve.closedform.apfl import APFL as APFL
+    from fedsolve.closedform.auto import Auto as Auto
+    from fedsolve.closedform.cascade import Cascade as Cascade
+    from fedsolve.closedform.deepafl import DeepAFL as DeepAFL
+    from fedsolve.closedform.kernel_afl import KernelAFL as KernelAFL
+    from fedsolve.closedform.kernel_softmax import KernelSoftmax as KernelSoftmax
+    from fedsolve.closedform.private import Private as Private
+    from fedsolve.closedform.softmax import Softmax as Softmax
+    from fedsolve.cluster.ray_federation import RayFederation as RayFederation
+    from fedsolve.cluster.row_file import RowFile as RowFile
+    from fedsolve.data import partitions
+    from fedsolve.data.parquet_rows import ParquetRows as ParquetRows
+    from fedsolve.estimators import AFLClassifier as AFLClassifier
+    from fedsolve.estimators import AFLRegressor as AFLRegressor
+    from fedsolve.estimators import AutoClassifier as AutoClassifier
+    from fedsolve.estimators import AutoRegressor as AutoRegressor
+    from fedsolve.estimators import DeepAFLClassifier as DeepAFLClassifier
+    from fedsolve.estimators import DeepAFLRegressor as DeepAFLRegressor
+    from fedsolve.estimators import KernelAFLClassifier as KernelAFLClassifier
+    from fedsolve.estimators import KernelAFLRegressor as KernelAFLRegressor
+    from fedsolve.estimators import SoftmaxClassifier as SoftmaxClassifier
+    from fedsolve.federation.folds import Part as Part
+    from fedsolve.federation.followers import Follower as Follower
+    from fedsolve.federation.local import LocalFederation as LocalFederation
+    from fedsolve.federation.participant import ClientData as ClientData
+    from fedsolve.federation.participant import Participant as Participant
+    from fedsolve.federation.recipe import Recipe as Recipe
+    from fedsolve.model import Model as Model
+    from fedsolve.model import load_model as load_model
+    from fedsolve.network.network_federation import NetworkFederation as NetworkFederation
+    from fedsolve.privacy.leaving import add as add
+    from fedsolve.privacy.leaving import forget as forget
+    from fedsolve.scoring.client_scores import ClientScores as ClientScores
+    from fedsolve.scoring.client_scores import client_rows as client_rows
+    from fedsolve.scoring.client_scores import client_scores as client_scores
+    from fedsolve.scoring.evaluation import evaluate as evaluate
+    from fedsolve.scoring.groups import Grouped as Grouped
+    from fedsolve.scoring.groups import evaluate_by as evaluate_by
+    from fedsolve.scoring.importance import Importance as Importance
+    from fedsolve.scoring.importance import feature_importances as feature_importances
+    from fedsolve.scoring.quality import Evaluation as Evaluation
+    from fedsolve.scoring.residuals import RegressionEvaluation as RegressionEvaluation
+    from fedsolve.statistics.cox import Cox as Cox
+    from fedsolve.statistics.describe import Describe as Describe
+    from fedsolve.statistics.glm import GLM as GLM
+    from fedsolve.statistics.mixed import MixedModel as MixedModel
+    from fedsolve.statistics.release import Release as Release
+    from fedsolve.statistics.release import Releasing as Releasing
+    from fedsolve.statistics.survival import KaplanMeier as KaplanMeier
+    from fedsolve.tables.csv_text import Dialect as Dialect
+    from fedsolve.tables.proposal import propose
+    from fedsolve.tables.schema import Column as Column
+    from fedsolve.tables.schema import Schema as Schema
+    from fedsolve.tables.schema_file import read_schema as read_schema
+    from fedsolve.tables.schema_file import write_schema as write_schema
+    from fedsolve.tables.table_file import read_table as read_table
+    from fedsolve.tracking import tracker as tracker
+    from fedsolve.watching.loopback import StatusPage as StatusPage
 
-__all__ = [
-    "AFL",
-    "APFL",
-    "AFLClassifier",
-    "AFLRegressor",
-    "Auto",
-    "AutoClassifier",
-    "Calibrated",
-    "CalibrationWarning",
-    "Cascade",
-    "CategoryWarning",
-    "ClientData",
-    "CohortError",
-    "Column",
-    "ConditionWarning",
-    "DataError",
-    "DeepAFL",
-    "DeepAFLClassifier",
-    "DeepAFLRegressor",
-    "Described",
-    "Dialect",
-    "Evaluation",
-    "FedsolveError",
-    "FlowerFederation",
-    "Follower",
-    "Importance",
-    "KernelAFL",
-    "KernelAFLClassifier",
-    "KernelSoftmax",
-    "LocalFederation",
-    "LocalScores",
-    "Model",
-    "ModelFileError",
-    "OnPart",
-    "ParquetRows",
-    "Part",
-    "Participant",
-    "RayFederation",
-    "RowFile",
-    "Schema",
-    "Softmax",
-    "SoftmaxClassifier",
-    "StatusPage",
-    "TermError",
-    "TrackingWarning",
-    "__version__",
-    "evaluate",
-    "evaluation",
-    "gradient",
-    "importances",
-    "load_model",
-    "local_scores",
-    "partition",
-    "privacy",
-    "propose_schema",
-    "read_described",
-    "read_schema",
-    "tracker",
-    "write_schema",
-]
+    partition, propose_schema = partitions, propose
 
 _EVERYDAY = {
     "AFL": "fedsolve.closedform.afl:AFL",
     "APFL": "fedsolve.closedform.apfl:APFL",
     "Auto": "fedsolve.closedform.auto:Auto",
-    "Calibrated": "fedsolve.federation.calibrated:Calibrated",
     "Cascade": "fedsolve.closedform.cascade:Cascade",
     "ClientData": "fedsolve.federation.participant:ClientData",
-    "Column": "fedsolve.schema:Column",
+    "Column": "fedsolve.tables.schema:Column",
     "DeepAFL": "fedsolve.closedform.deepafl:DeepAFL",
-    "Described": "fedsolve.federation.described:Described",
-    "Dialect": "fedsolve.data.text_tables:Dialect",
-    "Evaluation": "fedsolve.federation.quality:Evaluation",
+    "Evaluation": "fedsolve.scoring.quality:Evaluation",
+    "Dialect": "fedsolve.tables.csv_text:Dialect",
     "Follower": "fedsolve.federation.followers:Follower",
-    "Importance": "fedsolve.federation.importance:Importance",
+    "Cox": "fedsolve.statistics.cox:Cox",
+    "Describe": "fedsolve.statistics.describe:Describe",
+    "GLM": "fedsolve.statistics.glm:GLM",
+    "KaplanMeier": "fedsolve.statistics.survival:KaplanMeier",
+    "MixedModel": "fedsolve.statistics.mixed:MixedModel",
+    "Grouped": "fedsolve.scoring.groups:Grouped",
+    "Importance": "fedsolve.scoring.importance:Importance",
     "KernelAFL": "fedsolve.closedform.kernel_afl:KernelAFL",
     "KernelSoftmax": "fedsolve.closedform.kernel_softmax:KernelSoftmax",
     "LocalFederation": "fedsolve.federation.local:LocalFederation",
-    "LocalScores": "fedsolve.federation.local_scores:LocalScores",
+    "ClientScores": "fedsolve.scoring.client_scores:ClientScores",
     "Model": "fedsolve.model:Model",
-    "OnPart": "fedsolve.federation.on_part:OnPart",
-    "Part": "fedsolve.federation.parts:Part",
+    "Part": "fedsolve.federation.folds:Part",
     "Participant": "fedsolve.federation.participant:Participant",
-    "Schema": "fedsolve.schema:Schema",
+    "Private": "fedsolve.closedform.private:Private",
+    "Recipe": "fedsolve.federation.recipe:Recipe",
+    "RegressionEvaluation": "fedsolve.scoring.residuals:RegressionEvaluation",
+    "Release": "fedsolve.statistics.release:Release",
+    "Releasing": "fedsolve.statistics.release:Releasing",
+    "Schema": "fedsolve.tables.schema:Schema",
     "Softmax": "fedsolve.closedform.softmax:Softmax",
-    "evaluate": "fedsolve.federation.evaluation:evaluate",
-    "evaluation": "fedsolve.federation.evaluation:evaluation",
+    "add": "fedsolve.privacy.leaving:add",
+    "evaluate": "fedsolve.scoring.evaluation:evaluate",
+    "forget": "fedsolve.privacy.leaving:forget",
+    "evaluate_by": "fedsolve.scoring.groups:evaluate_by",
     "gradient": "fedsolve.gradient",
-    "importances": "fedsolve.federation.importance:importances",
+    "feature_importances": "fedsolve.scoring.importance:feature_importances",
     "load_model": "fedsolve.model:load_model",
-    "local_scores": "fedsolve.federation.local_scores:local_scores",
+    "client_rows": "fedsolve.scoring.client_scores:client_rows",
+    "client_scores": "fedsolve.scoring.client_scores:client_scores",
     "partition": "fedsolve.data.partitions",
     "privacy": "fedsolve.privacy",
-    "propose_schema": "fedsolve.data.proposal:propose",
-    "read_described": "fedsolve.data.table_files:read_described",
-    "read_schema": "fedsolve.data.schema_file:read_schema",
-    "write_schema": "fedsolve.data.schema_file:write_schema",
+    "propose_schema": "fedsolve.tables.proposal:propose",
+    "read_schema": "fedsolve.tables.schema_file:read_schema",
+    "read_table": "fedsolve.tables.table_file:read_table",
+    "write_schema": "fedsolve.tables.schema_file:write_schema",
 }
 """Where a name is, as "module:name" or "module": imported when it is asked for; and all of them, since they
 enter methods, client steps and kinds of models, as soon as one of those is looked for by its name."""
@@ -175,10 +144,12 @@ _OPTIONAL = {
     "AFLClassifier": "fedsolve.estimators:AFLClassifier",
     "AFLRegressor": "fedsolve.estimators:AFLRegressor",
     "AutoClassifier": "fedsolve.estimators:AutoClassifier",
+    "AutoRegressor": "fedsolve.estimators:AutoRegressor",
     "DeepAFLClassifier": "fedsolve.estimators:DeepAFLClassifier",
     "DeepAFLRegressor": "fedsolve.estimators:DeepAFLRegressor",
-    "FlowerFederation": "fedsolve.network.flower:FlowerFederation",
+    "NetworkFederation": "fedsolve.network.network_federation:NetworkFederation",
     "KernelAFLClassifier": "fedsolve.estimators:KernelAFLClassifier",
+    "KernelAFLRegressor": "fedsolve.estimators:KernelAFLRegressor",
     "ParquetRows": "fedsolve.data.parquet_rows:ParquetRows",
     "RayFederation": "fedsolve.cluster.ray_federation:RayFederation",
     "RowFile": "fedsolve.cluster.row_file:RowFile",
@@ -188,10 +159,15 @@ _OPTIONAL = {
 }
 """The same for names that need more than the core of fedsolve, or longer to import than all of it."""
 
+__all__ = sorted(
+    {name for name in globals() if name.endswith(("Error", "Warning"))} | {*_EVERYDAY, *_OPTIONAL}
+)
+
 
 @registry.entering
 def _enter() -> None:
-    for place in dict.fromkeys(place.partition(":")[0] for place in _EVERYDAY.values()):
+    named = dict.fromkeys(place.partition(":")[0] for place in _EVERYDAY.values())
+    for place in (*named, "fedsolve.scoring.choice"):  # whose steps calibrate and choose, whatever the method
         import_module(place)
 
 

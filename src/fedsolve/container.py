@@ -3,29 +3,35 @@
 The key `fedsolve` holds canonical JSON (sorted keys, no spaces), so equal contents are equal bytes.
 
 What is stored is sealed: its note says so ("sealed") and holds the SHA-256 of everything else ("sha256").
-There are two entries, so that no single fault makes a sealed file look like one from before there were seals.
+There are two entries, so that no single fault makes a sealed file look like an unsealed one.
+
+An object's attributes become named arrays and a JSON note (`to_parts`) and come back (`from_parts`): what
+runs and models store by default. Infinity and NaN, which JSON lacks, are written as text. Anything else is
+refused by name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.numpy import load as _load_tensors
 from safetensors.numpy import save as _save_tensors
 
-from fedsolve.errors import FedsolveError, ModelFileError
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, FedsolveError, ModelFileError
 
-Array = NDArray[Any]
 Held = TypeVar("Held")
 
 _KEY = "fedsolve"
@@ -45,6 +51,28 @@ _DTYPES = {
     "U8": "u1",
     "BOOL": "?",
 }
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file for the length of a block; a `ModelFileError` where another process has it.
+
+    The system releases the lock when a process ends, however it ends.
+    """
+    lock = FileLock(path, timeout=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as problem:
+        raise ModelFileError(
+            f"{what} by another process. Wait until it is done, or end it. (Lock: {path})"
+        ) from problem
+    except OSError as problem:
+        raise ModelFileError(f"cannot write {path}: {problem.strerror or problem}.") from problem
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def canonical_json(value: Any) -> str:
@@ -82,13 +110,6 @@ def from_bytes(
     return arrays, note
 
 
-def note_of(data: bytes) -> dict[str, Any]:
-    """The note of bytes that `from_bytes` has found right already; nothing else is looked at."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    note: dict[str, Any] = json.loads(header["__metadata__"][_KEY])
-    return note
-
-
 def sealed_json(note: Mapping[str, Any]) -> bytes:
     """A JSON object as a file for people, with its seal."""
     note = {**note, _SEALED: True}
@@ -96,11 +117,13 @@ def sealed_json(note: Mapping[str, Any]) -> bytes:
 
 
 def from_sealed_json(data: bytes, *, what: str, error: type[FedsolveError], remedy: str) -> dict[str, Any]:
-    """The object of `sealed_json`, or one from before there were seals."""
+    """The object of `sealed_json`."""
     try:
         note = json.loads(data)
         if not isinstance(note, dict):
             raise ValueError(f"a table is expected, not {type(note).__name__}")
+        if _DIGEST not in note:
+            raise ValueError("its checksum is missing")
         _open_seal(note, {})
     except (ValueError, TypeError, RecursionError) as problem:
         raise error(_damaged(what, len(data), problem, remedy)) from problem
@@ -175,17 +198,22 @@ def write_atomically(
     *,
     durable: bool = True,
     private: bool = False,
-    keep_previous: bool = False,
+    previous_kept: bool = False,
 ) -> None:
     """Replace `path` by `data` in one step: a reader sees the old file or the new one, never a part.
 
+    A symbolic link stays, and the file that it names is replaced. What is no regular file, such as a device,
+    is refused.
+
     durable: forced to the disk, so that it survives a loss of power too.
     private: readable by its owner alone (mode 0600), from the first byte on.
-    keep_previous: the file that is replaced stays as `previous(path)`.
+    previous_kept: the file that is replaced stays as `previous(path)`.
     """
     mode = 0o600 if private else 0o666
-    target = Path(path)
+    target = Path(os.path.realpath(path))
     partial: Path | None = None
+    if target.exists() and not target.is_file():
+        raise ModelFileError(f"cannot write {path}: it is no regular file. Name a file.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -194,8 +222,8 @@ def write_atomically(
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())
-        if keep_previous and target.exists():
-            _keep(target, previous(target))
+        if previous_kept:
+            keep_previous(target)
         partial.replace(target)
     except BaseException as problem:
         if partial is not None:
@@ -210,7 +238,11 @@ def previous(path: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(path)}.previous")
 
 
-def _keep(target: Path, kept: Path) -> None:
+def keep_previous(path: str | os.PathLike[str]) -> None:
+    """Keep the file that is about to be replaced, if there is one, as `previous(path)`."""
+    target, kept = Path(path), previous(path)
+    if not target.exists():
+        return
     beside = kept.with_name(f".{kept.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         try:
@@ -228,3 +260,75 @@ def read(path: str | os.PathLike[str]) -> bytes:
         return Path(path).read_bytes()
     except OSError as problem:
         raise ModelFileError(f"cannot read {path}: {problem.strerror or problem}.") from problem
+
+
+_ARRAY, _SEQUENCE, _MAPPING, _TUPLE, _PLAIN, _NOT_FINITE = (
+    "array",
+    "arrays",
+    "named arrays",
+    "tuple",
+    "plain",
+    "not finite",
+)
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's contents, in hex."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def to_parts(values: Mapping[str, Any], owner: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The attributes of `owner` (a name for messages) as arrays and a note."""
+    arrays: dict[str, Array] = {}
+    note: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            arrays[name], note[name] = value, [_ARRAY, None]
+        elif isinstance(value, list | tuple) and value and all(isinstance(v, np.ndarray) for v in value):
+            arrays |= {f"{name}.{place}": array for place, array in enumerate(value)}
+            note[name] = [_SEQUENCE, [len(value), isinstance(value, tuple)]]
+        elif isinstance(value, dict) and any(isinstance(v, np.ndarray) for v in value.values()):
+            arrays |= {f"{name}.{key}": np.asarray(array) for key, array in value.items()}
+            note[name] = [_MAPPING, list(value)]
+        elif isinstance(value, tuple):
+            note[name] = [_TUPLE, [_plain(part, name, owner) for part in value]]
+        elif isinstance(value, float) and not math.isfinite(value):
+            note[name] = [_NOT_FINITE, repr(float(value))]
+        else:
+            note[name] = [_PLAIN, _plain(value, name, owner)]
+    return arrays, note
+
+
+def from_parts(arrays: Mapping[str, Array], note: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that `to_parts` described."""
+    values: dict[str, Any] = {}
+    for name, (kind, detail) in note.items():
+        if kind == _ARRAY:
+            values[name] = arrays[name]
+        elif kind == _SEQUENCE:
+            parts = [arrays[f"{name}.{place}"] for place in range(detail[0])]
+            values[name] = tuple(parts) if detail[1] else parts
+        elif kind == _MAPPING:
+            named = with_prefix(dict(arrays), f"{name}.")
+            values[name] = {key: named[key] for key in detail}
+        elif kind == _NOT_FINITE:
+            values[name] = float(detail)
+        else:
+            values[name] = tuple(detail) if kind == _TUPLE else detail
+    return values
+
+
+def _plain(value: Any, name: str, owner: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_plain(part, name, owner) for part in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(part, name, owner) for key, part in value.items()}
+    raise DataError(
+        f"{owner} cannot store its attribute '{name}', a {type(value).__name__}: by default arrays, numbers, "
+        "text and lists and dictionaries of them are stored. Say how it is stored and taken back."
+    )

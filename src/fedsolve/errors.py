@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 
 class FedsolveError(Exception):
@@ -52,5 +56,79 @@ def did_you_mean(word: str, known: Iterable[object]) -> str:
     Nothing where none is near. Capitals do not count.
     """
     spelt = {str(name).lower(): str(name) for name in known}
-    near = get_close_matches(word.lower(), spelt, 1)
+    begun = [name for name in spelt if word and name.startswith(word.lower())]
+    near = begun[:1] or get_close_matches(word.lower(), spelt, 1)
     return f" Did you mean '{spelt[near[0]]}'?" if near else ""
+
+
+def require(module: str, extra: str, what: str) -> Any:
+    """The module `module`, or an error that says what needs it and which extra installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise DataError(
+            f"{what} needs {module.partition('.')[0]}, which cannot be imported ({problem}). "
+            f"Install it: pip install 'fedsolve[{extra}]'."
+        ) from problem
+
+
+def require_installed(module: str, address: str) -> Any:
+    """The module `module` if it is there and works; fedsolve does not install it by itself."""
+    try:
+        return importlib.import_module(module)
+    # A torchvision that was built for another torch fails with a RuntimeError.
+    except (ImportError, RuntimeError, AttributeError) as problem:
+        raise DataError(
+            f"{address} needs {module.partition('.')[0]}, which cannot be imported "
+            f"({type(problem).__name__}: {first_line(problem)}). Install the version that belongs to your "
+            "torch, or use efficientnet-lite0, onnx:FILE or hf:NAME instead."
+        ) from problem
+
+
+@contextmanager
+def explained(
+    what: str,
+    remedy: str = "",
+    error: type[FedsolveError] | None = None,
+    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+) -> Iterator[None]:
+    """A block in which errors of other people's code become ours: what failed, why, and what to do.
+
+    error: a `DataError` unless given. kinds: which errors; all, if a library has no common base for its own.
+    """
+    try:
+        yield
+    except FedsolveError:
+        raise
+    except kinds as problem:
+        reason = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {first_line(problem)}"
+        raise (error or DataError)(f"{what}: {reason.rstrip('.')}. {remedy}".rstrip()) from problem
+
+
+@contextmanager
+def naming(what: object) -> Iterator[None]:
+    """A block in which a `DataError` gets the name of what it is about, such as a file, in front."""
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(f"{'standard input' if str(what) == '-' else what}: {problem}") from problem
+    except OSError as problem:
+        raise unreadable(what, problem) from problem
+
+
+def first_line(problem: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+
+
+def damaged(path: object, what: str, problem: BaseException) -> ModelFileError:
+    """The error for a file that cannot be decoded."""
+    return ModelFileError(
+        f"{path} is damaged, truncated or not {what} ({first_line(problem)}). Fetch or write it again."
+    )
+
+
+def unreadable(path: object, problem: OSError) -> ModelFileError:
+    """The error for a file that is not there or must not be read."""
+    # Not `strerror`: pyarrow's repeats the path.
+    return ModelFileError(f"cannot read {path}: {os.strerror(problem.errno) if problem.errno else problem}.")

@@ -1,16 +1,24 @@
-"""Class labels of any type: read, listed, encoded as positions, and stored."""
+"""Labels of any type, classes or numbers: read, listed, encoded as positions, and stored."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_classes
-from fedsolve.container import Array
+from fedsolve.arrays import Array, check_classes
 from fedsolve.errors import DataError
+
+Task = Literal["classification", "regression"]
+TASKS: tuple[Task, ...] = ("classification", "regression")
+
+FEW_CLASSES, LEVELS = 20, 5
+"""Numbers are classes up to so many different ones: whole ones, and others such as 0.5 that repeat often."""
+
+ROWS_A_CLASS, HARDLY = 10, 3
+"""Rows for each different number, on average: as of classes, and as of numbers that hardly repeat."""
 
 # Leading zeros make a code, such as 007, not a number.
 _WHOLE_NUMBER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
@@ -25,11 +33,21 @@ def plain_labels(labels: Any) -> Array:
         return array.astype(str)
     if array.dtype.kind != "O":
         return array
-    kinds = sorted({type(label).__name__ for label in array.ravel().tolist()})
+    values = array.ravel().tolist()
+    missing = [row for row, label in enumerate(values) if _is_missing(label)]
+    if missing:
+        rows = ", ".join(map(str, missing[:3])) + ", ..." * (len(missing) > 3)
+        raise DataError(f"{len(missing)} labels are missing (rows {rows}). Fill them in or remove the rows.")
+    kinds = sorted({type(label).__name__ for label in values})
     plain: Array = np.asarray(array.tolist())
     if (len(kinds) > 1 and plain.dtype.kind not in "fiu") or plain.dtype.kind == "O":
         raise DataError(f"labels mix values of types {kinds}; use one type, numbers or text.")
     return plain
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether this is None, NaN, or what pandas has for a missing value (its NA equals nothing)."""
+    return label is None or type(label).__name__ == "NAType" or bool(label != label)
 
 
 def _untyped(labels: Any) -> Array:
@@ -41,7 +59,7 @@ def _untyped(labels: Any) -> Array:
 
 
 def spelled_labels(texts: Sequence[str] | Array) -> Array:
-    """Labels read from text, where there are no types: the one rule for csv cells, folders and options.
+    """Labels from text: the one rule for csv cells, folders and options.
 
     Whole numbers where every label spells one, else real numbers where every label does (1.0 is one, and
     equals the class 1), else booleans where every label is True or False, else the text as it is.
@@ -55,6 +73,37 @@ def spelled_labels(texts: Sequence[str] | Array) -> Array:
     if {*labels} <= {"True", "False"}:
         return np.array([label == "True" for label in labels])[codes]
     return np.asarray(distinct[codes])
+
+
+def task_of(labels: Array, name: str = "the label") -> Task:
+    """Classes or numbers, by what the labels are; refused where they may be either.
+
+    Text, booleans and few whole numbers are classes, and so are codes 0, 1, 2, ... with many rows each. Real
+    numbers are a regression, and so are whole ones of which hardly any repeat.
+    """
+    if labels.dtype.kind not in "iuf" or labels.ndim > 1 or not labels.size:
+        return "classification"
+    distinct = np.unique(labels)
+    count, whole = len(distinct), bool(np.all(distinct == np.rint(distinct)))
+    often = len(labels) / count
+    codes = are_codes(distinct)
+    if whole and (count <= FEW_CLASSES or (codes and often >= ROWS_A_CLASS)):
+        return "classification"
+    if count <= LEVELS and often >= ROWS_A_CLASS:
+        return "classification"
+    if (often < HARDLY and not codes) or (not whole and (often < ROWS_A_CLASS or count > FEW_CLASSES)):
+        return "regression"
+    seen = f"{count:,} different {'whole ' * whole}numbers in {len(labels):,} rows"
+    raise DataError(
+        f"{name} has {seen} (such as {', '.join(f'{value:g}' for value in distinct[:3].tolist())}): classes, "
+        "or a quantity? Say which: task classification or regression (--task; in Python task=)."
+    )
+
+
+def are_codes(distinct: Array) -> bool:
+    """Whether these sorted numbers are 0, 1, 2, ... or 1, 2, 3, ..., but for a few that are left out."""
+    whole = bool(np.all(distinct == np.rint(distinct)))
+    return whole and distinct[0] in (0, 1) and bool(distinct[-1] - distinct[0] < 1.2 * len(distinct))
 
 
 def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ()) -> Array:

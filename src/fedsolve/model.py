@@ -13,28 +13,41 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from scipy.special import softmax
 
-from fedsolve import attributes, container, formats, registry
-from fedsolve.calibration import Calibration, project_to_simplex
-from fedsolve.container import Array
-from fedsolve.encoder import encode, is_table
+from fedsolve import container, registry, version
+from fedsolve.arrays import Array
+from fedsolve.calibration import Calibration, Spread, kept_from, project_to_simplex, threshold
 from fedsolve.errors import DataError, DivergenceError, ModelFileError
-from fedsolve.histograms import threshold
-from fedsolve.html_view import html_table
 from fedsolve.labels import labels_from_note, labels_note, regression_targets
-from fedsolve.permissions import allowing, restricted
-from fedsolve.preparation import TablePreparation
-from fedsolve.schema import Schema
+from fedsolve.pages.templates import html_table
+from fedsolve.registry import allowing, restricted
+from fedsolve.tables.encoder import encode, is_table
+from fedsolve.tables.preparation import Preparation
+from fedsolve.tables.schema import Schema
 
 if TYPE_CHECKING:
     from fedsolve.export import OnnxFile
+    from fedsolve.federation.local import LocalFederation
     from fedsolve.federation.method import Record
     from fedsolve.federation.participant import ClientData
     from fedsolve.federation.states import StateStore
 
 _PREPARING = "preparing."
-_CALIBRATIONS = ("calibration", "own_calibration")
-_BASE = {"features", "classes", "outputs", "history", "schema", "preparing", "card", "tried", *_CALIBRATIONS}
+_CALIBRATIONS = ("calibration", "own_calibration", "spread")
+_BASE = {
+    "features",
+    "classes",
+    "outputs",
+    "history",
+    "schema",
+    "preparing",
+    "card",
+    "tried",
+    "device",
+    "federation",
+    *_CALIBRATIONS,
+}
 _FAMILIES: dict[str, type[Model]] = {}
 
 
@@ -45,16 +58,21 @@ class Model(ABC):
                table (a DataFrame, a pyarrow Table, a mapping of columns), whose columns are found by name.
     preparing: how encoded rows are filled and standardised before the model sees them. A plain array is taken
                as encoded and not yet prepared: what `encoder.encode` gives, NaN where a value is missing.
-    calibration: how scores become probabilities, where rows were held out to learn it (`Calibrated`).
+    calibration: how scores become probabilities, where rows were held out to learn it.
     own_calibration: the same of the models that clients make their own of this one.
+    spread:    how far predictions of a regression are off, where rows were held out to learn it.
+    device:    where predictions are computed: "cpu", "cuda", "cuda:1", "torch:cpu"; not in the file.
     card:      how the model came about, as JSON values for people (`fedsolve info`); only files hold it.
     tried:     candidates that a choice was made from, with how they did on rows held out; not in the file.
+    federation: the local one that the model was trained in, for `personal`; not in the file.
     """
 
     family: ClassVar[str]
     """Under which name files say what they hold; the class's address unless it is given."""
     private: ClassVar[bool] = False
     """Whether the model belongs to one client and must not be sent to anybody."""
+    logits: bool = False
+    """Whether softmax of the scores gives probabilities."""
 
     def __init__(self, features: int, classes: Array | None, outputs: int) -> None:
         self.features = features
@@ -63,10 +81,13 @@ class Model(ABC):
         self.history: Sequence[Record] = ()
         self.tried: Sequence[Any] = ()
         self.schema: Schema | None = None
-        self.preparing: TablePreparation | None = None
+        self.preparing: Preparation | None = None
         self.calibration: Calibration | None = None
         self.own_calibration: Calibration | None = None
+        self.spread: Spread | None = None
         self.card: dict[str, Any] | None = None
+        self.device = "cpu"
+        self.federation: LocalFederation | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -91,12 +112,12 @@ class Model(ABC):
         """The model of these arrays and this note."""
         model = cls.__new__(cls)
         Model.__init__(model, note["features"], labels_from_note(note["classes"]), note["outputs"])
-        model.__dict__.update(attributes.from_parts(arrays, note["attributes"]))
+        model.__dict__.update(container.from_parts(arrays, note["attributes"]))
         return model
 
     def _stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         own = {name: value for name, value in vars(self).items() if name not in _BASE}
-        return attributes.to_parts(own, f"the model {type(self).__name__}")
+        return container.to_parts(own, f"the model {type(self).__name__}")
 
     def decision_function(self, features: Any) -> Array:
         """Scores, shape (rows, classes) or (rows, targets)."""
@@ -105,10 +126,10 @@ class Model(ABC):
     def estimates(self, features: Any) -> Array:
         """What the targets are expected to be, ones and zeros for classes: (rows, outputs).
 
-        Errors of least squares are taken against these. Here the scores themselves; models whose scores are
-        on another scale give their own.
+        Errors of least squares are taken against these: the scores themselves, or the softmax of logits.
         """
-        return self.decision_function(features)
+        scores = self.decision_function(features)
+        return np.asarray(softmax(scores, axis=1)) if self.logits else scores
 
     def predict(self, features: Any) -> Array:
         """The class with the largest score, or the predicted targets."""
@@ -117,7 +138,7 @@ class Model(ABC):
     def predict_proba(self, features: Any) -> Array:
         """Probabilities of the classes, (rows, classes).
 
-        Calibrated on rows that were not trained on where the model was made by `Calibrated`. Otherwise what
+        Calibrated on rows that were not trained on, where it was trained with calibrate=True. Otherwise what
         is nearest to the model's estimates: zeros and ones are common then and mean "clipped".
         """
         return self.told(features)[1]
@@ -127,13 +148,13 @@ class Model(ABC):
         if self.classes is None:
             raise DataError("this is a regression model; it has no classes, and so no probabilities.")
         scores = self.decision_function(features)
-        if self.calibration is not None:
-            return np.argmax(scores, axis=1), self.calibration.probabilities(scores)
-        return np.argmax(scores, axis=1), self.uncalibrated(features)
+        return np.argmax(scores, axis=1), self.shares(scores)
 
-    def uncalibrated(self, features: Any) -> Array:
-        """Probabilities without calibration: the ones nearest to the estimates."""
-        return project_to_simplex(self.estimates(features))
+    def shares(self, scores: Array, calibrated: bool = True) -> Array:
+        """Probabilities (rows, classes) of scores; without calibration those nearest to the estimates."""
+        if calibrated and self.calibration is not None:
+            return self.calibration.probabilities(scores)
+        return np.asarray(softmax(scores, axis=1)) if self.logits else project_to_simplex(scores)
 
     def threshold(self, sensitivity: float) -> float:
         """From which probability of the second class on to call it, so as to find this share of its rows.
@@ -144,13 +165,32 @@ class Model(ABC):
         if known is None:
             raise DataError(
                 "a threshold is chosen on rows that were held out of training, and this model knows of none. "
-                "Train a classifier of two classes with Calibrated(method), or 'fedsolve train --calibrate'."
+                "Train a classifier of two classes with calibrate=True, or 'fedsolve train --calibrate'."
             )
         return threshold(known, sensitivity)
+
+    def predict_interval(self, features: Any, level: float = 0.95) -> tuple[Array, Array]:
+        """Between which two numbers the targets lie with this probability, each in the shape of `predict`.
+
+        By the errors on rows that were held out; the same width for every row.
+        """
+        if self.classes is not None or self.spread is None:
+            raise DataError(
+                "intervals follow from rows that were held out of training, and this model knows of none. "
+                "Train a regression with calibrate=True, or 'fedsolve train --calibrate'."
+            )
+        scores, reach = self.decision_function(features), self.spread.reach(level)
+        return self._decide(scores - reach), self._decide(scores + reach)
 
     def score(self, features: Any, labels: Any) -> float:
         """Accuracy, or the mean R² over targets for regression."""
         return self._rate(self.predict(features), labels)
+
+    @property
+    def column_moments(self) -> Preparation | None:
+        """Mean and spread of the columns of training, as far as rows were standardised by them."""
+        known = getattr(self, "preparation", None) if self.preparing is None else self.preparing
+        return known if known is not None and np.any(known.scale != 1.0) else None
 
     @property
     def predicts(self) -> bool:
@@ -181,6 +221,19 @@ class Model(ABC):
         own.calibration = self.own_calibration
         return own
 
+    def personal(self, client: str) -> Model:
+        """The predictor of a client of the local federation that this model was trained in."""
+        if self.federation is None:
+            raise DataError(
+                f"this model does not know '{client}': it was loaded from a file or trained over a network. "
+                "Where the data are: participant.personalise(model)."
+            )
+        known = self.federation.clients
+        if client not in known:
+            more = ", ..." * (len(known) > 5)
+            raise DataError(f"no participant is called '{client}'; there are {', '.join(known[:5])}{more}.")
+        return self.federation.participants[known.index(client)].personalise(self)
+
     def own_model(self, data: ClientData, states: StateStore | None = None) -> Model:
         """As `personalised`, of rows that are prepared; what methods with personal models override."""
         if self.private:
@@ -193,6 +246,10 @@ class Model(ABC):
         )
 
     # -- what a row is -----------------------------------------------------------------------------
+
+    def describe(self, schema: Schema, preparing: Preparation | None) -> None:
+        """Take raw rows of this schema from now on, prepared like this."""
+        self.schema, self.preparing = schema, preparing
 
     def described_as(self, other: Model) -> Self:
         """This model, which takes the same raw rows as `other` from now on."""
@@ -265,7 +322,7 @@ class Model(ABC):
         """Everything that makes this model, as named arrays and a JSON note."""
         note = {
             **self.note(),
-            "model": formats.MODEL.version,
+            "model": version.MODEL,
             "family": self.family,
             "features": self.features,
             "outputs": self.outputs,
@@ -273,7 +330,7 @@ class Model(ABC):
         }
         arrays = self.arrays()
         for name in _CALIBRATIONS:
-            calibration: Calibration | None = getattr(self, name)
+            calibration: Calibration | Spread | None = getattr(self, name)
             if calibration is not None:
                 parts, note[name] = calibration.parts()
                 arrays |= {f"{name}.{part}": array for part, array in parts.items()}
@@ -346,13 +403,13 @@ def load_model(path: str | os.PathLike[str], allow_methods: Iterable[str] | None
 
 def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path: str = "this model") -> Model:
     """The model that `Model.contents` described."""
-    version = note.get("model")
-    if not isinstance(version, int):
+    written = note.get("model")
+    if not isinstance(written, int):
         raise ModelFileError(f"{path} is not a fedsolve model (it may be a checkpoint).")
-    if version not in formats.MODEL.read:
+    if written != version.MODEL:
         raise ModelFileError(
-            f"{path} has model version {version}; this fedsolve reads up to {formats.MODEL.version}. "
-            "Upgrade it."
+            f"{path} has model version {written}; this fedsolve reads {version.MODEL}. Use the fedsolve that "
+            "wrote it, or train again."
         )
     family = note.get("family")
     if family not in _FAMILIES:
@@ -371,12 +428,12 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
         for name in _CALIBRATIONS:
             if note.get(name) is not None:
                 parts = container.with_prefix(arrays, f"{name}.")
-                setattr(model, name, Calibration.from_parts(parts, note[name]))
+                setattr(model, name, kept_from(parts, note[name]))
         model.card = note.get("card")
         if note.get("schema") is not None:
             model.schema = Schema.from_note(note["schema"])
         if preparing:
-            model.preparing = TablePreparation.from_arrays(preparing)
+            model.preparing = Preparation.from_arrays(preparing)
         return model
     except (KeyError, TypeError, IndexError) as problem:
         raise ModelFileError(

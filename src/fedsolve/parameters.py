@@ -10,19 +10,23 @@ A method states each parameter once, and checks, command line, TOML and help pag
 The type says what a value may be: a whole number, a number, text, true or false, one of a few words
 (`Literal`), a number or a word (`float | Literal["auto"]`), or nothing (`| None`). A field without
 `parameter` is a parameter too, only without words; a subclass that changes a default keeps the rest.
+
+The tables of TOML files are read by the same types: `typed` and `from_table` refuse an unknown key, a missing
+one and a value of another type by name and place.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
+import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import cache
-from typing import Any, Literal, TypeVar
-
-import numpy as np
+from typing import Annotated, Any, Literal, TypeVar
 
 from fedsolve.errors import DataError, did_you_mean
 
@@ -34,7 +38,7 @@ _KINDS = {int: "a whole number", float: "a finite number", bool: "true or false"
 
 @dataclass(frozen=True)
 class Bound:
-    """The end of a range, which belongs to it or not."""
+    """One end of a range, included or not."""
 
     value: float
     included: bool
@@ -119,7 +123,7 @@ class Description(Parameter):
 
     @property
     def option(self) -> str:
-        """Its option on the command line; of true or false both, with a slash between."""
+        """Its option on the command line; for booleans both options, separated by a slash."""
         plain = f"--{self.name.replace('_', '-')}"
         return self.flag or (f"{plain}/--no-{plain[2:]}" if self.kinds == (bool,) else plain)
 
@@ -171,7 +175,7 @@ class Description(Parameter):
         return float(value) if whole and float in self.kinds and int not in self.kinds else value
 
     def parse(self, text: str) -> Any:
-        """A value written as text; what cannot be a number stays text, for `check` to refuse."""
+        """A value from text. Text that is not a number stays text, for `check` to refuse."""
         for choice in self.choices:
             if text == str(choice):
                 return choice
@@ -184,6 +188,8 @@ class Description(Parameter):
         return self.read(text)
 
     def _fits(self, value: Any) -> bool:
+        import numpy as np  # not above: commands describe their options before anything is computed
+
         if value is None:
             return self.optional or object in self.kinds
         if isinstance(value, bool | np.bool_):
@@ -193,7 +199,7 @@ class Description(Parameter):
         if isinstance(value, int | np.integer):
             fits = int in self.kinds or float in self.kinds
         elif isinstance(value, float | np.floating):
-            fits = float in self.kinds and bool(np.isfinite(value))
+            fits = float in self.kinds and math.isfinite(value)
         else:
             return object in self.kinds or (isinstance(value, str) and str in self.kinds)
         return object in self.kinds or (fits and self._in_range(value))
@@ -228,9 +234,7 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
     known = described(cls)
     for name in values:
         if name not in known:
-            raise DataError(
-                f"unknown parameter '{name}'.{did_you_mean(name, known)} Known are {', '.join(known)}."
-            )
+            raise DataError(f"unknown parameter '{name}'.{known_are(name, known)}")
     for name, description in known.items():
         if description.default is MISSING and name not in values:
             raise DataError(f"parameter '{name}' has no default and must be given.")
@@ -271,3 +275,117 @@ def _types(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...], bool]:
         elif one is not type(None):
             kinds.append(one if one in _KINDS else object)
     return tuple(kinds), tuple(literals), type(None) in typing.get_args(hint) or hint is type(None)
+
+
+# -- TOML ------------------------------------------------------------------------------------------
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a TOML file holds."""
+    from fedsolve import container
+
+    return parse_toml(container.read(path), str(path))
+
+
+def parse_toml(text: bytes, what: str) -> dict[str, Any]:
+    """What a text in TOML holds."""
+    try:
+        return tomllib.loads(text.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise DataError(f"{what} is not valid TOML: {problem}.") from problem
+
+
+def from_table(cls: type[T], values: Any, where: str) -> T:
+    """An instance of a dataclass from a table of a TOML file; other fields keep their defaults."""
+    hints = typing.get_type_hints(cls)
+    known = {part.name: hints[part.name] for part in dataclasses.fields(cls) if part.init}  # type: ignore[arg-type]
+    needed = [name for name, description in described(cls).items() if description.default is MISSING]
+    return cls(**typed(values, where, known, needed))
+
+
+def typed(values: Any, where: str, known: Mapping[str, Any], needed: Iterable[str] = ()) -> dict[str, Any]:
+    """The given keys of a TOML table, converted to the types in `known`.
+
+    Types: those of parameters, tuple[X, ...] (a list, or a single X), tuple[X, Y], Mapping[str, X], a
+    dataclass, unions of them, and Annotated[int, 1] for a number of at least 1.
+    """
+    if not isinstance(values, Mapping):
+        raise DataError(f"{where} must be a table of keys; got {values!r}.")
+    for name in needed:
+        if name not in values:
+            others = ", ".join(values) or "none"
+            raise DataError(f"{where} needs the key '{name}'; its other keys are {others}.")
+    for name in values:
+        if name not in known:
+            raise DataError(f"unknown key '{name}' in {where}.{known_are(name, known)}")
+    return {name: _value(known[name], value, f"'{name}' in {where}") for name, value in values.items()}
+
+
+def known_are(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: " Did you mean X? Known are ..."."""
+    listed = list(known)
+    return f"{did_you_mean(name, listed)} Known are {', '.join(listed)}."
+
+
+class _Misfit(Exception):
+    """A value of another type; its text says which is wanted."""
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    try:
+        return _fitted(hint, value, where)
+    except _Misfit as problem:
+        raise DataError(f"{where} must be {problem}; got {value!r}.") from None
+
+
+def _fitted(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _first_fit([one for one in arguments if one is not type(None)], value, where)
+    if origin is Annotated:
+        number = _fitted(arguments[0], value, where)
+        if number < arguments[1]:
+            raise _Misfit(f"{_KINDS[arguments[0]]}, at least {arguments[1]:g}")
+        return number
+    if origin is Literal:
+        if value not in arguments:
+            raise _Misfit(" or ".join(map(repr, arguments)))
+        return value
+    if dataclasses.is_dataclass(hint):
+        return from_table(hint, value, where)  # type: ignore[arg-type]
+    if origin is tuple:
+        return _list(arguments, value, where)
+    if origin is not None or hint in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise _Misfit("a table of keys")
+        inner = arguments[1] if arguments else Any
+        return {name: _value(inner, one, f"'{name}' of {where}") for name, one in value.items()}
+    fits = Description(name="", kinds=(hint,), optional=False, default=None, owner=object)
+    value = fits.read(value)
+    if not fits._fits(value):
+        raise _Misfit(_KINDS[hint])
+    return value
+
+
+def _first_fit(hints: list[Any], value: Any, where: str) -> Any:
+    wanted = []
+    for hint in hints:
+        try:
+            return _fitted(hint, value, where)
+        except _Misfit as problem:
+            wanted.append(str(problem))
+    raise _Misfit(" or ".join(wanted))
+
+
+def _list(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    many = len(hints) == 2 and hints[1] is ...
+    each = value if isinstance(value, list) else [value]
+    if not many and (len(each) != len(hints) or each is not value):
+        raise _Misfit(f"a list of {len(hints)}")
+    try:
+        wanted = hints[:1] * len(each) if many else hints
+        return tuple(_fitted(hint, one, where) for hint, one in zip(wanted, each, strict=True))
+    except _Misfit as problem:
+        raise _Misfit(f"a list, each {problem}") from None

@@ -2,21 +2,30 @@
 
 A method from outside is found under the name of its entry point (group `fedsolve.methods`) or under its
 address, "package.module:Class". Its `key` is whichever of the two another process can find it by.
+
+Where a request or a file names a function or a class, importing it runs code that somebody else chose.
+Whoever reads one says beforehand, by name, what may be imported; by default everything may, for this is the
+user's own process:
+
+    with allowing(networks=["package.module:function"]):
+        ...
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar, dataclass_transform
 
 from fedsolve.errors import DataError, did_you_mean
-from fedsolve.permissions import check_allowed
 
 ENTRY_POINTS = "fedsolve.methods"
+TRAVELS = ("exchanges", "up", "down")
 
 T = TypeVar("T", bound=type[Any])
 
@@ -44,7 +53,7 @@ _DEFINED: dict[str, type] = {}
 
 
 def entering(function: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: what imports all that enters itself somewhere; called once, when it is first needed."""
+    """Decorator: a function that imports everything that registers itself; called once, when needed."""
     _entering.append(function)
     return function
 
@@ -56,16 +65,43 @@ def enter_all() -> None:
     _entering.clear()
 
 
-def register(info: Info) -> Callable[[T], T]:
-    """Enter a method class under its key; a class from outside that has no entry point, under its address."""
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def register(
+    key: str | None = None,
+    *,
+    title: str | None = None,
+    paper: str = "unpublished",
+    exchanges: str | None = None,
+    up: str | None = None,
+    down: str | None = None,
+) -> Callable[[T], T]:
+    """Enter a method class: under its name in small letters, unless another key is given.
+
+    A class that is no dataclass of its own becomes one, frozen and with arguments by keyword.
+    title: the first line of its docstring unless given. exchanges, up, down: how often and what travels; what
+    is not given comes from the class's `travels`. A class from outside fedsolve that has no entry point is
+    entered under its address.
+    """
 
     def enter(method: T) -> T:
-        method.key = info.key if _is_ours(method) or info.key in _entry_points() else address_of(method)
-        described = dataclasses.replace(info, key=method.key, gathers=method.gathers)
-        _METHODS[method.key] = (described, method)
+        if "__dataclass_fields__" not in vars(method):
+            dataclass(frozen=True, kw_only=True)(method)
+        name = key or method.__name__.lower()
+        method.key = name if _is_ours(method) or name in _entry_points() else address_of(method)
+        about = dict(method.travels) | {
+            part: words for part, words in zip(TRAVELS, (exchanges, up, down), strict=True) if words
+        }
+        _METHODS[method.key] = (
+            Info(method.key, title or _first_line(method), paper, **about, gathers=method.gathers),
+            method,
+        )
         return method
 
     return enter
+
+
+def _first_line(method: type) -> str:
+    return next(iter((method.__doc__ or "").strip().splitlines()), method.__name__).removesuffix(".")
 
 
 def define(method: type) -> str:
@@ -109,16 +145,14 @@ def method_class(key: str) -> type:
         if not hasattr(method, "start"):
             raise DataError(f"'{key}' is no method: {method!r} does not derive from fedsolve.extend.Method.")
         if key not in _METHODS:
-            text = next(iter((method.__doc__ or "").strip().splitlines()), method.__name__)
-            register(Info(key, text))(method)
+            register(key)(method)
     return _METHODS[key][1]
 
 
 def method_of(opening: Mapping[str, Any]) -> Any:
-    """The method that an opening, or a file, names, with its parameters; retired ones are left out."""
+    """The method that an opening, or a file, names, with its parameters."""
     kind: Any = method_class(opening["method"])
-    retired = getattr(kind, "retired", ())
-    return kind(**{name: value for name, value in opening["parameters"].items() if name not in retired})
+    return kind(**opening["parameters"])
 
 
 def is_foreign(key: Any) -> TypeGuard[str]:
@@ -175,3 +209,42 @@ def _entry_points() -> dict[str, str]:
     from importlib import metadata  # takes as long as all of this module's other imports
 
     return {point.name: point.value for point in metadata.entry_points(group=ENTRY_POINTS)}
+
+
+Kind = Literal["network", "method"]
+
+_USES: dict[Kind, str] = {"network": "import and call a function", "method": "import and run a class"}
+
+_allowed: ContextVar[Mapping[Kind, frozenset[str] | None] | None] = ContextVar("allowed", default=None)
+
+
+class NotAllowed(DataError):
+    """Code was named by somebody who may not choose what runs here."""
+
+
+@contextmanager
+def allowing(*, networks: Iterable[str] | None = (), methods: Iterable[str] | None = ()) -> Iterator[None]:
+    """Within, only the named code is imported, as "package.module:name"; None allows all of a kind."""
+    named: dict[Kind, Iterable[str] | None] = {"network": networks, "method": methods}
+    token = _allowed.set({kind: None if each is None else frozenset(each) for kind, each in named.items()})
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def restricted() -> bool:
+    """Whether somebody said what may be imported at this moment."""
+    return _allowed.get() is not None
+
+
+def check_allowed(kind: Kind, address: str, covers: Callable[[str], bool] | None = None) -> None:
+    """Refuse code that may not be imported here: it is not named, nor covered by anything that is."""
+    allowed = _allowed.get()
+    agreed = None if allowed is None else allowed[kind]
+    if agreed is not None and address not in agreed and not (covers and any(map(covers, agreed))):
+        raise NotAllowed(
+            f"{kind} '{address}' would {_USES[kind]} of this machine, and nobody here allowed that "
+            f"(allowed: {', '.join(sorted(agreed)) or 'none'}). If you know it and trust it, start again "
+            f"with --allow-{kind} {address}."
+        )

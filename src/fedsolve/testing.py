@@ -23,14 +23,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import FedsolveError
 from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
-from fedsolve.federation.engine import Spec
+from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.local import LocalFederation
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
+from fedsolve.federation.recipe import Recipe
 from fedsolve.model import Model, load_model
 
 ROWS, FEATURES, CLASSES = 72, 6, 3
@@ -213,7 +214,7 @@ def _resume(method: Method[Any]) -> None:
     """A run that is stored and taken up again after every exchange gives the same bits."""
     whole = _scores(method, _federation(_dealt(3)))
     federation = _federation(_dealt(3))
-    run = method.start(federation.describe())
+    run = Recipe(method).start(federation.describe())
     while (request := run.request(federation.clients)) is not None:
         run.absorb(federation.exchange(request, run.chain))
         if len(run.history) > 2 * run.exchanges + 10:
@@ -221,7 +222,7 @@ def _resume(method: Method[Any]) -> None:
                 "resume", method, "after a resume it asks again and again; something is not stored."
             )
         stored = run.to_bytes()
-        run = method.start(federation.describe())
+        run = Recipe(method).start(federation.describe())
         run.restore(stored, "of check_method")
     _compare("resume", method, {"one go": whole, "a resume after every exchange": _of(run.model())}, 0.0)
 
@@ -282,7 +283,7 @@ def _gathers(method: Method[Any]) -> None:
 # -- federations that listen -----------------------------------------------------------------------
 
 
-class _Between:
+class _Between(Federation):
     """A local federation that stands between a run and its clients: `answered` sees every answer."""
 
     prefers: Literal["bytes", "exchanges"] = "bytes"
@@ -350,6 +351,44 @@ class _Listening(_Between):
         return term
 
 
+def _cells(method: Method[Any]) -> bool | None:
+    """What the first answer tells is about whole classes: measured, by leaving rows out one at a time."""
+    features, labels = _rows()
+    run = Recipe(method).start(_federation({"one": np.arange(ROWS)}).describe())
+    request = run.request(("one",))
+    if request is None or method.laws.partition is None:
+        return False
+    asked = request.starting_at(0, run.chain)
+
+    def told(rows: Array) -> dict[str, Array]:
+        term = Participant("one", ClientData(features, labels, rows)).answer(asked)
+        assert isinstance(term, Term)
+        total = Total(term, ("one",))
+        arrays = {name: total[name] for name in term.arrays}
+        columns = {
+            f"column {place} of {name}": array[:, place]
+            for name, array in arrays.items()
+            if array.ndim == 2 and name not in term.symmetric and array.shape[1] <= CLASSES
+            for place in range(array.shape[1])
+        }
+        return {**arrays, **columns}
+
+    before = told(np.arange(ROWS))
+    for label in range(CLASSES):
+        mine = np.flatnonzero(labels == label)[::3]
+        without = [told(np.delete(np.arange(ROWS), row)) for row in mine]
+        for name, whole in before.items():
+            moved = [np.abs(part[name] - whole).max(initial=0.0) for part in without]
+            if 0 < sum(each > 1e-12 * (1.0 + np.abs(whole).max(initial=0.0)) for each in moved) < len(mine):
+                raise LawBroken(
+                    "cells",
+                    method,
+                    f"'{name}' of its answer is about some rows of class {label} and not others, so that "
+                    "totals set few rows apart. Take rows with `data.taking`, in whole folds.",
+                )
+    return None
+
+
 CHECKS: dict[str, Callable[[Method[Any]], bool | None]] = {
     "declaration": _declaration,
     "partition": _partition,
@@ -363,5 +402,6 @@ CHECKS: dict[str, Callable[[Method[Any]], bool | None]] = {
     "files": _files,
     "bad input": _bad_input,
     "gathers": _gathers,
+    "cells": _cells,
 }
 """The checks by name, each with a sentence as its docstring; False: it does not apply to the method."""

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from fedsolve.backends.devices import resolve
 from fedsolve.backends.kernels import Kernels
-from fedsolve.backends.numpy_kernels import NumpyKernels
 
 __all__ = ["NUMPY", "Kernels", "host", "kernels_of", "kernels_on"]
 
-NUMPY = NumpyKernels()
+NUMPY = Kernels()
 _ARRAYS = (np.ndarray, np.generic)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import erf, expit
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 
 _BLOCK = 1 << 15

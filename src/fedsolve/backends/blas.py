@@ -3,6 +3,9 @@
 scipy's wrappers hold the lock, and numpy's products write a fresh result, of a symmetric one both triangles;
 all of it is costly for the workers of a federation. scipy publishes the same routines as C pointers, which a
 foreign call runs without the lock.
+
+Cholesky factors are LAPACK's up to `LARGE` columns, beyond that made block by block: OpenBLAS's routine for
+several threads (dpotrf) has been seen to crash at 16,384 columns.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cython_blas, cython_lapack
+from scipy.linalg import cho_factor, cholesky, cython_blas, cython_lapack, solve_triangular
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+
+LARGE = 8192
+BLOCK = 1024
 
 _capsule_name = ctypes.pythonapi.PyCapsule_GetName
 _capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -29,45 +35,40 @@ def _routine(name: str, arguments: int, library: Any = cython_blas) -> Callable[
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(pointer)
 
 
-_SYRK = {
-    np.dtype(np.float64): (_routine("dsyrk", 10), ctypes.c_double),
-    np.dtype(np.float32): (_routine("ssyrk", 10), ctypes.c_float),
-}
-
-
-_GEMM = {
-    np.dtype(np.float64): (_routine("dgemm", 13), ctypes.c_double),
-    np.dtype(np.float32): (_routine("sgemm", 13), ctypes.c_float),
-}
+_REALS = {np.dtype(np.float64): ("d", ctypes.c_double), np.dtype(np.float32): ("s", ctypes.c_float)}
+_SYRK = {dtype: _routine(f"{letter}syrk", 10) for dtype, (letter, _) in _REALS.items()}
+_GEMM = {dtype: _routine(f"{letter}gemm", 13) for dtype, (letter, _) in _REALS.items()}
 _POTRF = _routine("dpotrf", 5, cython_lapack)
+
+
+def _call(routine: Callable[..., Any], dtype: np.dtype[Any], *arguments: Any) -> None:
+    """Call a routine with letters, whole numbers, real numbers of this type, and arrays, all by address."""
+    found: list[Any] = []
+    for value in arguments:
+        if isinstance(value, np.ndarray):
+            found.append(value.ctypes.data)
+        elif isinstance(value, bytes):
+            found.append(ctypes.c_char_p(value))
+        elif isinstance(value, int | float):
+            kind: Any = ctypes.c_int if isinstance(value, int) else _REALS[dtype][1]
+            found.append(ctypes.byref(kind(value)))
+        else:
+            found.append(ctypes.byref(value))
+    routine(*found)
 
 
 def add_product(left: Array, right: Array, out: Array) -> None:
     """out += left @ right, with left (rows, inner), right (inner, columns) whose columns are contiguous."""
     rows, columns = out.shape
     inner = left.shape[1]
-    routine, real = _GEMM[out.dtype]
     if left.shape != (rows, inner) or right.shape != (inner, columns) or not inner:
         raise ValueError(f"shapes do not fit: {left.shape}, {right.shape}, {out.shape}")
     if not (left.flags.c_contiguous and right.T.flags.c_contiguous and out.flags.c_contiguous):
         raise ValueError("left, the transpose of right, and out must be C-contiguous")
     # Fortran sees the transposes: out' += right' left'.
-    one = real(1.0)
-    routine(
-        ctypes.c_char_p(b"T"),
-        ctypes.c_char_p(b"N"),
-        ctypes.byref(ctypes.c_int(columns)),
-        ctypes.byref(ctypes.c_int(rows)),
-        ctypes.byref(ctypes.c_int(inner)),
-        ctypes.byref(one),
-        right.T.ctypes.data,
-        ctypes.byref(ctypes.c_int(inner)),
-        left.ctypes.data,
-        ctypes.byref(ctypes.c_int(inner)),
-        ctypes.byref(one),
-        out.ctypes.data,
-        ctypes.byref(ctypes.c_int(columns)),
-    )
+    sizes = columns, rows, inner
+    routine = _GEMM[out.dtype]
+    _call(routine, out.dtype, b"T", b"N", *sizes, 1.0, right.T, inner, left, inner, 1.0, out, columns)
 
 
 def factor_in_place(system: Array) -> bool:
@@ -78,15 +79,8 @@ def factor_in_place(system: Array) -> bool:
     width = len(system)
     if system.shape != (width, width) or system.dtype != np.float64 or not system.flags.c_contiguous:
         raise ValueError("the system must be a C-contiguous float64 square")
-    info, size = ctypes.c_int(0), ctypes.c_int(width)
-    leading = ctypes.c_int(max(1, width))
-    _POTRF(
-        ctypes.c_char_p(b"L"),
-        ctypes.byref(size),
-        system.ctypes.data,
-        ctypes.byref(leading),
-        ctypes.byref(info),
-    )
+    info = ctypes.c_int(0)
+    _call(_POTRF, system.dtype, b"L", width, system, max(1, width), info)
     return info.value == 0
 
 
@@ -96,23 +90,53 @@ def add_gram(rows: Array, out: Array, accumulate: bool = True) -> None:
     Counts samples * width² operations, half of a full product. The lower triangle is not touched.
     """
     samples, width = rows.shape
-    routine, real = _SYRK[rows.dtype]
+    routine = _SYRK[rows.dtype]
     if out.shape != (width, width) or out.dtype != rows.dtype:
         raise ValueError(f"out must be ({width}, {width}) of {rows.dtype}; got {out.shape}, {out.dtype}")
     if not (rows.flags.c_contiguous and out.flags.c_contiguous):
         raise ValueError("rows and out must be C-contiguous")
     # Fortran sees the transposes: out's upper triangle is its lower one, rows is (width, samples).
-    n, k, leading = ctypes.c_int(width), ctypes.c_int(samples), ctypes.c_int(max(1, width))
-    alpha, beta = real(1.0), real(1.0 if accumulate else 0.0)
-    routine(
-        ctypes.c_char_p(b"L"),
-        ctypes.c_char_p(b"N"),
-        ctypes.byref(n),
-        ctypes.byref(k),
-        ctypes.byref(alpha),
-        rows.ctypes.data,
-        ctypes.byref(leading),
-        ctypes.byref(beta),
-        out.ctypes.data,
-        ctypes.byref(leading),
-    )
+    leading, beta = max(1, width), 1.0 if accumulate else 0.0
+    _call(routine, rows.dtype, b"L", b"N", width, samples, 1.0, rows, leading, beta, out, leading)
+
+
+def block_spans(width: int) -> list[slice]:
+    """Columns of a matrix in blocks."""
+    return [slice(start, min(start + BLOCK, width)) for start in range(0, width, BLOCK)]
+
+
+def cholesky_below(panel: Callable[[slice], Array], square: Array) -> list[Array]:
+    """L with L Lᵀ = a symmetric matrix: the blocks of its diagonal; the others are written into `square`,
+    below its diagonal blocks, and nothing else there is touched.
+
+    panel: columns of the matrix from their diagonal block on down, (width - span.start, span); may be
+    overwritten, and is asked for once and in order. Raises LinAlgError where the matrix is not positive
+    definite.
+    """
+    blocks: list[Array] = []
+    for span in block_spans(len(square)):
+        below = panel(span)
+        below -= square[span.start :, : span.start] @ square[span, : span.start].T
+        width = span.stop - span.start
+        blocks.append(np.asarray(cholesky(below[:width], lower=True, check_finite=False)))
+        solved = solve_triangular(blocks[-1], below[width:].T, lower=True, check_finite=False)
+        square[span.stop :, span] = solved.T
+    return blocks
+
+
+def cholesky_factor(system: Array, lower: bool = False, overwrite: bool = False) -> tuple[Array, bool]:
+    """scipy's `cho_factor` for a symmetric matrix of any size; `cho_solve` takes the result.
+
+    overwrite: the system is not needed any more.
+    """
+    if len(system) <= LARGE:
+        factor: tuple[Array, bool] = cho_factor(
+            system, lower=lower, overwrite_a=overwrite, check_finite=False
+        )
+        return factor
+    rows = system if system.flags.c_contiguous else system.T  # the same matrix, row after row
+    square = rows if overwrite and rows.flags.c_contiguous else np.array(rows, order="C")
+    blocks = cholesky_below(lambda span: square[span.start :, span].copy(), square)
+    for span, block in zip(block_spans(len(square)), blocks, strict=True):
+        square[span, span] = block
+    return (square, True) if lower else (square.T, False)

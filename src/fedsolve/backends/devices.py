@@ -10,9 +10,11 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedsolve.arrays import philox_uniforms
 from fedsolve.errors import DataError
 from fedsolve.threads import several_threads
-from fedsolve.uniforms import philox_uniforms
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +24,7 @@ _NAMES = "'cpu', 'torch:cpu', 'cuda', 'cuda:1' or 'auto'"
 
 
 def check_name(name: str) -> str:
-    """The name of a device of closed forms, which this machine need not have."""
+    """Check the name of a device for closed forms; this machine may lack the device itself."""
     _check_text(name)
     if re.fullmatch(r"cpu|torch:cpu|auto|cuda(:[0-9]+)?", name) is None:
         raise DataError(f"device '{name}' is not one to compute on; use {_NAMES}.")
@@ -85,9 +87,17 @@ def _torch(name: str) -> Any:
     return torch
 
 
+def torch_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which torch computes with numbers of this one: the same in this machine's byte order, or
+    float64 where torch lacks it.
+    """
+    lacking = (dtype.kind == "f" and dtype.itemsize > 8) or (dtype.kind == "u" and dtype.itemsize > 1)
+    return np.dtype(np.float64) if lacking else dtype.newbyteorder("=")
+
+
 @cache
 def triton_works() -> bool:
-    """Whether Triton is here and makes kernels that are right; besides the package it needs a C compiler."""
+    """Whether Triton works here and is right; besides the package it needs a C compiler."""
     try:
         import torch
 
@@ -121,7 +131,7 @@ def surroundings(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: several wait for each other longer than small work takes, on busy machines by far."""
+    """Use one torch thread: on small work several spend more time waiting for each other than computing."""
     import torch
 
     before = torch.get_num_threads()
@@ -134,7 +144,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """cuDNN's kernels chosen without timing; for all threads until the last one leaves, as its flags are."""
+    """Let cuDNN choose kernels without timing; its flags hold for all threads until the last one leaves."""
     from torch.backends import cudnn
 
     with _LOCK:

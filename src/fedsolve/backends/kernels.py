@@ -1,19 +1,24 @@
-"""What differs between backends; the rest is done by operators that arrays of all of them share."""
+"""The kernels: what differs between backends. Here in numpy and scipy, whose bits depend on no device.
+
+The rest is done by operators that arrays of all backends share.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangular, svd
+from scipy.linalg.lapack import dpocon
+from scipy.special import expit
 
-Place = NDArray[Any]
-"""An array where the kernels compute: numpy's, or a torch tensor of their device, of which nothing is used
-but what numpy's has too."""
-
+from fedsolve.arrays import Array, philox_normals, philox_uniforms
+from fedsolve.backends.activations import activate
+from fedsolve.backends.blas import LARGE, add_gram, add_product, cholesky_factor, factor_in_place
+from fedsolve.threads import blas_threads, several_threads, usable_cores
 
 PIVOT = 0.999
 """Share of a ridge that every pivot of ridge I + a positive semidefinite matrix reaches, rounding apart."""
@@ -21,185 +26,282 @@ PIVOT = 0.999
 STEP = 1e-6
 """Share of a solution that a step of refinement may change where the factorisation can be trusted."""
 
+_EPS = float(np.finfo(np.float64).eps)
+_CHUNK_BYTES = 16 << 20
+_TRIANGLE_ROWS = 128
+_THIN = 128
+"""Columns up to which a product with a wide factor takes up to a third less time as its transpose."""
+_SHIFTED_WIDTH, _SHIFTED_COLUMNS = 1024, 12
+"""From this width on, and up to so many columns, systems are factored sooner than eigenvectors are found."""
 
-class Kernels(ABC):
-    """The kernels of one device. Arrays are float64 unless a `dtype`, named as numpy does, says otherwise.
 
-    Arguments and results lie on the device, except where `array` and `host` carry them there and back.
+class Kernels:
+    """The kernels of one device: those of the host, in numpy. Other backends override them.
+
+    Arrays are float64 unless a `dtype`, named as numpy does, says otherwise. Arguments and results lie on the
+    device, except that `array` and `host` copy them there and back. They are numpy arrays, or torch tensors,
+    of which only what numpy arrays also have is used.
     """
 
-    device: str
+    device = "cpu"
 
-    # -- to and from the host ---------------------------------------------------------------------
+    # -- to and from the host --------------------------------------------------------------------------------
 
-    @abstractmethod
-    def array(self, values: Any, dtype: Any = None) -> Place:
+    def array(self, values: Any, dtype: Any = None) -> Array:
         """The values here; not copied where they are here and of this type."""
+        return np.asarray(values, dtype=dtype)
 
-    @abstractmethod
-    def host(self, array: Place) -> NDArray[Any]:
+    def host(self, array: Array) -> Array:
         """The array as numpy's, in the host's memory."""
+        return array
 
-    @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Place:
+    def empty(self, shape: tuple[int, ...], dtype: Any = np.float64) -> Array:
         """An array with unspecified contents."""
+        return np.empty(shape, dtype=dtype)
 
-    @abstractmethod
-    def copy(self, array: Place) -> Place:
+    def copy(self, array: Array) -> Array:
         """An independent, contiguous copy."""
+        return np.array(array, order="C")
 
-    @abstractmethod
-    def contiguous(self, array: Place) -> Place:
+    def contiguous(self, array: Array) -> Array:
         """The array, row after row in memory."""
+        return np.ascontiguousarray(array)
 
-    # -- how much at a time -----------------------------------------------------------------------
+    # -- how much at a time ----------------------------------------------------------------------------------
 
-    @abstractmethod
     def chunk_rows(self, width: int) -> int:
         """Rows of this width that a pass takes at a time; depends on nothing else."""
+        return max(256, min(8192, _CHUNK_BYTES // (8 * width)))
 
-    @abstractmethod
     def budget(self, granted: int) -> int:
         """Bytes that may be kept here between passes, of the host's memory or of the device's own.
 
         granted: what the participant may keep in the host's memory.
         """
+        return granted
 
-    @abstractmethod
     def threads(self, limit: int | None) -> AbstractContextManager[Any]:
         """Within this context products here use at most so many of the host's threads."""
+        return blas_threads(limit)
 
-    # -- products ---------------------------------------------------------------------------------
+    # -- products --------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def matmul(self, left: Place, right: Place, out: Place | None = None) -> Place:
+    def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
         """left @ right"""
+        return np.asarray(np.matmul(left, right, out=out))
 
-    @abstractmethod
-    def affine(self, rows: Place, weight: Place, bias: Place, out: Place | None = None) -> Place:
+    def affine(self, rows: Array, weight: Array, bias: Array, out: Array | None = None) -> Array:
         """rows @ weight + bias"""
+        out = np.matmul(rows, weight, out=out)
+        out += bias
+        return out
 
-    @abstractmethod
-    def add_matmul(self, left: Place, right: Place, out: Place, scratch: Place | None = None) -> None:
+    def add_matmul(self, left: Array, right: Array, out: Array, scratch: Array | None = None) -> None:
         """out += left @ right; scratch has the shape of out."""
+        fits = left.flags.c_contiguous and right.T.flags.c_contiguous and out.flags.c_contiguous
+        if fits and left.size and not several_threads():
+            add_product(left, right, out)  # the same numbers without the scratch
+        else:
+            out += np.matmul(left, right, out=scratch)
 
-    @abstractmethod
-    def gram(self, rows: Place, out: Place, accumulate: bool = False) -> None:
+    def gram(self, rows: Array, out: Array, accumulate: bool = False) -> None:
         """out (+)= rowsᵀ rows, of which at least the upper triangle is written."""
+        if several_threads():
+            # numpy and scipy may each bring a BLAS whose idle threads spin: used in turn, they take the cores
+            # from each other. numpy computes the large products, so it computes this one too.
+            self.cross(rows, rows, out, accumulate)
+        else:
+            add_gram(rows, out, accumulate)
 
-    @abstractmethod
     def cross(
-        self, left: Place, right: Place, out: Place, accumulate: bool = False, scratch: Place | None = None
+        self, left: Array, right: Array, out: Array, accumulate: bool = False, scratch: Array | None = None
     ) -> None:
         """out (+)= leftᵀ right; scratch has the shape of out."""
+        if right.shape[1] <= _THIN < left.shape[1]:
+            # The same sums in the same order; a library reads the wide factor in the order it lies in.
+            thin = np.matmul(right.T, left).T
+            if accumulate:
+                out += thin
+            else:
+                out[...] = thin
+        elif accumulate:
+            out += np.matmul(left.T, right, out=scratch)
+        else:
+            np.matmul(left.T, right, out=out)
 
-    @abstractmethod
-    def mirror(self, matrix: Place) -> Place:
+    def mirror(self, matrix: Array) -> Array:
         """The symmetric matrix of which this is the upper triangle; may be written in place."""
+        for row in range(0, matrix.shape[0], _TRIANGLE_ROWS):
+            stop = min(row + _TRIANGLE_ROWS, matrix.shape[0])
+            matrix[stop:, row:stop] = matrix[row:stop, stop:].T
+            corner = matrix[row:stop, row:stop]
+            lower = np.tril_indices(stop - row, -1)
+            corner[lower] = corner.T[lower]
+        return matrix
 
-    # -- elementwise ------------------------------------------------------------------------------
+    # -- elementwise -----------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def activate(self, name: str, values: Place) -> Place:
+    def activate(self, name: str, values: Array) -> Array:
         """An activation (`activations.ACTIVATIONS`) in place."""
+        return activate(name, values)
 
-    @abstractmethod
-    def exp_distances(self, rows: Place, centres: Place, scale: float, out: Place | None = None) -> Place:
-        """exp(-scale |x - c|²) of every row x and centre c: (rows, centres)."""
-
-    @abstractmethod
-    def one_hot(self, codes: Place, outputs: int, dtype: Any = np.float64) -> Place:
+    def one_hot(self, codes: Array, outputs: int, dtype: Any = np.float64) -> Array:
         """A row for each code, 1 at its place."""
+        values = np.zeros((len(codes), outputs), dtype=dtype)
+        values[np.arange(len(codes)), codes] = 1.0
+        return values
 
-    @abstractmethod
-    def uniforms(self, key: int, count: int) -> Place:
-        """`count` uniforms in [0, 1), with the bits of `uniforms.philox_uniforms`."""
+    def uniforms(self, key: int, count: int) -> Array:
+        """`count` uniforms in [0, 1), with the bits of `arrays.philox_uniforms`."""
+        return philox_uniforms(key, count)
 
-    @abstractmethod
-    def where(self, condition: Place, values: Place, otherwise: float) -> Place:
+    def normals(self, key: int, count: int) -> Array:
+        """The first `count` nearly normal numbers of a key, with the bits of `arrays.philox_normals`."""
+        return philox_normals(np.random.Philox(key=key), count)
+
+    def where(self, condition: Array, values: Array, otherwise: float) -> Array:
         """values where the condition holds."""
+        return np.where(condition, values, otherwise)
 
-    @abstractmethod
-    def beside(self, *parts: Place) -> Place:
+    def beside(self, *parts: Array) -> Array:
         """Columns of all, the first before the others."""
+        return np.hstack(parts)
 
-    @abstractmethod
-    def stacked(self, parts: Sequence[Place]) -> Place:
+    def stacked(self, parts: Sequence[Array]) -> Array:
         """Arrays of one shape, one after the other along a new first axis."""
+        return np.stack(parts)
 
-    @abstractmethod
-    def sqrt(self, values: Place) -> Place:
-        """Square roots."""
-
-    @abstractmethod
-    def row_squares(self, rows: Place) -> Place:
+    def row_squares(self, rows: Array) -> Array:
         """|x|² of every row: (rows, 1)."""
+        return np.asarray(np.einsum("ij,ij->i", rows, rows))[:, None]
 
-    @abstractmethod
-    def exp_product(self, left: Place, right: Place, out: Place | None = None) -> Place:
+    def exp_product(self, left: Array, right: Array, out: Array | None = None) -> Array:
         """exp(left @ rightᵀ)"""
+        out = np.matmul(left, right.T, out=out)
+        return np.asarray(np.exp(out, out=out))
 
-    @abstractmethod
-    def likelihood(self, scores: Place, targets: Place) -> tuple[Place, Place, Place]:
+    def likelihood(self, scores: Array, targets: Array) -> tuple[Array, Array, Array]:
         """Probabilities (rows, columns), losses (rows,), and whether the right class alone scores highest.
 
         One column of scores means two classes, of which it is the second's; targets are one-hot rows.
         """
+        if scores.shape[1] == 1:
+            margin = np.where(targets[:, 1] > 0, scores[:, 0], -scores[:, 0])
+            return expit(scores), np.logaddexp(0.0, -margin), margin > 0
+        own = np.sum(scores * targets, axis=1)
+        top = np.max(scores, axis=1)
+        raised = np.exp(scores - top[:, None])
+        whole = np.sum(raised, axis=1)
+        others = np.where(targets > 0, -np.inf, scores).max(axis=1)
+        return raised / whole[:, None], np.log(whole) + (top - own), own > others
 
-    @abstractmethod
-    def add_diagonal(self, matrix: Place, number: float) -> None:
+    def add_diagonal(self, matrix: Array, number: float) -> None:
         """matrix += number I, in place."""
+        matrix.flat[:: len(matrix) + 1] += number
 
-    @abstractmethod
-    def finite_sums(self, arrays: Sequence[Place]) -> list[bool]:
-        """Of each array, whether the sum of all numbers is finite: NaN or infinity anywhere makes it not so.
+    def finite_sums(self, arrays: Sequence[Array]) -> list[bool]:
+        """For each array, whether its sum is finite, which it is not with NaN or infinity anywhere.
 
-        The device is waited for once.
+        Waits for the device once.
         """
+        # Overflow or NaN anywhere makes the sum non-finite: one pass, no temporary.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return [bool(np.isfinite(np.add.reduce(array, axis=None))) for array in arrays]
 
-    def aside(self, make: Callable[[], Place]) -> Callable[[], Place]:
-        """Make an array that depends on no other beside the device's other work, where that is possible.
+    def aside(self, make: Callable[[], Array]) -> Callable[[], Array]:
+        """Make an array at the same time as the device's other work, where that is possible.
 
-        What is returned gives the array, in line after its making.
+        Returns a function that gives the array.
         """
         made = make()
         return lambda: made
 
-    # -- factorisations ---------------------------------------------------------------------------
+    # -- factorisations --------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def cholesky(self, system: Place, least: float = 0.0) -> Place | None:
+    def cholesky(self, system: Array, least: float = 0.0) -> Any | None:
         """A factor for `cholesky_solve`; None where the system is singular to working precision.
 
         That is: not positive definite, or its reciprocal condition number is below width * eps.
         system: symmetric; may be overwritten. least: a number that no eigenvalue lies below, rounding apart,
         such as a ridge that was added.
         """
+        norm = float(np.max(np.sum(np.abs(system), axis=0), initial=0.0))
+        try:
+            factor = cholesky_factor(system)
+        except LinAlgError:
+            return None
+        # Eigenvalues of at least `least` bound the norm of the inverse; otherwise it must be estimated.
+        if least >= len(system) ** 1.5 * _EPS * norm:
+            return factor
+        return factor if float(dpocon(factor[0], norm)[0]) >= len(system) * _EPS else None
 
-    @abstractmethod
-    def cholesky_solve(self, factor: Place, right: Place) -> Place:
+    def cholesky_solve(self, factor: Any, right: Array) -> Array:
         """The solution of system @ x = right (width, columns)."""
+        return np.ascontiguousarray(cho_solve(factor, right, check_finite=False))
 
-    @abstractmethod
+    def triangle(self, system: Array) -> Array | None:
+        """L with L Lᵀ = a symmetric system, which is overwritten; None where it is not positive definite."""
+        try:
+            return np.asarray(cholesky(system, lower=True, overwrite_a=True, check_finite=False))
+        except LinAlgError:
+            return None
+
+    def triangle_solve(self, lower: Array, right: Array, transposed: bool = False) -> Array:
+        """The solution of L x = right, or of Lᵀ x = right."""
+        turned = "T" if transposed else "N"
+        return np.asarray(solve_triangular(lower, right, lower=True, trans=turned, check_finite=False))
+
     def prefers_shifts(self, width: int, columns: int) -> bool:
         """Whether `shifted_solve` of so many systems takes less time than one `eigh`; follows from sizes."""
+        return width >= _SHIFTED_WIDTH and columns <= _SHIFTED_COLUMNS
 
-    @abstractmethod
-    def shifted_solve(self, matrix: Place, scales: Place, ridge: float, right: Place) -> Place | None:
+    def shifted_solve(self, matrix: Array, scales: Array, ridge: float, right: Array) -> Array | None:
         """Columns x_j with (ridge I + scale_j matrix) x_j = right_j, each refined by one step; ridge > 0.
 
         None where the matrix is not positive semidefinite beside the ridge (a pivot falls below it), or where
         a step of refinement changes more than a millionth: then eigenvalues must be looked at.
         """
 
-    @abstractmethod
-    def eigh(self, matrix: Place) -> tuple[Place, Place]:
+        def solve(column: int) -> Array | None:
+            return self._solve_shifted(matrix, scales[column], ridge, right[:, column])
+
+        columns = range(len(scales))
+        if several_threads():  # each system by all threads, one after the other
+            found = list(map(solve, columns))
+        else:
+            with ThreadPoolExecutor(usable_cores()) as pool:
+                found = list(pool.map(solve, columns))
+        known = [column for column in found if column is not None]
+        return np.stack(known, axis=1) if len(known) == len(found) else None
+
+    def _solve_shifted(self, matrix: Array, scale: float, ridge: float, wanted: Array) -> Array | None:
+        system = np.multiply(matrix, scale, order="C")
+        self.add_diagonal(system, ridge)
+        if len(system) <= LARGE:
+            if not factor_in_place(system):
+                return None
+            factor = (system.T, True)
+        else:
+            try:
+                factor = cholesky_factor(system, lower=True, overwrite=True)
+            except LinAlgError:
+                return None
+        if np.min(np.diagonal(factor[0])) ** 2 < PIVOT * ridge:
+            return None
+        found: Array = cho_solve(factor, wanted, check_finite=False)
+        step = cho_solve(factor, wanted - ridge * found - scale * (matrix @ found), check_finite=False)
+        return found + step if np.linalg.norm(step) <= STEP * np.linalg.norm(found) else None
+
+    def eigh(self, matrix: Array) -> tuple[Array, Array]:
         """Eigenvalues, smallest first, and eigenvectors in columns, of a symmetric matrix."""
+        values, vectors = eigh(matrix, driver="evd", check_finite=False)
+        return values, vectors
 
-    @abstractmethod
-    def thin_svd(self, matrix: Place) -> tuple[Place, Place, Place]:
+    def thin_svd(self, matrix: Array) -> tuple[Array, Array, Array]:
         """U, s, Zᵀ with matrix = U diag(s) Zᵀ and as many columns in U as the shorter side."""
+        left, singular, right = svd(matrix, full_matrices=False, check_finite=False)
+        return left, singular, right
 
-    def begin_svd(self, matrix: Place) -> Callable[[], tuple[Place, Place, Place]] | None:
+    def begin_svd(self, matrix: Array) -> Callable[[], tuple[Array, Array, Array]] | None:
         """Begin a `thin_svd`, to be asked for later; None where that saves nothing."""
         return None

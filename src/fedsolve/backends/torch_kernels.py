@@ -13,18 +13,17 @@ import torch
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpocon
 
+from fedsolve.arrays import HALVES, philox_normals, philox_uniforms
 from fedsolve.backends.activations import ACTIVATIONS
-from fedsolve.backends.devices import triton_works
+from fedsolve.backends.devices import torch_type, triton_works
 from fedsolve.backends.kernels import PIVOT, STEP, Kernels
-from fedsolve.backends.numpy_kernels import NumpyKernels
 from fedsolve.backends.torch_factors import factored, inverted
 from fedsolve.backends.torch_replays import Replays
 from fedsolve.errors import DataError
 from fedsolve.threads import blas_threads, run_beside
-from fedsolve.uniforms import philox_uniforms
 
 Tensor = Any
-"""Tensors stand where numpy's arrays are expected: see `kernels.Place`."""
+"""Tensors stand where numpy's arrays are expected: see `Kernels`."""
 
 _EPS = float(np.finfo(np.float64).eps)
 _DEVICE_CHUNK = 1 << 30
@@ -51,7 +50,8 @@ class TorchKernels(Kernels):
 
     def array(self, values: Any, dtype: Any = None) -> Tensor:
         if not isinstance(values, torch.Tensor):
-            values = _known(np.asarray(values))
+            values = np.asarray(values)
+            values = values.astype(torch_type(values.dtype), copy=False)
             if not values.flags.writeable or min(values.strides, default=0) < 0:
                 values = values.copy() if not self._cuda else np.ascontiguousarray(values)
             values = _from_numpy(values)
@@ -134,13 +134,6 @@ class TorchKernels(Kernels):
             values.sigmoid_()
         return values
 
-    def exp_distances(self, rows: Tensor, centres: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-        out = torch.matmul(rows, centres.T, out=out)
-        out *= -2.0
-        out += (rows**2).sum(dim=1)[:, None]
-        out += (centres**2).sum(dim=1)
-        return out.clamp_(min=0.0).mul_(-scale).exp_()
-
     def one_hot(self, codes: Tensor, outputs: int, dtype: Any = np.float64) -> Tensor:
         values = torch.zeros((len(codes), outputs), dtype=_type(dtype), device=self._place)
         return values.scatter_(1, codes[:, None], 1.0)
@@ -151,6 +144,14 @@ class TorchKernels(Kernels):
         from fedsolve.backends.triton_philox import philox_uniforms_on
 
         return philox_uniforms_on(self._place, key, count)
+
+    def normals(self, key: int, count: int) -> Tensor:
+        if not self._cuda or not triton_works():
+            return self.array(philox_normals(np.random.Philox(key=key), count))
+        from fedsolve.backends.triton_philox import half_sums_on
+
+        sums = half_sums_on(self._place, key, count * HALVES // 4).view(count, HALVES // 4).sum(dim=1)
+        return sums.sub_(HALVES * 0xFFFF // 2).mul_(2.0**-16)
 
     def aside(self, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
         if not self._cuda:
@@ -178,9 +179,6 @@ class TorchKernels(Kernels):
 
     def stacked(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.stack(list(parts))
-
-    def sqrt(self, values: Tensor) -> Tensor:
-        return values.sqrt()
 
     def row_squares(self, rows: Tensor) -> Tensor:
         return (rows**2).sum(dim=1, keepdim=True)
@@ -227,9 +225,19 @@ class TorchKernels(Kernels):
             return torch.cholesky_solve(right, factor).contiguous()
         return self._replays.run("cholesky", _solved_by_inverse, factor, right)[0]
 
+    def triangle(self, system: Tensor) -> Tensor | None:
+        lower, failed = torch.linalg.cholesky_ex(system)
+        return None if bool(failed) else lower
+
+    def triangle_solve(self, lower: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
+        found: Tensor = torch.linalg.solve_triangular(
+            lower.T if transposed else lower, right, upper=transposed
+        )
+        return found
+
     def prefers_shifts(self, width: int, columns: int) -> bool:
         if not self._cuda:
-            return NumpyKernels().prefers_shifts(width, columns)
+            return super().prefers_shifts(width, columns)
         return columns <= _SHIFTED_COLUMNS
 
     def shifted_solve(self, matrix: Tensor, scales: Tensor, ridge: float, right: Tensor) -> Tensor | None:
@@ -320,13 +328,6 @@ def _host_svd(matrix: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray
 def _type(dtype: Any) -> torch.dtype:
     found: torch.dtype = getattr(torch, np.dtype(dtype).name)
     return found
-
-
-def _known(values: NDArray[Any]) -> NDArray[Any]:
-    """The values in a type that torch has: this machine's byte order, float64 for longdouble."""
-    if values.dtype.kind == "f" and values.dtype.itemsize > 8:
-        return values.astype(np.float64)
-    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _from_numpy(values: NDArray[Any]) -> Tensor:

@@ -40,9 +40,9 @@ class Replays:
     def run(self, name: Hashable, work: Work, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What `work` makes of these tensors; the same name stands for the same work on any numbers.
 
-        The first time it is done as it is, which makes what libraries keep; from the second time on it is
-        replayed. It may neither wait for the device nor look at numbers. What cannot be recorded, for want of
-        memory for instance, is done as it is.
+        The first time it runs as it is, so that libraries can set up what they keep; from the second time on
+        it is replayed. It may neither wait for the device nor look at numbers. What cannot be recorded, for
+        lack of memory for instance, runs as it is.
         """
         if torch.cuda.current_stream() != torch.cuda.default_stream():
             return work(*inputs)

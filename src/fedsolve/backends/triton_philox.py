@@ -15,19 +15,28 @@ PIECE = 30
 
 
 def philox_uniforms_on(place: torch.device, key: int, count: int) -> Tensor:
-    """`count` uniforms in [0, 1) of 53 bits each, as `uniforms.philox_uniforms` gives them."""
+    """`count` uniforms in [0, 1) of 53 bits each, as `arrays.philox_uniforms` gives them."""
+    return _drawn(place, key, count, halves=False)
+
+
+def half_sums_on(place: torch.device, key: int, count: int) -> Tensor:
+    """The sum of the four 16-bit numbers of each of `count` words: what `arrays.philox_normals` adds."""
+    return _drawn(place, key, count, halves=True)
+
+
+def _drawn(place: torch.device, key: int, count: int, halves: bool) -> Tensor:
     made = torch.empty(count, dtype=torch.float64, device=place)
     words = (key & (2**64 - 1), key >> 64)
     pieces = [word >> shift & (2**PIECE - 1) for word in words for shift in (0, PIECE, 2 * PIECE)]
     if count:
         with torch.cuda.device_of(made):
-            _uniforms[(triton.cdiv(count, 4 * WIDE),)](made, count, *pieces, WIDE)
+            _numbers[(triton.cdiv(count, 4 * WIDE),)](made, count, *pieces, halves, WIDE)
     return made
 
 
 @triton.jit(do_not_specialize=["count", "a", "b", "c", "d", "e", "f"])
-def _uniforms(made, count, a, b, c, d, e, f, WIDE: tl.constexpr):
-    """Uniforms of the counters 1, 2, ... and the key whose two words are a, b, c and d, e, f from below."""
+def _numbers(made, count, a, b, c, d, e, f, HALVES: tl.constexpr, WIDE: tl.constexpr):
+    """Numbers of the counters 1, 2, ... and the key whose two words are a, b, c and d, e, f from below."""
     number = tl.program_id(0).to(tl.int64) * WIDE + tl.arange(0, WIDE)
     first = (number + 1).to(tl.uint64)
     second = tl.zeros([WIDE], tl.uint64)
@@ -44,7 +53,17 @@ def _uniforms(made, count, a, b, c, d, e, f, WIDE: tl.constexpr):
         lower += tl.full([WIDE], 0x9E3779B97F4A7C15, tl.uint64)
         upper += tl.full([WIDE], 0xBB67AE8584CAA73B, tl.uint64)
     at = number * 4
-    tl.store(made + at, (first >> 11).to(tl.float64) * 2.0**-53, mask=at < count)
-    tl.store(made + at + 1, (second >> 11).to(tl.float64) * 2.0**-53, mask=at + 1 < count)
-    tl.store(made + at + 2, (third >> 11).to(tl.float64) * 2.0**-53, mask=at + 2 < count)
-    tl.store(made + at + 3, (fourth >> 11).to(tl.float64) * 2.0**-53, mask=at + 3 < count)
+    _store(made, at, count, first, HALVES)
+    _store(made, at + 1, count, second, HALVES)
+    _store(made, at + 2, count, third, HALVES)
+    _store(made, at + 3, count, fourth, HALVES)
+
+
+@triton.jit
+def _store(made, at, count, word, HALVES: tl.constexpr):
+    """A word as a uniform, or as the sum of its four 16-bit numbers."""
+    if HALVES:
+        number = (word & 0xFFFF) + ((word >> 16) & 0xFFFF) + ((word >> 32) & 0xFFFF) + (word >> 48)
+        tl.store(made + at, number.to(tl.float64), mask=at < count)
+    else:
+        tl.store(made + at, (word >> 11).to(tl.float64) * 2.0**-53, mask=at < count)

@@ -8,71 +8,41 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from fedsolve import registry
 from fedsolve.backends.devices import resolve
-from fedsolve.cli.command import Command, option
-from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import log_option, output_options
-from fedsolve.cli.options_file import config_option
-from fedsolve.cli.output import Output, begin_lines, facts, keep_lines, megabytes
-from fedsolve.cli.site_side import (
-    SITE,
-    answerer,
-    site_data_options,
-    site_options,
-    state_folder,
-    trust_options,
-)
-from fedsolve.data.lock import locked
+from fedsolve.cli.command import TwoPages
+from fedsolve.cli.model_options import DeviceOptions
+from fedsolve.cli.options import command, option, required
+from fedsolve.cli.output import LoggedOutput, Output
+from fedsolve.cli.run_options import named_classes
+from fedsolve.cli.site_side import SITE, SiteDataOptions, SiteOptions, answerer, site_rows
+from fedsolve.container import locked
 from fedsolve.errors import DataError
 from fedsolve.network.gate import address
 from fedsolve.network.keyfolder import private_folder
+from fedsolve.pages.words import megabytes
+from fedsolve.watching.log_lines import begin_lines, keep_lines
 
 _DAY = 24 * 3600.0
 _NET = "The server"
+_PLAIN = "PLAIN: the server sees this site's own"
+_USUAL = ("afl", "softmax", "deepafl")
+"""Methods of a dry run where the policy names none, each with its defaults."""
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        (
-            "take part with images in one folder per class, as features of a pre-trained backbone",
-            "fedsolve client --server fed.example.org:9092 --keys keys --name north \\\n"
-            "    --data folder:./images --backbone efficientnet-lite0",
-        ),
-        (
-            "with a csv file, all settings in a file",
-            "fedsolve client --config site.toml --data patients.csv --label diagnosis",
-        ),
-        (
-            "by the schema that all sites were given: categories, dates, missing values; or images",
-            "fedsolve client --config site.toml --data patients.csv --schema schema.toml",
-        ),
-    ),
-)
-@option("--server", metavar="HOST:PORT", required=True, group=_NET, help="The server's address.")
-@option(
-    "--insecure",
-    is_flag=True,
-    group=_NET,
-    help="Neither TLS nor authentication: for trials on one machine.",
-)
-@trust_options(_NET)
-@site_options
-@option(
-    "--device",
-    metavar="NAME",
-    default="cpu",
-    group=SITE,
-    help="Where to compute: cpu, torch:cpu, cuda, cuda:1, auto.",
-)
-@option("--once", is_flag=True, group=SITE, help="End when a run is complete, instead of waiting for more.")
-@site_data_options
-@config_option
-@log_option
-@output_options
-def client(**given: Any) -> None:
+class ClientSiteOptions(DeviceOptions, SiteOptions):
+    """The server, and how this site works for it."""
+
+    title = SITE
+    server: str = required("The server's address.", metavar="HOST:PORT", group=_NET)
+    insecure: bool = option(False, "No TLS and no authentication: for trials on one machine.", group=_NET)
+    once: bool = option(False, "End when a run is complete, instead of waiting for more.")
+    dry_run: bool = option(False, "Send nothing: say what would be sent and told, and which rows wait.")
+
+
+@command(cls=TwoPages, config=True)
+def client(site: ClientSiteOptions, rows: SiteDataOptions, output: LoggedOutput) -> None:
     """Take part in a federation with the data of this site.
 
     Features are extracted once and stay in the local store; rows never leave. What is sent are sums over
@@ -80,89 +50,127 @@ def client(**given: Any) -> None:
     Nothing is run but the fedsolve installed here, and no port is opened. Stop with Ctrl-C; start again at
     any time: a site that was away is brought up to date. A site whose columns, schema or backbone are not
     those of the run ends at once, with exit code 2.
+
+    # take part with images in one folder per class, as features of a pre-trained backbone
+    fedsolve client --server fed.example.org:9092 --keys keys --name north \\
+        --data folder:./images --backbone efficientnet-lite0
+    # with a csv file, all settings in a file
+    fedsolve client --config site.toml --data patients.csv --label diagnosis
+    # before that: what would be sent, which rows wait and how much would have been told; nothing is sent
+    fedsolve client --config site.toml --data patients.csv --label diagnosis --dry-run
+    # by the schema that all sites were given: categories, dates, missing values; or images
+    fedsolve client --config site.toml --data patients.csv --schema schema.toml
     """
-    output = Output(given["as_json"], given["quiet"], given["log"])
-    begin_lines("client", given["log"])
-    name = given["name"]
-    state = state_folder(given)
-    address(given["server"])
-    resolve(given["device"])
+    begin_lines("client", output.log)
+    state = site.folder
+    address(site.server)
+    resolve(site.device)
+    if site.dry_run:
+        _rehearse(site, rows, output)
+        return
     private_folder(state)
     with locked(state / "lock", f"the state folder {state} is used"):
-        keep_lines(state / "client.log", "client", given["log"])
-        document = _take_part(given, output, name, state)
-    output.result(document, lambda page: _show(page, document))
+        keep_lines(state / "client.log", "client", output.log)
+        document = _take_part(site, rows, output)
+    sent = f"{megabytes(document['bytes_sent'])} MB: {', '.join(document['sent']) or 'nothing'}"
+    lines = [
+        ("site", f"{document['name']} ({document['rows']:,} rows)"),
+        ("answers", str(document["answers"])),
+        ("sent", sent),
+        ("received", f"{megabytes(document['bytes_received'])} MB"),
+        ("log", document["log"]),
+    ]
+    output.result(document, lines)
 
 
-def _take_part(given: dict[str, Any], output: Output, name: str, state: Path) -> dict[str, Any]:
+def _rehearse(site: ClientSiteOptions, rows: SiteDataOptions, output: Output) -> None:
+    """Say what a run would take from this site."""
+    from fedsolve.network.security import known_sites
+    from fedsolve.privacy.notes import LEAST_COHORT
+    from fedsolve.privacy.policy import SitePolicy
+    from fedsolve.privacy.rehearsal import Rehearsal
+
+    policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)
+    data, columns = site_rows(site.name, rows, output)
+    sites = 1 if site.plain else max(LEAST_COHORT, len({site.name, *known_sites(site.key_folder)}))
+    trial = Rehearsal(
+        site.name, data, policy, site.folder / "ledger", sites, not site.plain, named_classes(site.classes)
+    )
+    counted = trial.count()
+    tried = [trial.tried(registry.method_class(key)()) for key in policy.methods or _USUAL]
+    described = f"{data.width:,} features" + (" and the names of its columns" if columns else "")
+    document = {"site": site.name, "rows": len(data), "sites": sites, "described": described}
+    document |= {"secure": not site.plain, "census": counted, "methods": [vars(each) for each in tried]}
+    lines = [
+        ("site", f"{site.name} ({len(data):,} rows)"),
+        ("sums", _PLAIN if site.plain else f"masked; as if each of {sites} sites had rows like these"),
+        ("described", described),
+        ("rows", counted),
+    ]
+    for each in tried:
+        told = "" if each.told is None else f"; told then: {each.told:.0%}"
+        sent = f"{each.exchanges} exchange(s), {megabytes(each.bytes_up)} MB ({', '.join(each.arrays)}){told}"
+        lines.append((each.method, f"{sent}; REFUSED: {each.refused}" if each.refused else sent))
+    output.result(document, [*lines, ("", "Nothing was sent, and nothing counts as told.")])
+
+
+def _take_part(site: ClientSiteOptions, data: SiteDataOptions, output: Output) -> dict[str, Any]:
     from fedsolve.network import require_network
 
     require_network()
-    connection = _connection(given, name)
-    made, diary, rows = answerer(given, output, state, device=given["device"])
-    from fedsolve.network.node import FleetNode
+    connection = _connection(site)
+    made, diary = answerer(site, data, output, device=site.device)
+    from fedsolve.network.node import SiteNode
 
-    expiry = _Expiry(connection, given, output)
-    node = FleetNode(made, connection, state=state, tell=output.note, connected=expiry.announce)
-    diary.on_over = node.stop if given["once"] else None
+    expiry = _Expiry(connection, site, output)
+    node = SiteNode(made, connection, state=site.folder, tell=output.note, connected=expiry.announce)
+    diary.on_over = node.stop if site.once else None
     diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stop())
     node.serve()
     if diary.barred is not None:
-        raise DataError(f"'{name}' cannot take part: {diary.barred}")
-    return {"name": name, "rows": rows, **diary.summary()}
+        raise DataError(f"'{site.name}' cannot take part: {diary.barred}")
+    return {"name": site.name, "rows": len(made), **diary.summary()}
 
 
-def _connection(given: dict[str, Any], name: str) -> Any:
+def _connection(site: ClientSiteOptions) -> Any:
     from fedsolve.network.node import Connection
 
-    if given["insecure"]:
-        if given["keys"] is not None:
+    if site.insecure:
+        if site.keys is not None:
             raise click.UsageError("--insecure uses no keys; leave out one of --keys and --insecure")
-        if not given["plain"]:
+        if not site.plain:
             raise click.UsageError(
                 "secure sums need keys, by which sites know each other; with --insecure give --plain too"
             )
-        return Connection(given["server"], insecure=True)
-    from fedsolve.network.keyfolder import Keys
+        return Connection(site.server, insecure=True)
     from fedsolve.network.security import verify_client
 
-    keys = Keys(key_folder(given["keys"]))
-    verify_client(keys, name)
-    return Connection(given["server"], keys.authority, keys.client_key(name))
+    keys = site.key_folder
+    verify_client(keys, site.name)
+    return Connection(site.server, keys.authority, keys.client_key(site.name))
 
 
 class _Expiry:
     """Tells people at a site, once a day at most, which certificate is about to expire."""
 
-    def __init__(self, connection: Any, given: dict[str, Any], output: Output) -> None:
+    def __init__(self, connection: Any, site: ClientSiteOptions, output: Output) -> None:
         self._authority: Path | None = connection.authority
-        self._given = given
+        self._key: Path | None = connection.key
+        self._site = site
         self._output = output
         self._told: float | None = None
 
     def announce(self) -> None:
         from fedsolve.network import validity
-        from fedsolve.network.keyfolder import Keys
+        from fedsolve.network.security import site_key
 
         if self._authority is None or (self._told is not None and time.monotonic() - self._told < _DAY):
             return
         self._told = time.monotonic()
-        shown = validity.as_served(*address(self._given["server"]), self._authority)
-        for one in (validity.of_site(Keys(key_folder(self._given["keys"]))), shown):
+        key = None if self._key is None else site_key(self._key)
+        shown = validity.as_served(*address(self._site.server), self._authority, key)
+        for one in (validity.of_site(self._site.key_folder), shown):
             if one is not None and (text := one.announced):
                 self._output.warn(text, certificate=one.name, days=one.days)
-
-
-def _show(page: Console, told: dict[str, Any]) -> None:
-    facts(
-        page,
-        [
-            ("site", f"{told['name']} ({told['rows']:,} rows)"),
-            ("answers", str(told["answers"])),
-            ("sent", f"{megabytes(told['bytes_sent'])} MB: {', '.join(told['sent']) or 'nothing'}"),
-            ("received", f"{megabytes(told['bytes_received'])} MB"),
-            ("log", told["log"]),
-        ],
-    )

@@ -1,19 +1,30 @@
-"""Click commands whose help teaches: purpose, examples, options in named groups."""
+"""Click commands whose help teaches: purpose, examples, options in named groups.
+
+The docstring of a command is its help page. A paragraph of lines that begin with `# ` ends it: examples, each
+a comment that says what the command line under it does. Before them, `Details:` begins what only --help-all
+shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import inspect
+import textwrap
+from typing import Any
 
 import click
 
-from fedsolve.errors import did_you_mean
-
-F = TypeVar("F", bound=Callable[..., Any])
+from fedsolve.errors import DataError, did_you_mean
+from fedsolve.parameters import read_toml
 
 WIDTH = 100
 LAST = "Output"
 """The group that closes every help page; click's own --help is in it."""
+
+SHORT_EXAMPLES = 2
+"""How many examples the short one of two help pages has."""
+
+ALL = "fedsolve.help_all"
+"""Where a context says that the longer one is shown."""
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": True}
 
@@ -30,23 +41,45 @@ class Option(click.Option):
         self.more = more
 
 
-class Choice(click.Choice[str]):
-    """One of a few words; a mistyped one is told which was meant."""
+class Explained(click.Command):
+    """A command whose help page is its docstring, with examples."""
 
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        return f"{super().get_invalid_choice_message(value, ctx)}{did_you_mean(str(value), self.choices)}"
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
+        text, *examples = inspect.cleandoc(help or "").split("\n# ")
+        text, _, self.details = text.partition("\nDetails:\n")
+        self.examples = [f"# {example.strip()}" for example in examples]
+        settings.setdefault("context_settings", CONTEXT)
+        super().__init__(*args, **settings | {"help": text.strip()})
+
+    def write_examples(self, formatter: click.HelpFormatter, most: int | None = None) -> None:
+        """A section of command lines, each under a comment that says what it does."""
+        if self.examples:
+            with formatter.section("Examples"):
+                indent = " " * formatter.current_indent
+                text = textwrap.indent("\n\n".join(self.examples[:most]), indent)
+                formatter.write(f"{text}\n")
 
 
-class Command(click.Command):
+class Command(Explained):
     """A command with examples before its options, and its options in groups.
 
-    examples: pairs of (what it does, the command line).
+    config: whether --config FILE gives further options.
     """
 
-    def __init__(self, *args: Any, examples: tuple[tuple[str, str], ...] = (), **settings: Any) -> None:
-        settings.setdefault("context_settings", CONTEXT)
+    def __init__(self, *args: Any, config: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.examples = examples
+        if config:
+            self.params.append(
+                Option(
+                    ["--config"],
+                    metavar="FILE",
+                    group="Configuration",
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_read_config,
+                    help="TOML file with a table of this command's options, such as [server] or [client].",
+                )
+            )
         self.params.append(
             Option(
                 ["--debug"],
@@ -58,15 +91,16 @@ class Command(click.Command):
             )
         )
 
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.write_help(ctx, formatter, self.examples)
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as problem:
+            problem.ctx = problem.ctx or ctx  # the message then names the help page
+            raise
 
-    def write_help(
-        self, ctx: click.Context, formatter: click.HelpFormatter, examples: tuple[tuple[str, str], ...]
-    ) -> None:
-        """What the command does, and these examples of it."""
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
-        write_examples(formatter, examples)
+        self.write_examples(formatter)
 
     def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
         """Whether the help page has this option."""
@@ -88,43 +122,74 @@ class Command(click.Command):
                 formatter.write_dl(groups[title], col_max=34)
 
 
-class ExamplesGroup(click.Group):
+class TwoPages(Command):
+    """A command with two help pages: --help shows what is used most, --help-all all, with details."""
+
+    every = "Show every option."
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params.append(
+            Option(
+                ["--help-all"],
+                group=LAST,
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
+                help=self.every,
+            )
+        )
+
+    def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
+        return super().shown(ctx, param) and bool(ctx.meta.get(ALL) or not getattr(param, "more", False))
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        everything = bool(ctx.meta.get(ALL))
+        click.Command.format_help_text(self, ctx, formatter)
+        self.write_examples(formatter, None if everything else SHORT_EXAMPLES)
+        if everything and self.details:
+            with formatter.section("Details"):
+                formatter.write_text(self.details)
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+class ExamplesGroup(Explained, click.Group):
     """A group of commands whose help page ends with examples."""
 
-    def __init__(self, *args: Any, examples: tuple[tuple[str, str], ...] = (), **settings: Any) -> None:
-        settings.setdefault("context_settings", CONTEXT)
-        super().__init__(*args, **settings)
-        self.examples = examples
-
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, self.examples)
+        self.write_examples(formatter)
 
 
-def write_examples(formatter: click.HelpFormatter, examples: tuple[tuple[str, str], ...]) -> None:
-    """A section of command lines, each under a comment that says what it does."""
-    if not examples:
+def config_table(path: str, command: str) -> dict[str, Any]:
+    """The table of a command in a TOML file."""
+    document = read_toml(path)
+    table = document.get(command, {})
+    if not isinstance(table, dict) or not table:
+        tables = ", ".join(f"[{key}]" for key in document) or "nothing"
+        raise DataError(f"{path} has no table [{command}]; it has {tables}.")
+    return table
+
+
+def _read_config(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    """Make what a TOML file says the defaults of this command line."""
+    if path is None:
         return
-    with formatter.section("Examples"):
-        for number, (purpose, line) in enumerate(examples):
-            if number:
-                formatter.write("\n")
-            indent = " " * formatter.current_indent
-            formatter.write(f"{indent}# {purpose}\n")
-            for part in line.splitlines():
-                formatter.write(f"{indent}{part}\n")
-
-
-def option(*names: str, group: str = "Options", **settings: Any) -> Callable[[F], F]:
-    """Decorator: `click.option` in a group of the help page."""
-    return click.option(*names, cls=Option, group=group, **settings)
-
-
-def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator, in this order on the help page."""
-
-    def decorate(command: F) -> F:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
+    name = ctx.command.name or ""
+    options = [other for other in ctx.command.get_params(ctx) if isinstance(other, click.Option)]
+    known = {spelling.removeprefix("--"): other for other in options for spelling in other.opts}
+    values: dict[str, Any] = {}
+    for key, value in config_table(path, name).items():
+        chosen = known.get(key.replace("_", "-"))
+        if chosen is None or chosen is param or chosen.name is None:
+            raise DataError(f"{path}: [{name}] has the unknown entry '{key}'.{did_you_mean(key, known)}")
+        if isinstance(value, list) and not chosen.multiple:
+            value = ",".join(map(str, value))
+        values[chosen.name] = value
+    ctx.default_map = {**(ctx.default_map or {}), **values}

@@ -1,152 +1,134 @@
-"""`fedsolve demo`: closed forms against FedAvg on embedded data, and a proof of invariance on the spot."""
+"""`fedsolve demo`: closed forms against FedAvg on embedded data, invariance, and personal models."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
+from rich.console import Console
 
 from fedsolve import container
-from fedsolve.cli import demo_page, personal_demo
-from fedsolve.cli.command import LAST, Command, option
-from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Output, check_target, plain
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.cli.command import LAST
+from fedsolve.cli.options import Options, command, option
+from fedsolve.cli.output import Output, table
 from fedsolve.data.partitions import class_counts
-from fedsolve.experiments.config import (
-    DatasetSpec,
-    Experiment,
-    Measure,
-    MethodSpec,
-    PartitionSpec,
-    TableSpec,
-)
-from fedsolve.experiments.metrics import METRICS
-from fedsolve.experiments.observations import Observation, observations
+from fedsolve.data.targets import check_target
+from fedsolve.experiments import digits_demo
+from fedsolve.experiments.config import Cell, Experiment
+from fedsolve.experiments.observations import observations
 from fedsolve.experiments.outcomes import Outcome
+from fedsolve.experiments.result_tables import tables_of
+from fedsolve.experiments.run_folder import RunFolder
 from fedsolve.experiments.sources import ExperimentRows, digits
 from fedsolve.experiments.trials import deal
-from fedsolve.experiments.wording import counted
+from fedsolve.pages.words import counted, percent
+from fedsolve.pages.written_tables import plain
 
-_GROUP = "The federation"
 _MODEL = "The methods"
-
-
-@click.command(
-    cls=Command,
-    examples=(
-        ("the whole story in about a minute", "fedsolve demo"),
-        ("milder division, more clients", "fedsolve demo --clients 50 --alpha 1"),
-        ("a model of its own for every client", "fedsolve demo --personal"),
-    ),
+_NEXT = (
+    "fedsolve train digits --layers 5 --partition shards --out model.safetensors",
+    "fedsolve evaluate model.safetensors digits",
+    "fedsolve train --help      # your own npz, csv or parquet file",
 )
-@option("--personal", is_flag=True, group=_GROUP, help="Show personalised models (APFL) instead.")
-@option("--clients", type=click.IntRange(1), default=20, group=_GROUP, help="How many clients.")
-@option("--alpha", type=float, default=0.1, group=_GROUP, help="Dirichlet parameter: small is uneven.")
-@option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    group=_GROUP,
-    help="Of the division, projections and shuffles.",
-)
-@option("--layers", type=click.IntRange(0), default=20, group=_MODEL, help="DeepAFL: residual blocks.")
-@option("--width", type=click.IntRange(1), default=256, group=_MODEL, help="DeepAFL: features per layer.")
-@option("--rounds", type=click.IntRange(1), default=100, group=_MODEL, help="FedAvg: rounds of averaging.")
-@option("--out", metavar="DIR", default="fedsolve-demo", group=LAST, help="Folder for figure and results.")
-@option("--figure/--no-figure", default=True, group=LAST, help="Whether to draw the figure.")
-@output_options
-def demo(
-    personal: bool,
-    clients: int,
-    alpha: float,
-    seed: int,
-    layers: int,
-    width: int,
-    rounds: int,
-    out: str,
-    figure: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Train AFL, DeepAFL and FedAvg on handwritten digits divided among clients, and prove invariance.
 
-    Compares them, and clients on their own, by test accuracy, exchanges, megabytes and seconds;
-    then deals the same rows differently and shows that the closed-form models do not change. Everything it
-    needs is embedded. Writes demo.png and results.json to the folder --out.
 
-    With --personal: what a model of its own gains each client, on test images like those it owns. Writes
-    personal.png and personal.json.
+class DemoOptions(Options):
+    """The federation, the methods, and where the results go."""
+
+    title = "The federation"
+    clients: int = option(20, "How many clients.", least=1)
+    alpha: float = option(0.1, "Dirichlet parameter: small is uneven.")
+    seed: int = option(0, "Of the division, projections and shuffles.", least=0)
+    layers: int = option(20, "DeepAFL: residual blocks.", least=0, group=_MODEL)
+    width: int = option(256, "DeepAFL, APFL: features.", least=1, group=_MODEL)
+    rounds: int = option(100, "FedAvg: rounds of averaging.", least=1, group=_MODEL)
+    out: str = option("fedsolve-demo", "Folder for figures and results.", metavar="DIR", group=LAST)
+    figure: bool = option(True, "Whether to draw the figures.", group=LAST)
+
+
+@command()
+def demo(options: DemoOptions, output: Output) -> None:
+    """Train AFL, DeepAFL, FedAvg and APFL on handwritten digits divided among clients, and prove invariance.
+
+    Compares them, and clients on their own, by test accuracy, exchanges, megabytes and seconds. Deals the
+    same rows differently and shows that the closed-form models do not change. Then gives every client a model
+    of its own (APFL), tested on images like those it owns. All data are embedded. Writes demo.png,
+    personal.png and results.json to the folder --out.
+
+    # the whole story in about a minute
+    fedsolve demo
+    # milder division, more clients
+    fedsolve demo --clients 50 --alpha 1
     """
     started = time.perf_counter()
-    output, folder = Output(as_json, quiet), Path(out)
+    folder, rows = Path(options.out), digits()
     check_target(str(folder / "demo.png"))
-    experiment = _experiment(clients, alpha, seed, layers, width, rounds)
-    document, files = (personal_demo.show if personal else _show)(output, experiment, figure)
-    document |= {"folder": out, "seconds": time.perf_counter() - started}
-    results = "personal.json" if personal else "results.json"
-    files[results] = (json.dumps(plain(document), indent=2) + "\n").encode()
+    page = output.page()
+    shared = digits_demo.shared_experiment(
+        options.clients, options.alpha, options.seed, options.layers, options.width, options.rounds
+    )
+    first = shared.partitions[0]
+    owners = deal(first, rows.y_train, shared.seeds[0])
+    counts = class_counts(rows.y_train, owners, first.clients)
+    _introduce(page, rows, counts, options.alpha)
+    run, document = _compare(output, shared, rows)
+    document["division"]["rows_per_client"] = counts.sum(axis=1)
+    personal = digits_demo.personal_experiment(shared)
+    document["personal"] = _personalise(output, personal, rows, owners)
+    files: dict[str, bytes] = {}
+    if options.figure:
+        from fedsolve.experiments.run_figures import GAINS, client_gains, gain_plot
+        from fedsolve.pages.plots import draw, render
+
+        gains = {GAINS[kind]: client_gains(document["personal"]["local"], kind) for kind in GAINS}
+        drawn = digits_demo.panels(counts, observations(run.cells))
+        files["demo.png"] = render(draw(drawn), "png")
+        files["personal.png"] = render(gain_plot("", "", gains).figure, "png")
+    document |= {"folder": options.out, "seconds": time.perf_counter() - started}
+    files["results.json"] = (json.dumps(plain(document), indent=2) + "\n").encode()
     for name, contents in files.items():
         container.write_atomically(folder / name, contents)
-    demo_page.close(output.page(), folder, list(files), document["seconds"])
-    if as_json:
-        output.result(document, lambda page: None)
+    page.print(
+        f"Wrote {', '.join(files)} to {folder}/ after {document['seconds']:.0f} seconds.", markup=False
+    )
+    page.print("Try next", style="bold")
+    for line in _NEXT:
+        page.print(f"  {line}", markup=False, soft_wrap=True)
+    if output.as_json:
+        output.result(document)
 
 
-def _experiment(clients: int, alpha: float, seed: int, layers: int, width: int, rounds: int) -> Experiment:
-    """The demo as an experiment: the division that it is about first, then three others of the same rows."""
-    many, owners = 5 * clients, counted(clients, "client")
-    ridge = {"ridge": 0.1}  # some pixels are blank in every image: without a ridge G is singular
-    depths = tuple(sorted({0, layers // 4, layers // 2, layers}))
-    return Experiment(
-        name="demo",
-        title="Handwritten digits",
-        notes="",
-        paper=None,
-        seeds=(seed,),
-        datasets=(DatasetSpec("digits", "digits"),),
-        partitions=(
-            PartitionSpec(f"{owners}, Dirichlet {alpha:g}", "dirichlet", clients, {"alpha": alpha}),
-            PartitionSpec(f"{owners}, 2 shards each", "shards", clients, {"per_client": 2}),
-            PartitionSpec(f"{many} clients, Dirichlet 0.01", "dirichlet", many, {"alpha": 0.01}),
-            PartitionSpec("1 client, all rows pooled", "iid", 1, {}),
-        ),
-        methods=(
-            MethodSpec("local only, mean client", "local", ridge, {}),
-            MethodSpec("local only, best client", "local", ridge | {"statistic": "best"}, {}),
-            *(
-                MethodSpec(f"FedAvg, {counted(number, 'round')}", "fedavg-numpy", {"rounds": number}, {})
-                for number in dict.fromkeys((max(1, rounds // 10), rounds))
-            ),
-            MethodSpec("AFL", "afl", ridge, {}),
-            MethodSpec("DeepAFL", "deepafl", {"layers": layers, "width": width}, {}, depths),
-        ),
-        noise=(0.0,),
-        measure=Measure(train=False),
-        table=TableSpec(("method",), ("metric",), ("test", "exchanges", "megabytes", "seconds")),
-        text="",
+def _introduce(page: Console, rows: ExperimentRows, counts: Array, alpha: float) -> None:
+    """Whose data these are. counts: images of each client and digit."""
+    sizes = counts.sum(axis=1)
+    kinds = float(np.mean((counts > 0).sum(axis=1)[sizes > 0]))
+    owners = counted(len(counts), "client")
+    assert rows.y_test is not None
+    page.print(f"Handwritten digits, divided among {owners}", style="bold")
+    page.print(
+        f"{len(rows.y_train):,} training images of 8 x 8 pixels belong to {owners}. "
+        f"A Dirichlet({alpha:g}) draw decides who owns what: {sizes.min()} to {sizes.max()} images each, "
+        f"{kinds:.1f} of the {counts.shape[1]} digits on average. No image may leave its owner. "
+        f"{len(rows.y_test):,} further images are kept for testing."
     )
 
 
-def _show(output: Output, experiment: Experiment, figure: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Run the experiment and tell of it; gives what came out and the files to write."""
-    page, rows = output.page(), digits()
-    first, *others = experiment.partitions
-    counts = class_counts(rows.y_train, deal(first, rows.y_train, experiment.seeds[0]), first.clients)
-    demo_page.introduce(page, rows, counts, first.options["alpha"])
+def _compare(
+    output: Output, experiment: Experiment, rows: ExperimentRows
+) -> tuple[RunFolder, dict[str, Any]]:
+    """Train everything under the first division, and FedAvg, AFL and DeepAFL under the others."""
+    page, (first, *others) = output.page(), experiment.partitions
     dealt = {
-        one.name: [cell for cell in experiment.cells() if cell.partition is one]
-        for one in experiment.partitions
+        one.name: [cell for cell in experiment.cells() if cell.partition is one] for one in (first, *others)
     }
-    run, outcomes = demo_page.train(output, experiment, dealt[first.name], rows)
+    run, outcomes = _train(output, experiment, dealt[first.name], rows)
     *_, fedavg, afl, deepafl = (cell.parameters for cell in dealt[first.name])
-    demo_page.show_results(
+    _show_results(
         page,
         run,
         "MB is payload up and down, all clients together. FedAvg averages a softmax head on the pixels: "
@@ -157,64 +139,106 @@ def _show(output: Output, experiment: Experiment, figure: bool) -> tuple[dict[st
     )
     changes = []
     for partition in others:
-        # FedAvg with all its rounds, AFL and DeepAFL.
-        _, again = demo_page.train(output, experiment, dealt[partition.name][-3:], rows)
-        changes.append(_change(outcomes[-3:], again, rows))
-    demo_page.show_changes(page, first.name, outcomes[-3].values["accuracy"], changes)
-    document = demo_page.document(run, counts) | {
+        _, again = _train(output, experiment, dealt[partition.name][-3:], rows)
+        changes.append(digits_demo.change(outcomes[-3:], again, rows))
+    _show_changes(page, first.name, outcomes[-3].values["accuracy"], changes)
+    cell = run.cells[0]
+    return run, {
+        "data": cell["dataset"],
+        "division": cell["partition"],
+        "seed": cell["seed"],
+        "parameters": {cell["method"]: cell["parameters"] for cell in run.cells},
+        "methods": _methods(run),
         "staged_accuracy": outcomes[-1].values["accuracy_per_layer"],
         "invariance": changes,
     }
-    return document, {"demo.png": _figure(counts, observations(run.cells))} if figure else {}
 
 
-def _change(before: Sequence[Outcome], after: Sequence[Outcome], rows: ExperimentRows) -> dict[str, Any]:
-    """What another division of the same rows changes: the largest |W' - W| / |W| of any weight matrix W."""
-    fedavg, afl, deepafl = zip(
-        *((outcome.model for outcome in side) for side in (before, after)), strict=True
+def _personalise(
+    output: Output, experiment: Experiment, rows: ExperimentRows, owners: Array
+) -> dict[str, Any]:
+    """Give every client a model of its own, compare client by client, and reshuffle everybody else."""
+    page, cells = output.page(), experiment.cells()
+    page.print("A model of its own for every client", style="bold")
+    page.print(
+        "Now each client is tested on images like its own: the test images are dealt so that its digits have "
+        "the same shares as among its training images."
     )
-    weights = [[*model.classifiers, *(block.omega for block in model.blocks)] for model in deepafl]
-    partition = after[0].values["partition"]
-    empty = partition["empty_clients"]
-    return {
-        "division": partition["name"] + (f", {empty} empty" if empty else ""),
-        "clients": partition["clients"],
-        "afl": demo_page.relative_difference(*(model.weight for model in afl)),
-        "deepafl": max(demo_page.relative_difference(*pair) for pair in zip(*weights, strict=True)),
-        "fedavg": demo_page.relative_difference(*fedavg),
-        "same_predictions": bool(
-            np.array_equal(*(model.predict(rows.x_test) for model in afl))
-            and np.array_equal(*(model.staged_predict(rows.x_test) for model in deepafl))
-        ),
-        "fedavg_accuracy": after[0].values["accuracy"],
-    }
+    run, outcomes = _train(output, experiment, cells, rows)
+    _show_results(
+        page,
+        run,
+        "Accuracy is the mean over clients of what each reaches on its own test images. Local only is a "
+        f"ridge on a client's own pixels; both streams of APFL have width {cells[-1].parameters['width']}. "
+        "One exchange trains the shared stream; a client's own stream takes none and never leaves it. Its "
+        "balance is chosen from its training images by leave-one-out, in closed form.",
+    )
+    change = digits_demo.reshuffled(outcomes[-1].model, rows, owners, experiment.seeds[0])
+    same = "it reads every test image as before" if change["same_predictions"] else "some answers differ"
+    page.print(
+        f"[bold]Everybody else reshuffled[/bold]: {change['client']} keeps its {change['rows']} images; "
+        f"{change['moved']:,} images of all others change hands at random. Its shared stream changes by "
+        f"{change['shared']:.0e} and its own by {change['own']:.0e}, which is rounding: {same}. A client's "
+        "model depends on its own rows and on the union of all, not on how the rest is divided.\n"
+    )
+    return {"methods": _methods(run), "local": outcomes[-1].values["local"], "reshuffled": change}
 
 
-def _figure(counts: Array, found: Sequence[Observation]) -> bytes:
-    """Who owns which digit, and accuracy over the number of blocks."""
-    from fedsolve.experiments.figures.depth import BLOCKS, by_layer
-    from fedsolve.experiments.figures.lines import Axis, Panel, draw_lines
-    from fedsolve.experiments.figures.maps import Ownership, draw_owners
-    from fedsolve.experiments.figures.style import blank, legend_above, render, styled
+def _train(
+    output: Output, experiment: Experiment, cells: Collection[Cell], rows: ExperimentRows
+) -> tuple[RunFolder, list[Outcome]]:
+    with output.bar("training", "model") as bar:
+        return digits_demo.train(experiment, cells, rows, bar)
 
-    # What is compared with comes first in the table and last in the legend.
-    once = list({one.cell["key"]: one for one in reversed(found)}.values())
-    deepest = max(1, *(one.depth or 0 for one in found))
-    least = 50.0 / found[0].cell["test_rows"]
-    errors = [
-        dataclasses.replace(line, y=tuple(max(100.0 - value, least) for value in line.y))
-        for line in by_layer(once, "test", end=float(deepest))
-    ]
-    axis = Axis(METRICS["test"].label, errors=True)
 
-    def draw() -> Any:
-        figure = blank(10.5, 4.4)
-        left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
-        draw_owners(left, Ownership("Who owns which digit (area: number of images)", counts))
-        left.set_xlabel("client")
-        left.set_ylabel("digit")
-        draw_lines(right, Panel("Test accuracy (errors on a log scale)", errors, BLOCKS, axis))
-        legend_above(figure, [right], errors)
-        return figure
+def _methods(run: RunFolder) -> list[dict[str, Any]]:
+    return [{"name": one.method, "depth": one.depth, **one.values} for one in observations(run.cells)]
 
-    return render(styled(draw), "png")
+
+def _show_results(page: Console, run: RunFolder, remark: str) -> None:
+    """What each method reaches and what it costs."""
+    (results,) = tables_of(run)
+    lines = [(row.label, *("" if one is None else one.text for one in row.entries)) for row in results.rows]
+    page.print(table((results.corner, *results.columns), lines))
+    page.print(remark, style="dim")
+    page.print()
+
+
+def _show_changes(page: Console, first: str, reached: float, changes: Sequence[Mapping[str, Any]]) -> None:
+    """What happens when the same rows are dealt differently.
+
+    first: the name of the division so far. reached: FedAvg's accuracy on it.
+    """
+    page.print("The same images, dealt differently", style="bold")
+    page.print(
+        "How much the weights change against the models above (largest relative difference of any weight "
+        "matrix), and whether AFL and DeepAFL, at every depth, still read every test image the same way."
+    )
+    lines = [(f"{first} (above)", "-", "-", "-", "-", percent(reached))]
+    for change in changes:
+        shown = [_difference(change[name]) for name in ("afl", "deepafl")]
+        same, fedavg = "yes" if change["same_predictions"] else "NO", f"{change['fedavg']:.0%}"
+        lines.append((change["division"], *shown, same, fedavg, percent(change["fedavg_accuracy"])))
+    heads = ("who owns the images", "AFL", "DeepAFL", "same answers", "FedAvg", "FedAvg accuracy")
+    page.print(table(heads, lines))
+    worst = _difference(max(max(change["afl"], change["deepafl"]) for change in changes))
+    accuracies = [reached, *(change["fedavg_accuracy"] for change in changes)]
+    spread = 100 * (max(accuracies) - min(accuracies))
+    exact = " (AFL has none: sums of products of sixteenths are exact)"
+    if all(change["same_predictions"] for change in changes):
+        page.print(
+            "[bold]The closed-form models are those of the pooled data, whoever owns what[/bold]: clients "
+            "send terms of sums, and sums do not depend on who holds which addend. What remains, "
+            f"{worst}, is rounding{'' if any(change['afl'] for change in changes) else exact}. "
+            f"FedAvg's accuracy moves by {spread:.1f} points."
+        )
+    else:
+        page.print(
+            f"[bold]Some answers differ[/bold] although the weights agree to {worst}: two scores of a test "
+            "image are equal up to rounding."
+        )
+    page.print()
+
+
+def _difference(value: float) -> str:
+    return "0" if value == 0 else f"{value:.0e}"

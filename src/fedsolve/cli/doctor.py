@@ -1,10 +1,10 @@
-"""`fedsolve doctor`: what would keep this machine from taking part, before it does."""
+"""`fedsolve doctor`: check, before a run, whether this machine can take part."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -12,21 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsolve.cli.command import Command, option
-from fedsolve.cli.features import data_root_option, store_option
-from fedsolve.cli.keys import keys_option
-from fedsolve.cli.options import data_options, layout_from, output_options
+from fedsolve.cli.features import DatasetOptions, StoreOptions
+from fedsolve.cli.inputs import READING, TableOptions
+from fedsolve.cli.keys import KeyFolderOptions
+from fedsolve.cli.options import command, option
 from fedsolve.cli.output import Output
-from fedsolve.cli.site_table import read_site, schema_option
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.data.image_rows import known_backbone
-from fedsolve.data.schema_file import read_schema
-from fedsolve.data.tables import ColumnLayout, parts, read_table
+from fedsolve.data.site_table import read_site
 from fedsolve.network import diagnosis
 from fedsolve.network.diagnosis import Finding
-from fedsolve.network.keyfolder import Keys
+from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.table_file import ColumnLayout, parts, read_table
 
 _ROLE = "What this machine is"
 _SIGNS = {
@@ -36,86 +35,64 @@ _SIGNS = {
 }
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        (
-            "at a site: keys, the way to the server, clocks, versions, disk, data",
-            "fedsolve doctor --server fedsolve.hospital.example:9092 --name north --data folder:./images",
-        ),
-        (
-            "at the server: keys, the port, disk",
-            "fedsolve doctor --listen 0.0.0.0:9092 --host fedsolve.hospital.example",
-        ),
-    ),
-)
-@option("--server", metavar="HOST:PORT", group=_ROLE, help="A site: where its server is.")
-@option("--name", metavar="NAME", group=_ROLE, help="A site: its name, which is its key's.")
-@option("--listen", metavar="HOST:PORT", group=_ROLE, help="The server: where it listens.")
-@option(
-    "--host",
-    "hosts",
-    multiple=True,
-    show_default=False,
-    metavar="HOST",
-    group=_ROLE,
-    help="The server: a name that sites use for it. May be repeated.",
-)
-@option("--insecure", is_flag=True, group=_ROLE, help="A federation without TLS and keys.")
-@option("--data", metavar="DATA", group="The data", help="File or address to be read, as for 'client'.")
-@schema_option("The data", "What a row of the data must be; all that does not fit is listed.")
-@option("--backbone", metavar="B", group="The data", help="Backbone to be loaded.")
-@data_root_option
-@data_options
-@store_option
-@option("--state", metavar="DIR", group="The store", help="The server: its folder of state.")
-@keys_option
-@output_options
-def doctor(
-    server: str | None,
-    name: str | None,
-    listen: str | None,
-    hosts: tuple[str, ...],
-    insecure: bool,
-    data: str | None,
-    schema: str | None,
-    backbone: str | None,
-    root: str | None,
-    store: str | None,
-    state: str | None,
-    folder: str,
-    as_json: bool,
-    quiet: bool,
-    **reading: Any,
-) -> int:
-    """Check ports, certificates, versions, clock, disk and data; say what to do about what is not well.
+class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions):
+    """What this machine is in a federation, and what it has."""
+
+    title = READING
+    server: str | None = option(None, "A site: where its server is.", metavar="HOST:PORT", group=_ROLE)
+    name: str | None = option(None, "A site: its name, which is its key's.", metavar="NAME", group=_ROLE)
+    listen: str | None = option(None, "The server: where it listens.", metavar="HOST:PORT", group=_ROLE)
+    hosts: tuple[str, ...] = option(
+        (),
+        "The server: a name that sites use for it. May be repeated.",
+        flag="--host",
+        metavar="HOST",
+        group=_ROLE,
+    )
+    insecure: bool = option(False, "A federation without TLS and keys.", group=_ROLE)
+    state: str | None = option(None, "The server: its folder of state.", metavar="DIR", group=_ROLE)
+    data: str | None = option(None, "File or address to be read, as for 'client'.", metavar="DATA")
+    schema: str | None = option(
+        None, "What a row of the data must be; all that does not fit is listed.", metavar="FILE"
+    )
+    backbone: str | None = option(None, "Backbone to be loaded.", metavar="B")
+
+
+@command()
+def doctor(options: DoctorOptions, output: Output) -> int:
+    """Check ports, certificates, versions, clock, disk and data, and say how to fix what is wrong.
 
     Changes nothing. The exit code is 0 when nothing failed (warnings are allowed), otherwise that of the
     first failure: 2 usage and data, 3 network, 4 files.
+
+    # at a site: keys, the way to the server, clocks, versions, disk, data
+    fedsolve doctor --server fedsolve.hospital.example:9092 --name north --data folder:./images
+    # at the server: keys, the port, disk
+    fedsolve doctor --listen 0.0.0.0:9092 --host fedsolve.hospital.example
     """
-    keys = None if insecure else Keys(folder)
+    keys = None if options.insecure else options.key_folder
     findings = list(diagnosis.installed())
-    usable = diagnosis.has_flower()
+    usable = all(finding.state == "ok" for finding in findings)
     if usable and keys is not None:
-        if listen is not None or keys.authority_key.exists():
-            findings += diagnosis.server_keys(keys, hosts)
-        if name is not None:
-            findings += diagnosis.client_keys(keys, name)
-    if listen is not None:
-        findings.append(diagnosis.port(listen, keys))
-    if usable and server is not None:
-        if keys is not None and name is None:
+        if options.listen is not None or keys.authority_key.exists():
+            findings += diagnosis.server_keys(keys, options.hosts)
+        if options.name is not None:
+            findings += diagnosis.client_keys(keys, options.name)
+    if options.listen is not None:
+        findings.append(diagnosis.port(options.listen, keys))
+    if usable and options.server is not None:
+        if keys is not None and options.name is None:
             findings.append(diagnosis.authority(keys))
         if keys is None or keys.authority.exists():
-            findings += diagnosis.connection(server, keys, name)
-    findings.append(diagnosis.disk(Path(state) if state else Path(FeatureStore(store).folder)))
-    if data is not None:
-        findings.append(look_at_data(data, root, layout_from(reading), schema))
-    elif schema is not None:
-        findings.append(diagnosis.attempt("schema", lambda: _schema_read(schema)))
-    if backbone is not None:
-        findings.append(look_at_backbone(backbone))
-    _tell(findings, Output(as_json, quiet))
+            findings += diagnosis.connection(options.server, keys, options.name)
+    findings.append(diagnosis.disk(Path(options.state or FeatureStore(options.store).folder)))
+    if options.data is not None:
+        findings.append(look_at_data(options.data, options.root, options.layout(), options.schema))
+    elif (schema := options.schema) is not None:
+        findings.append(diagnosis.attempt("schema", partial(_schema_read, schema)))
+    if options.backbone is not None:
+        findings.append(diagnosis.attempt("backbone", partial(_loaded, options.backbone)))
+    _tell(findings, output)
     return next((finding.code for finding in findings if finding.state == "failed"), 0)
 
 
@@ -135,7 +112,7 @@ def look_at_data(
             described = read_site(source, known, layout or ColumnLayout())
             return f"{source}: {len(described):,} rows, as {schema} describes them"
         if not is_address(source):
-            table = read_table(source, layout, part="train" if parts(source) else None)
+            table = read_table(source, layout=layout, part="train" if parts(source) else None)
             classes = len(np.unique(table.labels)) if table.labels is not None else 0
             return f"{source}: {len(table):,} rows of {table.features.shape[1]:,} features, {classes} labels"
         dataset = load_dataset(source, root)
@@ -156,14 +133,9 @@ def _schema_read(path: str) -> str:
     return f"{path}: {len(schema.used)} columns become {schema.width} features"
 
 
-def look_at_backbone(address: str) -> Finding:
-    """Whether the backbone can be loaded here."""
-
-    def look() -> str:
-        load_backbone(address)
-        return f"{address} can be loaded"
-
-    return diagnosis.attempt("backbone", look)
+def _loaded(address: str) -> str:
+    load_backbone(address)
+    return f"{address} can be loaded"
 
 
 def _tell(findings: list[Finding], output: Output) -> None:

@@ -1,163 +1,149 @@
-"""`fedsolve experiment`: run experiment files, list them, and print their tables."""
+"""`fedsolve experiment` and `fedsolve report`: run experiment files, and show what came out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import LAST, Choice, Command, ExamplesGroup, option
-from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Interrupted, Output, check_target, table, write_text
-from fedsolve.cli.report import figures
-from fedsolve.cli.track_option import track_option, trackers
-from fedsolve.cli.watched import watch_option, watched_page
-from fedsolve.errors import DataError
+from fedsolve.cli.command import LAST, ExamplesGroup
+from fedsolve.cli.features import DatasetOptions, StoreOptions
+from fedsolve.cli.options import Options, command, option, required
+from fedsolve.cli.output import Interrupted, Output, table, write_text
+from fedsolve.cli.watched import TrackerOptions, WatchOptions, watched_page
+from fedsolve.data.targets import check_target
+from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments.algorithms import EXTRA
+from fedsolve.experiments.checks import Check, checks_of
 from fedsolve.experiments.config import Experiment
+from fedsolve.experiments.metrics import METRICS
 from fedsolve.experiments.reading import read_experiment, shipped
-from fedsolve.experiments.rendering import latex, markdown
 from fedsolve.experiments.result_tables import tables_of
 from fedsolve.experiments.run_folder import TEXT, load_run
 from fedsolve.experiments.runner import CellProgress, Summary, run_experiment
 from fedsolve.experiments.sources import StoredRows
+from fedsolve.pages.words import counted, duration
 
 if TYPE_CHECKING:
     from fedsolve.watching.loopback import StatusPage
 
-EXAMPLES = (
-    (
-        "every family of experiments at a small size, offline, then the tables",
-        "fedsolve experiment run small\nfedsolve experiment table runs/small-*",
-    ),
-)
 
-
-@click.group(cls=ExamplesGroup, examples=EXAMPLES)
+@click.group(cls=ExamplesGroup)
 def experiment() -> None:
     """Reproduce the papers' tables: run experiment files, resume them, print what came out.
 
     An experiment file (TOML) names datasets, partitions, methods with parameters and grids, and seeds.
     Every finished cell is one line of RUNS/NAME/cells.jsonl; running a file again runs only what is missing.
+
+    # every family of experiments at a small size, offline, then the tables
+    fedsolve experiment run small
+    fedsolve experiment table runs/small-*
     """
 
 
-experiment.add_command(figures)
+class RunFolderOptions(Options):
+    """Which experiment files, and where their runs are."""
 
-_runs = option(
-    "--runs", metavar="DIR", default="runs", group="Where things are", help="Folder of all runs, one each."
-)
+    title = "Where things are"
+    files: tuple[str, ...] = option((), argument=True, metavar="[FILE...]")
+    runs: str = option("runs", "Folder of all runs, one each.", metavar="DIR")
 
 
-@experiment.command(
-    cls=Command,
-    examples=(
-        ("every family at a small size, offline, from any folder", "fedsolve experiment run small"),
-        (
-            "a table of the paper at full size, on files of your own",
-            "fedsolve experiment run experiments/deepafl/table-03.toml --data-root ~/datasets",
-        ),
-    ),
-)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@option(
-    "--data-root",
-    "root",
-    metavar="DIR",
-    envvar="FEDSOLVE_DATA",
-    group="Where things are",
-    help="Folder with the files of named datasets (also FEDSOLVE_DATA).",
-)
-@option(
-    "--store",
-    metavar="DIR",
-    envvar="FEDSOLVE_STORE",
-    group="Where things are",
-    help="Feature store (also FEDSOLVE_STORE).  [default: in the user's cache]",
-)
-@_runs
-@option(
-    "--dataset", multiple=True, metavar="NAME", group="What runs", help="Only these datasets of the files."
-)
-@option("--backbone", metavar="ADDRESS", group="What runs", help="Instead of the backbone that a file names.")
-@option(
-    "--workers", type=click.IntRange(1), group="What runs", help="Clients at a time.  [default: all cores]"
-)
-@track_option("What runs")
-@watch_option("What runs")
-@output_options
-@click.pass_context
-def run(
-    ctx: click.Context,
-    files: tuple[str, ...],
-    root: str | None,
-    store: str | None,
-    runs: str,
-    dataset: tuple[str, ...],
-    backbone: str | None,
-    workers: int | None,
-    track: tuple[str, ...],
-    watch: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+class ExperimentOptions(TrackerOptions, WatchOptions, StoreOptions, DatasetOptions, RunFolderOptions):
+    """What of the files is run."""
+
+    title = "What runs"
+    files: tuple[str, ...] = required(argument=True, metavar="FILE...")
+    dataset: tuple[str, ...] = option((), "Only these datasets of the files.", metavar="NAME")
+    backbone: str | None = option(None, "Instead of the backbone that a file names.", metavar="ADDRESS")
+    workers: int | None = option(None, "Clients at a time.", least=1, none="all cores")
+    check: bool = option(False, "Then compare every cell that ran with the paper's number and its interval.")
+
+
+class TablesOptions(Options):
+    """Which runs, and how their tables are written."""
+
+    title = LAST
+    runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
+    style: Literal["markdown", "latex"] = option("markdown", "How tables are written.", flag="--format")
+    out: str | None = option(None, "Write to this file instead of stdout.", metavar="FILE")
+
+
+@command(group=experiment)
+def run(options: ExperimentOptions, output: Output) -> int:
     """Run the missing cells of experiment FILEs; stop and continue at any time.
 
     'small' stands for the experiments that are part of fedsolve, 'small/afl-table-1' for one of them. Cells
     that need a package which is not installed are left out, and named. The seed of a cell is that of the
-    partition, of the label noise and of the method's projections.
+    partition, of the label noise and of the method's projections. With --check the exit code is 1 where a
+    cell lies outside the paper's interval, or the paper has no number for any of them.
+
+    # every family at a small size, offline, from any folder
+    fedsolve experiment run small
+    # a table of the paper at full size, on files of your own
+    fedsolve experiment run experiments/deepafl/table-03.toml --data-root ~/datasets
+    # a table that needs no files, beside the paper's numbers
+    fedsolve experiment run experiments/afl/table-a1.toml --check
     """
-    output = Output(as_json, quiet)
-    experiments = _read(files)
-    if dataset:
-        experiments = [one.only(dataset) for one in experiments]
-    tracked = ctx.with_resource(trackers(track))
-    source = StoredRows(root, store)
+    experiments = _read(options.files)
+    if options.dataset:
+        experiments = [one.only(options.dataset) for one in experiments]
+    tracked = click.get_current_context().with_resource(options.followers())
+    source = StoredRows(options.root, options.store)
     summaries: list[Summary] = []
-    with watched_page(watch, experiments[0].name, output, experiment=True) as page:
+    with watched_page(options.watch, experiments[0].name, output, experiment=True) as page:
         for one in experiments:
-            summaries.append(Summary(Path(runs) / one.name, len(one.cells())))
+            summaries.append(Summary(Path(options.runs) / one.name, len(one.cells())))
             if page is not None:
                 page.entitle(one.name)
             try:
                 with _bar(output, one.name, page) as progress:
                     run_experiment(
                         one,
-                        runs,
+                        options.runs,
                         source,
-                        backbone=backbone,
-                        workers=workers,
+                        backbone=options.backbone,
+                        workers=options.workers,
                         progress=progress,
                         follow=[tracked] if page is None else [tracked, page],
                         summary=summaries[-1],
                     )
             except KeyboardInterrupt as stop:
-                raise Interrupted(_stopped(summaries)) from stop
+                last = summaries[-1]
+                raise Interrupted(
+                    f"interrupted; {last.found + last.ran} of {last.total} cells of {last.folder} are "
+                    "finished and kept. Run the same command to continue."
+                ) from stop
             output.note(_told(summaries[-1]))
         if page is not None:
             page.complete()
     _tell_left_out(output, summaries)
-    document = {"runs": [vars(summary) for summary in summaries]}
-    output.result(document, lambda page: _show_runs(page, summaries))
+    document: dict[str, Any] = {"runs": [vars(summary) for summary in summaries]}
+    if not options.check:
+        output.result(document, lambda page: _show_runs(page, summaries))
+        return 0
+    checks = {summary.folder.name: checks_of(load_run(summary.folder)) for summary in summaries}
+    document["checks"] = {
+        name: [vars(one) | {"inside": one.inside} for one in found] for name, found in checks.items()
+    }
+    output.result(document, lambda page: _show_checks(page, checks))
+    return 0 if all(found and all(one.inside for one in found) for found in checks.values()) else 1
 
 
-@experiment.command(
-    name="list",
-    cls=Command,
-    examples=(
-        ("what these files stand for", "fedsolve experiment list experiments/*/*.toml"),
-        ("what has been run", "fedsolve experiment list"),
-    ),
-)
-@click.argument("files", nargs=-1, metavar="[FILE...]")
-@_runs
-@output_options
-def list_(files: tuple[str, ...], runs: str, as_json: bool, quiet: bool) -> None:
-    """List experiment FILEs, or without FILEs the runs, with their cells and how many are finished."""
+@command("list", group=experiment)
+def list_(options: RunFolderOptions, output: Output) -> None:
+    """List experiment FILEs, or without FILEs the runs, with their cells and how many are finished.
+
+    # what these files stand for
+    fedsolve experiment list experiments/*/*.toml
+    # what has been run
+    fedsolve experiment list
+    """
+    files, runs = options.files, options.runs
     entries = [_entry(one, Path(runs) / one.name) for one in _read(files)]
     if not files:
         folders = sorted(path.parent for path in Path(runs).glob(f"*/{TEXT}"))
@@ -171,43 +157,30 @@ def list_(files: tuple[str, ...], runs: str, as_json: bool, quiet: bool) -> None
         lines = [[str(entry[name]) for name in columns] for entry in entries]
         page.print(table(columns, lines, left=(0, 1, 2)))
 
-    Output(as_json, quiet).result({"experiments": entries}, show)
+    output.result({"experiments": entries}, show)
 
 
-@experiment.command(
-    name="table",
-    cls=Command,
-    examples=(
-        ("the tables of one run", "fedsolve experiment table runs/deepafl-table-03"),
-        ("all of them for a paper", "fedsolve experiment table runs/* --format latex --out tables.tex"),
-    ),
-)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@option(
-    "--format",
-    "style",
-    type=Choice(["markdown", "latex"]),
-    default="markdown",
-    group=LAST,
-    help="How tables are written.",
-)
-@option("--out", metavar="FILE", group=LAST, help="Write to this file instead of stdout.")
-@output_options
-def table_(runs: tuple[str, ...], style: str, out: str | None, as_json: bool, quiet: bool) -> None:
+@command("table", group=experiment)
+def table_(options: TablesOptions, output: Output) -> None:
     """Print the tables of RUNs: mean and standard error over seeds, the papers' numbers beside ours.
 
-    With a baseline in the experiment file, accuracies that differ from it by a chi-squared test are marked.
+    With a baseline in the experiment file, accuracies that differ from it by a paired test are marked.
+
+    # the tables of one run
+    fedsolve experiment table runs/deepafl-table-03
+    # all of them for a paper
+    fedsolve experiment table runs/* --format latex --out tables.tex
     """
-    output = Output(as_json, quiet)
-    check_target(out, *runs)
-    found = [(load_run(folder), Path(folder)) for folder in runs]
+    out = options.out
+    check_target(out, *options.runs)
+    found = [(load_run(folder), Path(folder)) for folder in options.runs]
     tables = []
     for one, folder in found:
         made = tables_of(one)
         if not made:
             output.note(f"{folder} has no finished cells yet.")
         tables += made
-    text = "\n".join((latex if style == "latex" else markdown)(each) for each in tables)
+    text = "\n".join(each.to_latex() if options.style == "latex" else each.to_markdown() for each in tables)
     if out is not None:
         write_text(out, text)
     document = {"tables": [each.as_dict() for each in tables], "out": out}
@@ -263,22 +236,15 @@ def _bar(
             if page is not None:
                 where = progress.done, progress.total, progress.cell, progress.remark
                 page.cells(*where, progress.seconds_left)
-            left = "" if progress.seconds_left is None else f"{_duration(progress.seconds_left)} left; "
+            left = "" if progress.seconds_left is None else f"{duration(progress.seconds_left)} left; "
             remark = f", {progress.remark}" if progress.remark else ""
             advance(progress.done, progress.total, f"{left}{progress.cell}{remark}")
 
         yield tell
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
-
-
 def _told(summary: Summary) -> str:
-    parts = [f"{summary.ran} cells run in {_duration(summary.seconds)}"]
+    parts = [f"{summary.ran} cells run in {duration(summary.seconds)}"]
     if summary.found:
         parts.append(f"{summary.found} were there")
     if summary.damaged:
@@ -287,7 +253,7 @@ def _told(summary: Summary) -> str:
 
 
 def _tell_left_out(output: Output, summaries: Sequence[Summary]) -> None:
-    """Name the methods that a missing package kept from running; with nothing left, that is an error."""
+    """Warn about methods that lack a package. An error if nothing at all could run."""
     counts: dict[str, int] = {}
     for summary in summaries:
         for method, cells in summary.left_out.items():
@@ -304,16 +270,113 @@ def _tell_left_out(output: Output, summaries: Sequence[Summary]) -> None:
     output.warn(f"{told} {remedy}")
 
 
-def _stopped(summaries: Sequence[Summary]) -> str:
-    last = summaries[-1]
-    done = last.found + last.ran
-    return (
-        f"interrupted; {done} of {last.total} cells of {last.folder} are finished and kept. "
-        "Run the same command to go on."
-    )
-
-
 def _show_runs(page: Console, summaries: Sequence[Summary]) -> None:
     folders = " ".join(str(summary.folder) for summary in summaries[:3])
     more = " ..." if len(summaries) > 3 else ""
     page.print(f"Now: fedsolve experiment table {folders}{more}", soft_wrap=True)
+
+
+def _show_checks(page: Console, checks: Mapping[str, Sequence[Check]]) -> None:
+    """Every comparison in a line, and what they come to."""
+    for name, found in checks.items():
+        lines = []
+        for one in found:
+            number = METRICS[one.metric].number
+            verdict = (
+                "inside" if one.inside else "outside by " + number(one.excess) if one.seeds else "no model"
+            )
+            place = f"{one.row}; {one.column}"
+            lines.append([place, number(one.ours), number(one.paper), number(one.allowed), verdict])
+        if lines:
+            page.print(table((name, "ours", "paper", "may differ by", ""), lines, left=(0, 4)))
+            inside = sum(one.inside for one in found)
+            page.print(
+                f"{name}: {inside} of {len(found)} inside. Intervals are of 95 %: of right cells that vary "
+                "with the seed, one in twenty lies outside by chance.",
+                soft_wrap=True,
+            )
+        else:
+            page.print(f"{name}: the paper has no number for any cell that ran.", soft_wrap=True)
+
+
+class ReportOptions(Options):
+    """Which runs, and where their page goes."""
+
+    title = LAST
+    runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
+    out: str = option("report.html", "The HTML file to write.", metavar="FILE")
+    heading: str | None = option(
+        None, "Heading of the page.", flag="--title", metavar="TEXT", none="by its contents"
+    )
+
+
+class FigureOptions(Options):
+    """Which runs, and where their figures go."""
+
+    title = LAST
+    runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
+    out: str = option("figures", "Folder for the files.", metavar="DIR")
+    form: Literal["png", "svg", "pdf"] = option("png", "Kind of files.", flag="--format")
+
+
+@command()
+def report(options: ReportOptions, output: Output) -> None:
+    """Show RUNs as one HTML page: findings, sortable tables, figures, configuration, provenance.
+
+    The page is a single file that needs no network; it follows the reader's choice of light or dark and
+    prints well. A RUN is a folder that 'fedsolve experiment run' made, or a folder of such folders.
+
+    # all runs on one page
+    fedsolve report runs/* --out report.html
+    # one run under a title of its own
+    fedsolve report runs/deepafl-table-03 --title "Ridge, again"
+    """
+    # Drawing is loaded by the commands that draw: it takes a second.
+    from fedsolve.experiments.report_page import write_report
+
+    out = options.out
+    check_target(out, *options.runs)
+    folders = run_folders(options.runs)
+    write_report(folders, Path(out), options.heading)
+    size = Path(out).stat().st_size
+    told = f"{counted(len(folders), 'run')} in {out} ({size / 1e6:.1f} MB)"
+    document = {"runs": folders, "out": out, "bytes": size}
+    output.result(document, told)
+
+
+@command(group=experiment)
+def figures(options: FigureOptions, output: Output) -> None:
+    """Draw the figures that RUNs can give, readable in black and white, one file each.
+
+    Who owns which class; accuracy against depth, skew, clients, noise, parameters and cost; separability
+    and risk per layer. The same cells give the same bytes.
+
+    # the figures of one run
+    fedsolve experiment figures runs/deepafl-table-03
+    # all of them for a paper
+    fedsolve experiment figures runs/* --format pdf --out figures
+    """
+    from fedsolve.experiments.run_figures import write_figures
+    from fedsolve.pages.plots import FORMATS
+
+    out, folder = options.out, Path(options.out)
+    if folder.exists() and not folder.is_dir():
+        raise ModelFileError(f"cannot write figures to {out}: it is a file. Name a folder.")
+    chosen = next(known for known in FORMATS if known == options.form)
+    written = write_figures(run_folders(options.runs), folder, chosen)
+    told = f"{counted(len(written), 'figure')} in {folder}"
+    document = {"files": written, "out": out}
+    output.result(document, told)
+
+
+def run_folders(named: tuple[str, ...]) -> list[Path]:
+    """The named run folders, each once; a folder of runs stands for all of them."""
+    from fedsolve.experiments.run_folder import TEXT
+
+    found: dict[Path, Path] = {}
+    for name in named:
+        folder = Path(name)
+        inside = sorted(path.parent for path in folder.glob(f"*/{TEXT}"))
+        for run in [folder] if (folder / TEXT).is_file() or not inside else inside:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())

@@ -3,81 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 from rich.console import Console
 
-from fedsolve.cli.command import Command, ExamplesGroup, F, option, options
-from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Interrupted, Output, facts, megabytes, table
+from fedsolve import container
+from fedsolve.cli.command import ExamplesGroup
+from fedsolve.cli.options import Options, command, option, required
+from fedsolve.cli.output import Interrupted, Output, facts, table
 from fedsolve.data.datasets import Dataset, load_dataset
+from fedsolve.data.datasets import datasets as known_datasets
 from fedsolve.data.feature_store import ExtractionProgress, Features, FeatureStore, StoredFeatures
+from fedsolve.data.image_rows import DEFAULT_BACKBONE
+from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError, FedsolveError, ModelFileError
+from fedsolve.pages.words import counted, duration, megabytes
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
 
-BACKBONE = "efficientnet-lite0"
-
-_DATA = "The data"
 _WORK = "The work"
-_STORE = "The store"
-
-EXAMPLES = (
-    (
-        "your own images, a folder for each class, through EfficientNet-Lite0",
-        "fedsolve features build folder:./images",
-    ),
-    (
-        "what is stored, whether it is sound, and away with what is not needed",
-        "fedsolve features list\nfedsolve features verify\nfedsolve features remove 3fa4c1",
-    ),
-)
 
 
-@click.group(cls=ExamplesGroup, examples=EXAMPLES)
+@click.group(cls=ExamplesGroup)
 def features() -> None:
     """Turn images into features once, and keep them.
 
     Features are stored under a key made of the images, the labels, the backbone and its preprocessing:
-    the same question is never computed twice, and nothing stale is ever found.
+    equal features are never computed twice, and none are out of date.
+
+    # your own images, a folder for each class, through EfficientNet-Lite0
+    fedsolve features build folder:./images
+    # list what is stored, check it, and remove what is not needed
+    fedsolve features list
+    fedsolve features verify
+    fedsolve features remove 3fa4c1
     """
 
 
-def data_root_option(command: F) -> F:
-    """Decorator: --data-root, the folder of datasets."""
-    return option(
-        "--data-root",
-        "root",
+class DatasetOptions(Options):
+    """Where the files of datasets are."""
+
+    title = "The data"
+    root: str | None = option(
+        None,
+        "Folder with the files of named datasets.",
+        flag="--data-root",
         metavar="DIR",
+        none="FEDSOLVE_DATA",
         more=True,
-        group=_DATA,
-        help="Folder with the files of named datasets.  [default: FEDSOLVE_DATA]",
-    )(command)
+    )
 
 
-def store_option(command: F) -> F:
-    """Decorator: --store, the folder of features."""
-    return option(
-        "--store",
+class StoreOptions(Options):
+    """Where features are kept."""
+
+    title = "The store"
+    store: str | None = option(
+        None,
+        "Folder of features.",
         metavar="DIR",
+        none="FEDSOLVE_STORE, else ~/.cache/fedsolve/features",
         more=True,
-        group=_STORE,
-        help="Folder of features.  [default: FEDSOLVE_STORE, else ~/.cache/fedsolve/features]",
-    )(command)
-
-
-@dataclass(frozen=True)
-class Built:
-    """Features, and what they took in this run: images extracted, seconds, images per second."""
-
-    features: Features
-    images: int = 0
-    seconds: float = 0.0
-    rate: float | None = None
+    )
 
 
 def built(
@@ -87,8 +79,8 @@ def built(
     store: str | None = None,
     batch: int = 64,
     loaded: Backbone | None = None,
-) -> Built:
-    """The features of a dataset by this backbone, with a bar while there is work to do.
+) -> tuple[Features, ExtractionProgress | None]:
+    """The features of a dataset by this backbone, with a bar while there is work, and how that went.
 
     loaded: the backbone of this address where it is loaded already. Ctrl-C ends it with a message that says
     how much is done and how to go on.
@@ -109,95 +101,91 @@ def built(
             )
     except KeyboardInterrupt as stop:
         raise Interrupted(_stopped(told)) from stop
-    if not told:
-        return Built(found)
-    return Built(found, told[-1].fresh, told[-1].seconds, told[-1].rate)
+    return found, told[-1] if told else None
 
 
-def _limit(part: str) -> Callable[[F], F]:
-    text = f"Use at most so many {part} images, every class in its proportion."
-    return option(f"--limit-{part}", type=click.IntRange(1), metavar="N", group=_DATA, help=text)
+class BuildOptions(DatasetOptions):
+    """Which images, and how they become features."""
+
+    address: str = required(argument=True)
+    limit_train: int | None = option(
+        None, "Use at most so many training images, every class in its proportion.", metavar="N", least=1
+    )
+    limit_test: int | None = option(None, "The same of test images.", metavar="N", least=1)
+    backbone: str = option(DEFAULT_BACKBONE, "Turns images into features.", metavar="B", group=_WORK)
+    batch: int = option(64, "Images extracted together.", least=1, group=_WORK)
+    out: str | None = option(
+        None, "Also write an npz file with a byte for each number.", metavar="FILE", group=_WORK
+    )
+    directions: int | None = option(
+        None, "Of this many principal directions of the training rows.", metavar="N", least=1, group=_WORK
+    )
 
 
-@features.command(
-    cls=Command,
-    examples=(
-        EXAMPLES[0],
-        (
-            "Fashion-MNIST with files under ./data, a part of it only",
-            "fedsolve features build fashion-mnist --data-root data --limit-train 6000 --limit-test 1000",
-        ),
-        (
-            "another backbone: the pixels themselves, an ONNX file, a folder of transformers",
-            "fedsolve features build cifar10 --backbone pixels\n"
-            "fedsolve features build cifar10 --backbone onnx:resnet.onnx\n"
-            "fedsolve features build cifar10 --backbone hf:./vit",
-        ),
-    ),
-)
-@click.argument("address")
-@data_root_option
-@_limit("train")
-@_limit("test")
-@option("--backbone", metavar="B", default=BACKBONE, group=_WORK, help="What turns images into features.")
-@option("--batch", type=click.IntRange(1), default=64, group=_WORK, help="Images extracted together.")
-@store_option
-@output_options
-def build(
-    address: str,
-    root: str | None,
-    limit_train: int | None,
-    limit_test: int | None,
-    backbone: str,
-    batch: int,
-    store: str | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+@command(group=features)
+def build(wanted: BuildOptions, held: StoreOptions, output: Output) -> None:
     """Turn the images of the dataset ADDRESS into features, or find these in the store.
 
     ADDRESS is a name such as digits or cifar10, or folder:PATH for images of your own in class folders;
     'fedsolve datasets' lists them all. Stop with Ctrl-C when you like: the same command goes on where it
     stopped, and the result is the same to the last bit.
+
+    # your own images, a folder for each class, through EfficientNet-Lite0
+    fedsolve features build folder:./images
+    # Fashion-MNIST with files under ./data, a part of it only
+    fedsolve features build fashion-mnist --data-root data --limit-train 6000 --limit-test 1000
+    # another backbone: the pixels themselves, an ONNX file, a folder of transformers
+    fedsolve features build cifar10 --backbone pixels
+    fedsolve features build cifar10 --backbone onnx:resnet.onnx
+    fedsolve features build cifar10 --backbone hf:./vit
+    # the file of the experiments on CIFAR-10, from the official archive under ./data
+    fedsolve features build cifar10 --data-root data --directions 512 --out data/cifar10_lite0.npz
     """
-    output = Output(as_json, quiet)
-    dataset = load_dataset(address, root)
+    if wanted.out is None and wanted.directions is not None:
+        raise DataError("--directions is how the file of --out is made; name one: --out FILE.npz.")
+    if wanted.out is not None:
+        check_target(wanted.out)
+        if not wanted.out.lower().endswith(".npz"):
+            raise DataError(f"--out writes an npz file; name it so, not {wanted.out}.")
+    dataset = load_dataset(wanted.address, wanted.root)
     if not dataset.is_images:
         raise DataError(
-            f"{address} holds features already, which need no backbone. Use it as it is: 'fedsolve train'."
+            f"{wanted.address} holds features already, which need no backbone. Use it as it is: "
+            "'fedsolve train'."
         )
-    if limit_train is not None or limit_test is not None:
-        dataset = dataset.limited(limit_train, limit_test)
-    work = built(output, dataset, backbone, store, batch)
-    found = work.features
+    if wanted.limit_train is not None or wanted.limit_test is not None:
+        dataset = dataset.limited(wanted.limit_train, wanted.limit_test)
+    found, work = built(output, dataset, wanted.backbone, held.store, wanted.batch)
     document = {
         "key": found.key,
-        "dataset": address,
-        "backbone": backbone,
+        "dataset": wanted.address,
+        "backbone": wanted.backbone,
         "rows": found.manifest["rows"],
         "width": found.manifest["width"],
         "classes": list(found.class_names),
-        "extracted": work.images,
-        "images_per_second": work.rate,
-        "seconds": work.seconds,
-        "folder": FeatureStore(store).folder / found.key,
+        "extracted": 0 if work is None else work.fresh,
+        "images_per_second": None if work is None else work.rate,
+        "seconds": 0.0 if work is None else work.seconds,
+        "folder": FeatureStore(held.store).folder / found.key,
+        "out": wanted.out,
     }
-    output.result(document, lambda page: _show_built(page, found, document))
+    if wanted.out is not None:
+        stream = io.BytesIO()
+        np.savez_compressed(stream, **found.compact(wanted.directions))  # type: ignore[arg-type]
+        container.write_atomically(wanted.out, stream.getvalue())
+    output.result(document, _built_lines(found, document))
 
 
-@features.command(
-    "list",
-    cls=Command,
-    examples=(("everything in the store, with keys", "fedsolve features list"),),
-)
-@store_option
-@output_options
-def list_features(store: str | None, as_json: bool, quiet: bool) -> None:
+@command("list", group=features)
+def list_features(options: StoreOptions, output: Output) -> None:
     """List the stored features.
 
-    Partial ones were interrupted; the command that began them goes on with them.
+    Partial ones were interrupted; the command that began them continues them.
+
+    # everything in the store, with keys
+    fedsolve features list
     """
-    held = FeatureStore(store)
+    held = FeatureStore(options.store)
     entries = held.entries()
 
     def show(page: Console) -> None:
@@ -211,27 +199,28 @@ def list_features(store: str | None, as_json: bool, quiet: bool) -> None:
         page.print(f"{megabytes(sum(entry.nbytes for entry in entries))} MB in {held.folder}")
 
     told = [dataclasses.asdict(entry) for entry in entries]
-    Output(as_json, quiet).result({"store": held.folder, "features": told}, show)
+    output.result({"store": held.folder, "features": told}, show)
 
 
-@features.command(
-    cls=Command,
-    examples=(
-        ("everything in the store", "fedsolve features verify"),
-        ("one set, by the beginning of its key", "fedsolve features verify 3fa4c1"),
-    ),
-)
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
-@store_option
-@output_options
-def verify(keys: tuple[str, ...], store: str | None, as_json: bool, quiet: bool) -> None:
+class KeyOptions(StoreOptions):
+    """Which sets of features."""
+
+    keys: tuple[str, ...] = option((), argument=True, metavar="[KEY]...")
+
+
+@command(group=features)
+def verify(options: KeyOptions, output: Output) -> None:
     """Check stored features against what was written.
 
     Reads all sets, or those whose keys begin as given. A set that differs is named, and the exit code is 4.
+
+    # everything in the store
+    fedsolve features verify
+    # one set, by the beginning of its key
+    fedsolve features verify 3fa4c1
     """
-    held = FeatureStore(store)
-    output = Output(as_json, quiet)
-    chosen = [held.resolve(key) for key in keys] or [entry.key for entry in held.entries()]
+    held = FeatureStore(options.store)
+    chosen = [held.resolve(key) for key in options.keys] or [entry.key for entry in held.entries()]
     problems: dict[str, str] = {}
     with output.bar("verifying", "set") as bar:
         for number, key in enumerate(chosen):
@@ -243,63 +232,43 @@ def verify(keys: tuple[str, ...], store: str | None, as_json: bool, quiet: bool)
     if problems:
         more = f" ({len(problems)} of {len(chosen)} sets are not sound)" if len(chosen) > 1 else ""
         raise ModelFileError(f"{next(iter(problems.values()))}{more}")
-    output.result({"sound": chosen}, lambda page: page.print(f"{_sets(chosen)} sound."))
+    output.result({"sound": chosen}, f"{counted(len(chosen), 'set')} of features sound.")
 
 
-@features.command(
-    cls=Command,
-    examples=(
-        ("one set, by the beginning of its key", "fedsolve features remove 3fa4c1"),
-        ("everything that was not finished", "fedsolve features remove --partial"),
-    ),
-)
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
-@options(
-    option("--partial", is_flag=True, group=_STORE, help="All sets whose extraction did not finish."),
-    option("--all", "everything", is_flag=True, group=_STORE, help="All sets."),
-)
-@store_option
-@output_options
-@click.pass_context
-def remove(
-    ctx: click.Context,
-    keys: tuple[str, ...],
-    partial: bool,
-    everything: bool,
-    store: str | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+class RemoveOptions(KeyOptions):
+    """Which sets of features go."""
+
+    partial: bool = option(False, "All sets whose extraction did not finish.")
+    everything: bool = option(False, "All sets.", flag="--all")
+
+
+@command(group=features)
+def remove(options: RemoveOptions, output: Output) -> None:
     """Delete stored features.
 
     KEY is the beginning of a key. The images they came from are not touched.
+
+    # one set, by the beginning of its key
+    fedsolve features remove 3fa4c1
+    # everything that was not finished
+    fedsolve features remove --partial
     """
-    if not (keys or partial or everything):
-        raise click.UsageError("name the keys to remove, or --partial, or --all", ctx)
-    held = FeatureStore(store)
-    chosen = [held.resolve(key) for key in keys]
-    chosen += [entry.key for entry in held.entries() if everything or (partial and entry.state == "partial")]
+    if not (options.keys or options.partial or options.everything):
+        raise click.UsageError("name the keys to remove, or --partial, or --all")
+    held = FeatureStore(options.store)
+    chosen = [held.resolve(key) for key in options.keys]
+    for entry in held.entries():
+        if options.everything or (options.partial and entry.state == "partial"):
+            chosen.append(entry.key)
     removed = [held.remove(key) for key in dict.fromkeys(chosen)]
     size = sum(entry.nbytes for entry in removed)
     document = {"removed": [entry.key for entry in removed], "nbytes": size}
-    Output(as_json, quiet).result(
-        document, lambda page: page.print(f"{_sets(removed)} removed, {megabytes(size)} MB.")
-    )
-
-
-def _sets(found: Sequence[object]) -> str:
-    return f"{len(found)} set{'' if len(found) == 1 else 's'} of features"
+    output.result(document, f"{counted(len(removed), 'set')} of features removed, {megabytes(size)} MB.")
 
 
 def _pace(progress: ExtractionProgress) -> str:
-    left = "" if progress.remaining is None else f", {_clock(progress.remaining)} left"
+    left = "" if progress.remaining is None else f", {duration(progress.remaining)} left"
     return f"{progress.rate:,.0f} images/s{left}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _stopped(told: Sequence[ExtractionProgress]) -> str:
@@ -309,7 +278,7 @@ def _stopped(told: Sequence[ExtractionProgress]) -> str:
     return f"interrupted; {done}. Run the same command to go on."
 
 
-def _show_built(page: Console, found: Features, told: dict[str, Any]) -> None:
+def _built_lines(found: Features, told: dict[str, Any]) -> list[tuple[str, str]]:
     rows = told["rows"]
     if told["extracted"]:
         pace = f"{told['images_per_second']:,.0f} a second"
@@ -317,23 +286,19 @@ def _show_built(page: Console, found: Features, told: dict[str, Any]) -> None:
     else:
         work = "nothing to do: the features were in the store"
     parts = " + ".join(f"{rows[part]:,} {part}" for part in ("train", "test") if part in rows)
-    lines = [
+    return [
         ("dataset", f"{told['dataset']} ({parts} images, {len(found.class_names)} classes)"),
         ("backbone", f"{told['backbone']} ({told['width']:,} features)"),
         ("extracted", work),
         ("key", f"{found.key[:12]} (train on them: fedsolve train features:{found.key[:12]})"),
         ("folder", str(told["folder"])),
+        *([] if told["out"] is None else [("file", str(told["out"]))]),
     ]
-    facts(page, lines)
 
 
 def _short(text: str, width: int = 18) -> str:
     """A long address by its end, which tells more than its beginning."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
-def _share(entry: StoredFeatures) -> str:
-    return f"{100 * entry.done // entry.total if entry.total else 0} %"
 
 
 def _line(entry: StoredFeatures) -> tuple[str, ...]:
@@ -344,5 +309,33 @@ def _line(entry: StoredFeatures) -> tuple[str, ...]:
         f"{entry.total:,}",
         "" if entry.width is None else f"{entry.width:,}",
         megabytes(entry.nbytes),
-        f"{_share(entry)} done" if entry.state == "partial" else entry.state,
+        f"{100 * entry.done // max(1, entry.total)} % done" if entry.state == "partial" else entry.state,
     )
+
+
+@command()
+def datasets(output: Output) -> None:
+    """List the datasets: address, contents, expected files, where to get them.
+
+    An address names a dataset wherever a command takes one: 'digits', 'cifar10', 'folder:./images'. Files
+    are looked for in the folder of --data-root, or of the variable FEDSOLVE_DATA; only hf: downloads
+    anything. Options follow a question mark: 'folder:./images?test=0.3&seed=1'.
+
+    # what there is, and where to get the files
+    fedsolve datasets
+    # the same for a program
+    fedsolve datasets --json
+    """
+    known = known_datasets()
+
+    def show(page: Console) -> None:
+        for dataset in known:
+            page.print(f"[bold]{dataset.name}[/bold]")
+            lines = (("  what", dataset.title), ("  files", dataset.files), ("  from", dataset.source))
+            facts(page, lines)
+            page.print()
+
+    told = [
+        {name: getattr(dataset, name) for name in ("name", "title", "files", "source")} for dataset in known
+    ]
+    output.result({"datasets": told}, show)

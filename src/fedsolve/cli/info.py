@@ -1,92 +1,62 @@
-"""`fedsolve info`: the card of a model, as a page, as JSON or as Markdown."""
+"""`fedsolve info` and `fedsolve export`: the card of a model, and the model as a file for other programs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from fedsolve.cli.command import LAST, Command, option
-from fedsolve.cli.options import allow_options, output_options
-from fedsolve.cli.output import Output, check_target, facts, harmless, megabytes, write_text
-from fedsolve.federation.card import MOST_NAMES, card
-from fedsolve.model import load_model
-from fedsolve.permissions import allowing
-from fedsolve.schema import LEFT_OUT
+from fedsolve.cli.command import LAST
+from fedsolve.cli.model_options import ModelOptions
+from fedsolve.cli.options import command, option, required
+from fedsolve.cli.output import Output, facts, write_text
+from fedsolve.data.targets import check_target
+from fedsolve.export import OPSET, PRECISIONS, write_onnx
+from fedsolve.federation.card import card
+from fedsolve.pages.model_card import markdown, sections
+from fedsolve.pages.words import megabytes
+from fedsolve.scoring.doubts import caveats
+from fedsolve.statistics.results import StatisticModel
 
-MOST_COLUMNS = 40
-"""Columns of a schema that a page lists; JSON has them all."""
 
-Section = tuple[str, list[tuple[str, str]]]
+class InfoOptions(ModelOptions):
+    """How the card is written."""
+
+    markdown: bool = option(False, "Print Markdown: the model card.", group=LAST)
+    out: str | None = option(None, "Write the Markdown to a file.", metavar="FILE", none="stdout", group=LAST)
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("what a model is, where it comes from and what it reached", "fedsolve info model.safetensors"),
-        (
-            "its card as a file to hand on with it",
-            "fedsolve info model.safetensors --markdown --out MODEL.md",
-        ),
-    ),
-)
-@click.argument("model")
-@option("--markdown", is_flag=True, group=LAST, help="Print Markdown: the model card.")
-@option("--out", metavar="FILE", group=LAST, help="Write the Markdown to a file.  [default: stdout]")
-@allow_options("Model")
-@output_options
-@click.pass_context
-def info(ctx: click.Context, /, **given: Any) -> None:
+@command()
+def info(options: InfoOptions, output: Output) -> None:
     """Tell what the model file MODEL is: schema, training, calibration, metrics, versions, licence.
 
     How it was trained is known of models that 'fedsolve train' and 'fedsolve server' wrote.
+
+    # what a model is, where it comes from and what it reached
+    fedsolve info model.safetensors
+    # its card as a file to hand on with it
+    fedsolve info model.safetensors --markdown --out MODEL.md
     """
-    output = Output(given["as_json"], given["quiet"])
-    if given["as_json"] and given["markdown"]:
-        raise click.UsageError("--json and --markdown are two forms of the same; choose one", ctx)
-    if given["out"] is not None and not given["markdown"]:
-        raise click.UsageError("--out is for --markdown", ctx)
-    check_target(given["out"], given["model"])
-    ctx.with_resource(allowing(networks=given["networks"], methods=given["methods"]))
-    told = {"file": given["model"], **card(load_model(given["model"]))}
-    if not given["markdown"]:
-        output.result(told, lambda page: _show(page, told))
+    if output.as_json and options.markdown:
+        raise click.UsageError("--json and --markdown are two forms of the same; choose one")
+    if options.out is not None and not options.markdown:
+        raise click.UsageError("--out is for --markdown")
+    check_target(options.out, options.model)
+    model = options.load()
+    told = {"file": options.model, **card(model)}
+    result = model if isinstance(model, StatisticModel) else None
+    if result is not None:
+        told["result"] = result.document()
+    if not options.markdown:
+        output.result(told, lambda page: _show(page, told) if result is None else click.echo(str(result)))
         return
-    text = markdown(told)
-    if given["out"] is None:
+    text = markdown(told) if result is None else result.to_markdown() + "\n"
+    if options.out is None:
         click.echo(text, nl=False)
     else:
-        write_text(given["out"], text)
-        output.note(f"card written to {given['out']}")
-
-
-def sections(told: dict[str, Any]) -> list[Section]:
-    """The card in words: titles, and names with values under each."""
-    found: list[Section] = [("Model", _model(told))]
-    for title, told_of in (
-        ("Rows", _rows(told["schema"], told["prepared"])),
-        ("Training", _training(told)),
-        ("Probabilities", _calibration(told["calibration"], told["classes"])),
-    ):
-        if told_of:
-            found.append((title, told_of))
-    return [*found, ("Licence", [("", told["licence"])])]
-
-
-def markdown(told: dict[str, Any]) -> str:
-    """The card as a Markdown document."""
-    lines = [f"# {_plain(Path(told['file']).name)}", "", f"`{told['model']}`"]
-    for title, told_of in sections(told):
-        lines += ["", f"## {title}", ""]
-        lines += [f"- {f'**{_plain(name)}**: ' if name else ''}{_plain(value)}" for name, value in told_of]
-    return "\n".join(lines) + "\n"
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown and HTML leave as it is."""
-    return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else c for c in harmless(text))
+        write_text(options.out, text)
+        output.note(f"card written to {options.out}")
 
 
 def _show(page: Console, told: dict[str, Any]) -> None:
@@ -97,100 +67,65 @@ def _show(page: Console, told: dict[str, Any]) -> None:
         facts(page, told_of)
 
 
-def _model(told: dict[str, Any]) -> list[tuple[str, str]]:
-    classes = told["classes"]
-    predicts = (
-        f"{told['targets']} targets" if classes is None else _listed(classes, f"{len(classes)} classes")
+class ExportOptions(ModelOptions):
+    """What is written."""
+
+    title = "Export"
+    target: str = required("The ONNX file to write.", flag="--onnx", metavar="FILE")
+    precision: str = option(
+        PRECISIONS[0],
+        "Of the matrix of features, of wide layers and of what comes out.",
+        choices=PRECISIONS,
     )
-    lines = [
-        ("file", told["file"]),
-        ("kind", f"{told['family']}{', of one client alone' if told['private'] else ''}"),
-        ("takes", f"{told['features']:,} features"),
-        ("predicts", predicts),
-        ("size", f"{told['numbers']:,} numbers, format {told['format']}"),
-    ]
-    if told["method"] is not None:
-        lines.append(("method", told["method"]))
-    if told["parameters"]:
-        lines.append(("parameters", _named(told["parameters"])))
-    if told["settings"]:
-        lines.append(("chosen", _named(told["settings"])))
-    return lines
-
-
-def _named(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _rows(schema: dict[str, Any] | None, prepared: bool) -> list[tuple[str, str]]:
-    if schema is None:
-        return []
-    if schema["extractor"] is not None:
-        extractor = schema["extractor"]
-        lines = [("backbone", extractor["address"]), ("weights", extractor["weights"])]
-        return [*lines, *((name, str(value)) for name, value in extractor["preprocessing"].items())]
-    lines = [("label", str(schema["label"]))] if schema["label"] else []
-    used = [column for column in schema["columns"] if column["kind"] not in LEFT_OUT]
-    for column in used[:MOST_COLUMNS]:
-        unit = f" in {column['unit']}" if column.get("unit") else ""
-        kinds = _listed(column["categories"], column["kind"]) if column.get("categories") else column["kind"]
-        lines.append((column["name"], f"{kinds}{unit}, missing: {column['missing']}"))
-    if len(used) > MOST_COLUMNS:
-        lines.append(("...", f"and {len(used) - MOST_COLUMNS} more columns (all of them with --json)"))
-    for kind, words in (("identifier", "identifiers"), ("unused", "unused")):
-        names = [column["name"] for column in schema["columns"] if column["kind"] == kind]
-        if names:
-            lines.append((words, ", ".join(names)))
-    lines.append(("preparation", "filled and standardised by sums" if prepared else "none"))
-    return lines
-
-
-def _training(told: dict[str, Any]) -> list[tuple[str, str]]:
-    known = told["training"]
-    if known is None:
-        return []
-    lines = [("clients", _listed(known["cohort"], str(known["clients"])))]
-    if known["clients"] > MOST_NAMES:
-        lines[-1] = ("clients", f"{known['clients']:,}")
-    if known.get("rows") is not None:
-        lines.append(("rows", f"{known['rows']:,}"))
-    traffic = f"{megabytes(known['bytes_up'])} MB up, {megabytes(known['bytes_down'])} MB down"
-    lines.append(("exchanges", f"{known['exchanges']} ({traffic})"))
-    for entry in known["history"]:
-        sent = f"{megabytes(entry['bytes_up'])} MB up, {megabytes(entry['bytes_down'])} MB down"
-        lines.append(("", f"{entry['exchanges']} x {entry['kind']}: {sent}"))
-    if known["risk"] is not None:
-        lines.append(("risk", f"{known['risk']:.6g}"))
-    for part, accuracy in (known.get("accuracy") or {}).items():
-        if accuracy is not None:
-            lines.append(("accuracy", f"{100 * accuracy:.2f} % on {part} rows"))
-    if known.get("secure"):
-        lines.append(("sums", "secret: clients' answers were masked"))
-    lines.append(("versions", ", ".join(f"{n} {v}" for n, v in known["versions"].items())))
-    return lines
-
-
-def _calibration(known: dict[str, Any] | None, classes: list[Any] | None) -> list[tuple[str, str]]:
-    if classes is None:
-        return []
-    if known is None:
-        return [("calibration", "none: probabilities are estimates put between 0 and 1")]
-    biases = (
-        "" if known["biases"] is None else f", biases {', '.join(f'{b:.3g}' for b in known['biases'][:10])}"
+    images: bool = option(
+        False, "Join the model's backbone (onnx:FILE, efficientnet-lite0, pixels:SIZE): pixels go in."
     )
-    share = f"{100 * known['held_out_share']:g} %"
-    reached = ", on which the model of the others reached" if known["metrics"] else ""
+    backbone: str | None = option(
+        None,
+        "With --images, the backbone where its files lie elsewhere now.",
+        metavar="ADDRESS",
+        none="the model's",
+    )
+
+
+@command()
+def export(options: ExportOptions, output: Output) -> None:
+    """Write the model file MODEL as one ONNX graph.
+
+    It takes raw rows: an input for each column of the model's schema, or a matrix 'features'. It gives the
+    label, calibrated probabilities where the model has them, and scores.
+
+    # raw rows to labels and probabilities, for any ONNX runtime
+    fedsolve export model.safetensors --onnx model.onnx
+    # wide layers at half the size
+    fedsolve export model.safetensors --onnx model.onnx --precision float32
+    """
+    if options.backbone is not None and not options.images:
+        raise click.UsageError("--backbone is for --images")
+    check_target(options.target, options.model)
+    model = options.load()
+    images = (options.backbone or True) if options.images else False
+    written = write_onnx(model, options.target, options.precision, images)
+    told: dict[str, Any] = {
+        "file": options.target,
+        "model": options.model,
+        "precision": options.precision,
+        "opset": OPSET,
+        "bytes": written.size,
+        "inputs": list(written.inputs),
+        "outputs": list(written.outputs),
+        "warnings": caveats(model),
+    }
+    if model.private:
+        output.warn(
+            f"{options.target} is one client's own model and as confidential as its rows; only its owner "
+            "may read it."
+        )
+    for doubt in told["warnings"]:
+        output.warn(doubt)
     lines = [
-        ("calibration", f"slope {known['slope']:.4g}{biases}"),
-        ("held out", f"{known['held_out_rows']:,} rows (about {share}){reached}"),
+        ("file", f"{told['file']} ({megabytes(told['bytes'])} MB, opset {told['opset']})"),
+        ("takes", ", ".join(told["inputs"])),
+        ("gives", ", ".join(told["outputs"])),
     ]
-    names = {"auc": "AUC", "ece": "ECE", "log_loss": "log loss", "brier": "Brier score"}
-    for name, value in known["metrics"].items():
-        if value is not None and name != "auc_bound":
-            lines.append((names.get(name, name.replace("_", " ")), f"{value:.4f}"))
-    return lines
-
-
-def _listed(values: list[Any], what: str) -> str:
-    shown = ", ".join(map(str, values[:10]))
-    return f"{what} ({shown}{', ...' if len(values) > 10 else ''})" if values else what
+    output.result(told, lines)

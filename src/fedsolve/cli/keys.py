@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from fedsolve.cli.command import Command, ExamplesGroup, F, option
-from fedsolve.cli.options import output_options
+from fedsolve.cli.command import Command, ExamplesGroup
+from fedsolve.cli.options import Options, command, option, required
 from fedsolve.cli.output import Output, facts, table
 from fedsolve.network import certificates, security
 from fedsolve.network.keyfolder import Keys, require_ciphers
@@ -19,25 +19,23 @@ from fedsolve.network.security import Site
 
 _FILES = "The files"
 _SERVER = "The server"
-_FOLDER, _ENVIRONMENT = "keys", "FEDSOLVE_KEYS"
-
-EXAMPLES = (
-    (
-        "at the server: an authority, and a certificate for the names that sites will use",
-        "fedsolve keys init --host fedsolve.hospital.example --host 10.0.0.5",
-    ),
-    ("at a site: its key pair, of which north.pub goes to the server", "fedsolve keys client north"),
-    ("at the server: let the site in", "fedsolve keys register north.pub"),
-    ("at a site: know the other sites, for secure sums", "fedsolve keys roster south.pub west.pub"),
-)
 
 
-@click.group(cls=ExamplesGroup, examples=EXAMPLES)
+@click.group(cls=ExamplesGroup)
 def keys() -> None:
     """Make and manage the keys of a federation over a network.
 
     The server has a certificate, signed by an authority of its own, by which sites know it. Each site has a
     key pair, by which the server knows the site. Private keys (*.key) stay where they were made.
+
+    # at the server: an authority, and a certificate for the names that sites will use
+    fedsolve keys init --host fedsolve.hospital.example --host 10.0.0.5
+    # at a site: its key pair, of which north.pub goes to the server
+    fedsolve keys client north
+    # at the server: let the site in
+    fedsolve keys register north.pub
+    # at a site: know the other sites, for secure sums
+    fedsolve keys roster south.pub west.pub
     """
 
 
@@ -49,101 +47,96 @@ class _KeysCommand(Command):
         return super().invoke(ctx)
 
 
-def keys_option(command: F) -> F:
-    """Decorator: --keys, the folder of keys."""
-    return option(
-        "--keys",
-        "folder",
-        metavar="DIR",
-        default=_FOLDER,
-        envvar=_ENVIRONMENT,
-        group=_FILES,
-        help="Folder of keys (also FEDSOLVE_KEYS).",
-    )(command)
+class KeyFolderOptions(Options):
+    """The folder of keys."""
+
+    title = _FILES
+    keys: str | None = option(
+        None, "Folder made by 'fedsolve keys'.", metavar="DIR", none="FEDSOLVE_KEYS, else keys"
+    )
+
+    @property
+    def key_folder(self) -> Keys:
+        """The folder of keys: as named, else by the environment."""
+        return Keys(self.keys or os.environ.get("FEDSOLVE_KEYS") or "keys")
 
 
-def key_folder(given: str | None) -> str:
-    """The folder of keys that a command uses which may also do without any."""
-    return given or os.environ.get(_ENVIRONMENT) or _FOLDER
+class ServerKeyOptions(KeyFolderOptions):
+    """The server's certificate."""
 
-
-def _days_option(command: F) -> F:
-    text = "Days for which the server's certificate is valid."
-    return option(
-        "--days",
-        type=click.IntRange(1, certificates.AUTHORITY_DAYS),
-        default=certificates.SERVER_DAYS,
+    days: int = option(
+        certificates.SERVER_DAYS,
+        "Days for which the server's certificate is valid.",
+        least=1,
+        most=certificates.AUTHORITY_DAYS,
         group=_SERVER,
-        help=text,
-    )(command)
-
-
-def _host_option(required: bool) -> Callable[[F], F]:
-    text = "Name or address by which sites reach the server. May be repeated."
-    if not required:
-        text += "  [default: those of the certificate there is]"
-    return option(
-        "--host",
-        "hosts",
-        multiple=True,
-        required=required,
-        show_default=False,
+    )
+    hosts: tuple[str, ...] = option(
+        (),
+        "Name or address by which sites reach the server. May be repeated.",
+        flag="--host",
         metavar="HOST",
+        none="those of the certificate there is",
         group=_SERVER,
-        help=text,
     )
 
 
-@keys.command(cls=_KeysCommand, examples=(EXAMPLES[0],))
-@_host_option(required=True)
-@_days_option
-@keys_option
-@output_options
-def init(hosts: Sequence[str], days: int, folder: str, as_json: bool, quiet: bool) -> None:
+class NewServerOptions(ServerKeyOptions):
+    """The same where there is none yet."""
+
+    hosts: tuple[str, ...] = required()
+
+
+class SiteNameOptions(KeyFolderOptions):
+    """Which site."""
+
+    name: str = required(argument=True)
+
+
+@command(group=keys, cls=_KeysCommand)
+def init(options: NewServerOptions, output: Output) -> None:
     """Make a certificate authority and the server's certificate.
 
     Send ca.crt to every site, and let them compare its fingerprint with you over another channel. Keep ca.key
     to yourself: whoever has it can pretend to be the server.
+
+    # at the server: an authority, and a certificate for the names that sites will use
+    fedsolve keys init --host fedsolve.hospital.example --host 10.0.0.5
     """
-    held = Keys(folder)
-    certificates.create_authority(held, hosts, days)
-    _tell_server(
-        held, Output(as_json, quiet), "Send ca.crt to every site; compare its fingerprint by telephone."
-    )
+    held = options.key_folder
+    certificates.create_authority(held, options.hosts, options.days)
+    advice = "Send ca.crt to every site; compare its fingerprint by telephone."
+    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
 
 
-@keys.command(
-    cls=_KeysCommand,
-    examples=(
-        ("the same hosts for another year; then start the server again", "fedsolve keys renew"),
-        ("the server has moved", "fedsolve keys renew --host new.hospital.example"),
-    ),
-)
-@_host_option(required=False)
-@_days_option
-@keys_option
-@output_options
-def renew(hosts: Sequence[str], days: int, folder: str, as_json: bool, quiet: bool) -> None:
+@command(group=keys, cls=_KeysCommand)
+def renew(options: ServerKeyOptions, output: Output) -> None:
     """Make a new certificate for the server, by the same authority.
 
     Sites need nothing new. The server takes it up when it is started again.
+
+    # the same hosts for another year; then start the server again
+    fedsolve keys renew
+    # the server has moved
+    fedsolve keys renew --host new.hospital.example
     """
-    held = Keys(folder)
-    certificates.renew_server(held, hosts, days)
-    _tell_server(held, Output(as_json, quiet), "Start the server again; sites need nothing new.")
+    held = options.key_folder
+    certificates.renew_server(held, options.hosts, options.days)
+    advice = "Start the server again; sites need nothing new."
+    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
 
 
-@keys.command(cls=_KeysCommand, examples=(EXAMPLES[1],))
-@click.argument("name")
-@keys_option
-@output_options
-def client(name: str, folder: str, as_json: bool, quiet: bool) -> None:
+@command(group=keys, cls=_KeysCommand)
+def client(options: SiteNameOptions, output: Output) -> None:
     """Make the key pair of the site NAME.
 
     Run it at the site: NAME.key never has to leave the building. Send NAME.pub to the server's operator, and
     tell the fingerprint over another channel.
+
+    # at a site: its key pair, of which north.pub goes to the server
+    fedsolve keys client north
     """
-    held = Keys(folder)
+    held, name = options.key_folder, options.name
     site = security.create_client(held, name)
     public = held.client_public_key(name)
     document = {
@@ -152,105 +145,97 @@ def client(name: str, folder: str, as_json: bool, quiet: bool) -> None:
         "public_key": public,
         "fingerprint": site.fingerprint,
     }
-
-    def show(page: Console) -> None:
-        facts(
-            page,
-            [
-                ("site", name),
-                ("private key", f"{held.client_key(name)} (stays here)"),
-                ("public key", f"{public} (for the server: fedsolve keys register {public.name})"),
-                ("fingerprint", site.fingerprint),
-            ],
-        )
-
-    Output(as_json, quiet).result(document, show)
+    lines = [
+        ("site", name),
+        ("private key", f"{held.client_key(name)} (stays here)"),
+        ("public key", f"{public} (for the server: fedsolve keys register {public.name})"),
+        ("fingerprint", site.fingerprint),
+    ]
+    output.result(document, lines)
 
 
-@keys.command(
-    cls=_KeysCommand,
-    examples=(EXAMPLES[2], ("under another name", "fedsolve keys register key.pub --name clinic-7")),
-)
-@click.argument("files", metavar="NAME.pub...", nargs=-1, required=True)
-@option("--name", metavar="NAME", group=_FILES, help="Name of the site.  [default: as in the file]")
-@keys_option
-@output_options
-@click.pass_context
-def register(
-    ctx: click.Context, files: Sequence[str], name: str | None, folder: str, as_json: bool, quiet: bool
-) -> None:
+class RegisterOptions(KeyFolderOptions):
+    """The keys of sites to let in."""
+
+    files: tuple[str, ...] = required(argument=True, metavar="NAME.pub...")
+    name: str | None = option(None, "Name of the site.", metavar="NAME", none="as in the file")
+
+
+@command(group=keys, cls=_KeysCommand)
+def register(options: RegisterOptions, output: Output) -> None:
     """Let sites take part, by the public keys they sent.
 
     A running server lets them in at once. Compare the fingerprint with the site over another channel.
+
+    # at the server: let the site in
+    fedsolve keys register north.pub
+    # under another name
+    fedsolve keys register key.pub --name clinic-7
     """
-    if name is not None and len(files) > 1:
-        raise click.UsageError("--name is for one file", ctx)
-    held = Keys(folder)
-    sites = [security.register(held, file, name) for file in files]
-    Output(as_json, quiet).result(
-        {"registered": _listed(sites)},
-        lambda page: facts(page, [(site.name, site.fingerprint) for site in sites]),
-    )
+    if options.name is not None and len(options.files) > 1:
+        raise click.UsageError("--name is for one file")
+    sites = [security.register(options.key_folder, file, options.name) for file in options.files]
+    output.result({"registered": _listed(sites)}, [(site.name, site.fingerprint) for site in sites])
 
 
-@keys.command(cls=_KeysCommand, examples=(("the site takes no further part", "fedsolve keys remove north"),))
-@click.argument("name")
-@keys_option
-@output_options
-def remove(name: str, folder: str, as_json: bool, quiet: bool) -> None:
+@command(group=keys, cls=_KeysCommand)
+def remove(options: SiteNameOptions, output: Output) -> None:
     """Take a site off the list of those that may take part.
 
     A running server refuses its next call. What the site sent before stays in models made with it.
+
+    # the site takes no further part
+    fedsolve keys remove north
     """
-    site = security.remove(Keys(folder), name)
-    Output(as_json, quiet).result(
-        {"removed": name, "fingerprint": site.fingerprint},
-        lambda page: page.print(f"{name} ({site.fingerprint}) may take no further part."),
-    )
+    name, site = options.name, security.remove(options.key_folder, options.name)
+    told = f"{name} ({site.fingerprint}) may take no further part."
+    output.result({"removed": name, "fingerprint": site.fingerprint}, told)
 
 
-@keys.command(
-    cls=_KeysCommand,
-    examples=(EXAMPLES[3], ("a site has a new key", "fedsolve keys roster --remove south")),
-)
-@click.argument("files", metavar="[NAME.pub...]", nargs=-1)
-@option("--remove", "gone", metavar="NAME", multiple=True, group=_FILES, help="Take this site off.")
-@keys_option
-@output_options
-def roster(files: Sequence[str], gone: Sequence[str], folder: str, as_json: bool, quiet: bool) -> None:
+class RosterOptions(KeyFolderOptions):
+    """The sites to know, and those to forget."""
+
+    files: tuple[str, ...] = option((), argument=True, metavar="[NAME.pub...]")
+    gone: tuple[str, ...] = option((), "Take this site off.", flag="--remove", metavar="NAME")
+
+
+@command(group=keys, cls=_KeysCommand)
+def roster(options: RosterOptions, output: Output) -> None:
     """At a site: list the other sites that it knows, by the public keys they sent.
 
     In a secure sum sites make keys with each other, and each believes only those that are signed by a site of
     its own roster: a server could invent sites, or take their place. So compare each fingerprint with the
     people of that site by telephone. Without files the roster is shown.
+
+    # at a site: know the other sites, for secure sums
+    fedsolve keys roster south.pub west.pub
+    # a site has a new key
+    fedsolve keys roster --remove south
     """
-    held = Keys(folder)
-    for name in gone:
+    held = options.key_folder
+    for name in options.gone:
         security.forget(held, name)
-    for file in files:
+    for file in options.files:
         security.know(held, file)
     sites = list(security.known_sites(held).values())
 
     def show(page: Console) -> None:
         page.print(_sites_table("known site", sites) if sites else "No other site is known yet.")
 
-    Output(as_json, quiet).result({"roster": held.roster_file, "sites": _listed(sites)}, show)
+    output.result({"roster": held.roster_file, "sites": _listed(sites)}, show)
 
 
-@keys.command(
-    "list",
-    cls=_KeysCommand,
-    examples=(("certificates, registered sites and keys of this folder", "fedsolve keys list"),),
-)
-@keys_option
-@output_options
-def list_keys(folder: str, as_json: bool, quiet: bool) -> None:
+@command("list", group=keys, cls=_KeysCommand)
+def list_keys(options: KeyFolderOptions, output: Output) -> None:
     """List what the folder holds: certificates with their dates, registered sites, private keys of sites.
 
     At a site it shows the fingerprint of the authority that the site trusts, to be compared with the
     server's operator over another channel.
+
+    # certificates, registered sites and keys of this folder
+    fedsolve keys list
     """
-    held = Keys(folder)
+    held = options.key_folder
     certificates.load_certificate(held.authority)
     sites = list(security.registered(held).values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
@@ -262,7 +247,7 @@ def list_keys(folder: str, as_json: bool, quiet: bool) -> None:
     }
 
     def show(page: Console) -> None:
-        _show_server(page, held)
+        facts(page, _server_lines(held))
         if held.server_certificate.exists():
             left = certificates.days_left(certificates.load_certificate(held.server_certificate))
             if left < certificates.WARN_DAYS:
@@ -277,7 +262,7 @@ def list_keys(folder: str, as_json: bool, quiet: bool) -> None:
         if known:
             page.print(_sites_table("known site", known))
 
-    Output(as_json, quiet).result(document, show)
+    output.result(document, show)
 
 
 def _listed(sites: Sequence[Site]) -> list[dict[str, str]]:
@@ -302,7 +287,7 @@ def _server_facts(held: Keys) -> dict[str, Any]:
     return told
 
 
-def _show_server(page: Console, held: Keys) -> None:
+def _server_lines(held: Keys) -> list[tuple[str, str]]:
     told = _server_facts(held)
     lines = [
         ("authority", f"{held.authority}, valid until {told['authority_valid_until']}"),
@@ -311,12 +296,4 @@ def _show_server(page: Console, held: Keys) -> None:
     if "hosts" in told:
         lines.append(("server", f"{held.server_certificate}, valid until {told['valid_until']}"))
         lines.append(("hosts", ", ".join(told["hosts"])))
-    facts(page, lines)
-
-
-def _tell_server(held: Keys, output: Output, advice: str) -> None:
-    def show(page: Console) -> None:
-        _show_server(page, held)
-        page.print(advice)
-
-    output.result(_server_facts(held), show)
+    return lines

@@ -17,20 +17,12 @@ from typing import Any, NoReturn
 
 import click
 
-from fedsolve.cli.command import CONTEXT, write_examples
-from fedsolve.cli.output import Interrupted, harmless, logging_lines, one_line, say, warnings_told
+from fedsolve.cli.command import ExamplesGroup
+from fedsolve.cli.output import Interrupted, warnings_told
 from fedsolve.errors import CohortError, DivergenceError, FedsolveError, ModelFileError, TermError
+from fedsolve.pages.words import harmless, one_line
 from fedsolve.version import __version__
-
-EXAMPLES = (
-    ("local models, FedAvg, AFL and DeepAFL on embedded data, in about a minute", "fedsolve demo"),
-    (
-        "train across 20 simulated clients, then use the model",
-        "fedsolve train data.npz --method deepafl --clients 20 --out model.safetensors\n"
-        "fedsolve evaluate model.safetensors data.npz",
-    ),
-)
-
+from fedsolve.watching.log_lines import logging_lines, say
 
 LOCAL = {
     "demo": "demo",
@@ -41,26 +33,28 @@ LOCAL = {
     "evaluate": "predict",
     "predict": "predict",
     "info": "info",
-    "export": "export_command",
-    "datasets": "datasets",
+    "export": "info",
+    "datasets": "features",
     "features": "features",
     "experiment": "experiment",
-    "report": "report",
+    "report": "experiment",
+    "audit": "audit",
+    **dict.fromkeys(("describe", "glm", "cox", "survival", "mixed", "release", "fit"), "statistics_commands"),
 }
 NETWORK = {
     "server": "server",
     "client": "client",
     "status": "status_command",
-    "exchange": "exchange_command",
-    "answer": "answer_command",
+    "files": "files_command",
     "keys": "keys",
+    "certificate": "certificate",
     "doctor": "doctor",
 }
 COMMANDS = LOCAL | NETWORK
 """In which module of this package a command is; it is imported when the command is given."""
 
 
-class CommandGroup(click.Group):
+class CommandGroup(ExamplesGroup):
     """A group that turns every error into one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -89,9 +83,10 @@ class CommandGroup(click.Group):
         sys.exit(code)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, EXAMPLES)
+        super().format_epilog(ctx, formatter)
         with formatter.section("Exit codes"):
             codes = (
+                ("1", "checked, and outside the paper's interval"),
                 ("2", "usage or data"),
                 ("3", "participants or network"),
                 ("4", "files"),
@@ -157,11 +152,18 @@ def _diverged(problem: BaseException | None) -> bool:
     return problem is not None
 
 
-@click.group(cls=CommandGroup, context_settings=CONTEXT, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.version_option(__version__, prog_name="fedsolve", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Federated learning by solving, not by descending: exact closed-form models across data silos."""
+    """Federated learning by solving, not by descending: exact closed-form models across data silos.
+
+    # local models, FedAvg, AFL and DeepAFL on embedded data, in about a minute
+    fedsolve demo
+    # train across 20 simulated clients, then use the model
+    fedsolve train data.npz --method deepafl --clients 20 --out model.safetensors
+    fedsolve evaluate model.safetensors data.npz
+    """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from dataclasses import MISSING
+from typing import Any, Literal
 
-import click
 from rich.console import Console
 
 from fedsolve import registry
-from fedsolve.cli.command import Choice, Command, option
-from fedsolve.cli.method_options import is_gradient, method_keys
-from fedsolve.cli.options import output_options
+from fedsolve.cli.method_options import all_groups, is_gradient, method_keys
+from fedsolve.cli.options import Options, command, option
 from fedsolve.cli.output import Output, facts
-from fedsolve.cli.parameter_page import parameter_lists, parameter_page
 from fedsolve.errors import DataError
 from fedsolve.experiments.algorithms import EXTRA
+from fedsolve.parameters import Description
+
+_HEAD = """# Parameters
+
+Every parameter of every method: in Python under its name, on the command line as its option, in TOML files
+under its name. A gradient method has all that stands under "Training by gradient" and "Feedback alignment";
+its own table adds to that, and shows the defaults and meanings that differ. None is written `none` outside
+Python. This page is what `fedsolve methods --parameters` prints.
+"""
+_COLUMNS = """| parameter | option | value | default | what it is |
+|---|---|---|---|---|"""
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("the methods, their papers and their traffic", "fedsolve methods"),
-        ("those that train by gradient", "fedsolve methods --family gradient"),
-        ("all parameters, as a page in Markdown", "fedsolve methods --parameters > parameters.md"),
-        ("the same for a program", "fedsolve methods --json"),
-    ),
-)
-@option(
-    "--family",
-    type=Choice(["closed-form", "gradient"]),
-    group="Methods",
-    help="Only the methods of this family.",
-)
-@option(
-    "--parameters", is_flag=True, group="Methods", help="The parameters of every method, as a Markdown page."
-)
-@output_options
-def methods(family: str | None, parameters: bool, as_json: bool, quiet: bool) -> None:
+class ListOptions(Options):
+    """Which methods, and what of them."""
+
+    title = "Methods"
+    family: Literal["closed-form", "gradient"] | None = option(None, "Only the methods of this family.")
+    parameters: bool = option(False, "The parameters of every method, as a Markdown page.")
+
+
+@command()
+def methods(options: ListOptions, output: Output) -> None:
     """List the methods: paper, exchanges, what travels up and down, sums or gathers.
 
     "Sums" means the server needs only the total of all clients' answers, so secure aggregation applies;
     "gathers" means it needs each client's answer by itself. The parameters of a method, with their
     defaults: fedsolve train --method NAME --help.
+
+    # the methods, their papers and their traffic
+    fedsolve methods
+    # those that train by gradient
+    fedsolve methods --family gradient
+    # all parameters, as a page in Markdown
+    fedsolve methods --parameters > parameters.md
+    # the same for a program
+    fedsolve methods --json
     """
-    output = Output(as_json, quiet)
-    if parameters:
+    family = options.family
+    if options.parameters:
         output.result(
             {"parameters": parameter_lists()}, lambda page: page.out(parameter_page(), highlight=False)
         )
@@ -107,3 +115,37 @@ def _lines(told: dict[str, Any]) -> list[tuple[str, str]]:
             ("  needs", f"{EXTRA}{extra}"),
         ]
     return lines
+
+
+def parameter_page() -> str:
+    """The page, one table for each group of parameters."""
+    tables = (
+        "\n".join([f"## {title}\n", _COLUMNS, *map(_row, descriptions), ""])
+        for title, descriptions in all_groups().items()
+    )
+    return "\n".join([_HEAD, *tables]).rstrip()
+
+
+def parameter_lists() -> dict[str, list[dict[str, Any]]]:
+    """The same for a program."""
+    return {
+        title: [
+            {
+                "name": each.name,
+                "option": each.option,
+                "value": each.rule,
+                "default": None if each.default is MISSING else each.default,
+                "help": each.help,
+            }
+            for each in descriptions
+        ]
+        for title, descriptions in all_groups().items()
+    }
+
+
+def _row(description: Description) -> str:
+    option = description.option.replace("/", "`, `")
+    also = f", `{description.also}`" if description.also else ""
+    rule = description.rule.replace("None", "none").replace("|", r"\|")
+    meaning = description.help.replace("|", r"\|")
+    return f"| `{description.name}` | `{option}`{also} | {rule} | {description.default_text} | {meaning} |"

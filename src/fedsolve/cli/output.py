@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from fedsolve import log_lines
-from fedsolve.cli.command import WIDTH
-from fedsolve.errors import ModelFileError
-from fedsolve.log_lines import Style
+from fedsolve.cli.command import LAST, WIDTH
+from fedsolve.cli.options import Options, option
+from fedsolve.pages.words import harmless, one_line
+from fedsolve.watching.log_lines import Style, say
 
 # Every command comes through here: what only some of them need is imported where it is used.
 if TYPE_CHECKING:
@@ -27,10 +25,9 @@ if TYPE_CHECKING:
 
     from fedsolve.federation.method import Record
 
-_PAGES = (".html", ".md", ".tex")
 
-LONGEST = 2000
-"""Characters of a remark; whoever wrote more wants to flood a terminal."""
+Shown = str | Sequence[tuple[str, str]] | Callable[["Console"], None]
+"""What people see of an outcome."""
 
 
 class Interrupted(click.ClickException):
@@ -48,25 +45,37 @@ def console(stream: IO[str] | None = None) -> Console:
     return Console(file=stream, width=None if measured else WIDTH, highlight=False, soft_wrap=False)
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where a command's words go: a page for people, one JSON document, or nothing."""
+class Output(Options):
+    """Where a command's words go: a page for people, one JSON document, or nothing.
 
-    as_json: bool = False
-    quiet: bool = False
+    heard: called with every remark too.
+    """
+
+    title = LAST
+    as_json: bool = option(
+        False, 'Print one JSON document on stdout, also for an error: {"error": {...}}.', flag="--json"
+    )
+    quiet: bool = option(False, "Print nothing but errors and warnings.", also="-q", more=True)
     log: Style = "text"
     heard: Callable[[str], None] | None = None
-    """Who is told of every remark, too."""
 
-    def result(self, document: dict[str, Any], show: Callable[[Console], None]) -> None:
-        """The outcome: as JSON, or as `show` draws it."""
+    def result(self, document: dict[str, Any], shown: Shown = "") -> None:
+        """The outcome: as JSON, or as a sentence, names with values, or what a function draws."""
         if self.as_json:
+            from fedsolve.pages.written_tables import plain
+
             click.echo(json.dumps(plain(document), indent=2, allow_nan=False))
-        elif not self.quiet:
-            show(console())
+        elif self.quiet or not shown:
+            return
+        elif callable(shown):
+            shown(console())
+        elif isinstance(shown, str):
+            console().print(shown, markup=False, soft_wrap=True)
+        else:
+            facts(console(), shown)
 
     def page(self) -> Console:
-        """The page that grows while the command works; swallowed by --json and --quiet."""
+        """A page that grows while the command works; empty with --json and --quiet."""
         if not (self.as_json or self.quiet):
             return console()
         from rich.console import Console
@@ -81,7 +90,7 @@ class Output:
             self.heard(harmless(text))
 
     def warn(self, text: str, /, **fields: Any) -> None:
-        """What nobody should miss, on stderr, whatever was asked for."""
+        """A warning on stderr, which neither --json nor --quiet hides."""
         say(harmless(text), "warning", **fields)
 
     @contextmanager
@@ -119,59 +128,12 @@ class Output:
             yield advance
 
 
-_LOG = logging.getLogger("fedsolve")
+class LoggedOutput(Output):
+    """The same for a command that runs for long."""
 
-
-@contextmanager
-def logging_lines() -> Iterator[None]:
-    """A block in which a command may begin a log; it ends with the block."""
-    try:
-        yield
-    finally:
-        for handler in [each for each in _LOG.handlers if isinstance(each, log_lines.Lines)]:
-            _LOG.removeHandler(handler)
-            handler.close()
-        _LOG.propagate = True
-
-
-def begin_lines(process: str, style: Style) -> None:
-    """Have a command say what it says on stderr as JSON, if that is the style."""
-    if style == "json":
-        _LOG.addHandler(_StderrLines(style, process))
-        _LOG.setLevel(logging.INFO)
-        _LOG.propagate = False
-
-
-def keep_lines(path: Path, process: str, style: Style) -> None:
-    """Have a command keep what it says in a file too, whether it is shown or not."""
-    try:
-        _LOG.addHandler(log_lines.LogFile(path, style, process))
-    except OSError as problem:
-        raise ModelFileError(f"cannot write {path}: {problem.strerror or problem}.") from problem
-    _LOG.setLevel(logging.INFO)
-    _LOG.propagate = False
-
-
-class _StderrLines(log_lines.Lines):
-    """Lines on stderr, but for those that people did not want to see."""
-
-    def __init__(self, style: Style, process: str) -> None:
-        super().__init__(2, style, process)
-        self.addFilter(lambda record: getattr(record, "shown", True))
-
-    def put(self, text: str) -> None:
-        click.echo(text, err=True)
-
-
-def say(text: str, level: str = "info", /, *, shown: bool = True, **fields: Any) -> None:
-    """A line on stderr, in the style of the log where one was begun; also in its file."""
-    if _LOG.handlers:
-        _LOG.log(_LEVELS[level], "%s", text, extra={"fields": fields, "shown": shown})
-    if shown and not any(isinstance(each, _StderrLines) for each in _LOG.handlers):
-        click.echo(text if level == "info" else f"{level}: {text}", err=True)
-
-
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    log: Style = option(
+        "text", "How lines on stderr and in log files are written; json: one object each.", more=True
+    )
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
@@ -189,6 +151,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 
 def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
+    """Print names and values in two columns."""
+    page.print(fact_grid(lines))
+
+
+def fact_grid(lines: Sequence[tuple[str, str]]) -> Table:
     """Names and values in two columns, without rules."""
     from rich.markup import escape
     from rich.table import Table
@@ -197,87 +164,8 @@ def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in lines:
-        grid.add_row(name, escape(harmless(value)))
-    page.print(grid)
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def megabytes(nbytes: float) -> str:
-    """Megabytes (10^6 bytes) with three significant digits."""
-    value = nbytes / 1e6
-    if value == 0 or value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1}f}"
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it; NaN and infinity become null."""
-    import numpy as np
-
-    if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    if isinstance(value, Path):
-        return str(value)
-    return value
-
-
-def check_target(path: str | None, *inputs: str | None, root: str | None = None) -> None:
-    """Refuse, before anything is read, a place where no file can be written, or where an input lies.
-
-    inputs: files, folders and addresses of datasets that the command reads. In a folder, no file that is
-            there is written over, but for pages and tables, which nothing reads. root: where addresses look.
-    """
-    if path is None:
-        return
-    target = Path(path)
-    for text in inputs:
-        for source in _places(text, root):
-            if _would_lose(target, source):
-                raise ModelFileError(
-                    f"{path} is an input of this command ({text}) and would be lost. Name another file."
-                )
-    if target.is_dir():
-        raise ModelFileError(f"cannot write {path}: it is a folder. Name a file in it.")
-    folder = target.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ModelFileError(f"cannot write {path}: {folder} is not a folder you may write to.")
-
-
-def _places(text: str | None, root: str | None) -> Iterator[Path]:
-    """Where an input may lie: a path, or the paths in an address."""
-    if text is None:
-        return
-    from fedsolve.data.datasets.dataset_address import Address
-
-    address = Address.parse(text)
-    for name in (text, address.rest, address.options.get("test", "")):
-        if name:
-            yield Path(name).expanduser()
-            if root is not None:
-                yield Path(root).expanduser() / name
-
-
-def _would_lose(target: Path, source: Path) -> bool:
-    """Whether writing `target` destroys `source` or a file in it, by whatever name or link."""
-    if not (target.exists() and source.exists()):
-        return False
-    if target.samefile(source):
-        return True
-    inside = source.is_dir() and target.resolve().is_relative_to(source.resolve())
-    return inside and target.suffix.lower() not in _PAGES
+        grid.add_row(escape(name), escape(harmless(value)))
+    return grid
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -306,13 +194,3 @@ def warnings_told() -> Iterator[None]:
             for category, count in counts.items():
                 if count > 1:
                     say(f"{count - 1} more of this kind ({category.__name__}).", "warning")
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def harmless(text: str) -> str:
-    """The text in one line that cannot steer a terminal, of a length that people read."""
-    shown = "".join(" " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text[:LONGEST])
-    return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"

@@ -2,87 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
 
 import click
 
-from fedsolve.cli.command import Choice, F, option, options
-from fedsolve.cli.method_options import class_weight_option, method_option
-from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.keys import KeyFolderOptions
+from fedsolve.cli.method_options import MethodOptions, given_parameters
+from fedsolve.cli.options import option
+from fedsolve.errors import DataError
+from fedsolve.federation.recipe import Recipe
+from fedsolve.labels import Task, spelled_labels
+from fedsolve.tables.schema import Schema
+from fedsolve.tables.schema_file import read_schema
+
+_SITES = "The sites"
 
 
-def sums_options(group: str) -> Callable[[F], F]:
-    """Decorator: --keys and --plain, by whom sites are known and what of them is seen."""
-    return options(
-        option(
-            "--keys",
-            metavar="DIR",
-            group=group,
-            help="Folder made by 'fedsolve keys'.  [default: FEDSOLVE_KEYS, else keys]",
-        ),
-        option(
-            "--plain",
-            is_flag=True,
-            group=group,
-            help="No secure sums: this server sees each site's own. Sites must allow it.",
-        ),
+class RunOptions(KeyFolderOptions, MethodOptions):
+    """A run over sites: the method, what sites have in common, and what may be seen of them."""
+
+    title = "The run"
+    insecure: bool = False
+    missing: Literal["wait", "continue", "error"] = "wait"
+    plain: bool = option(
+        False, "No secure sums: this server sees each site's sums. Sites must allow it.", group=_SITES
     )
-
-
-def cohort_options(group: str) -> Callable[[F], F]:
-    """Decorator: what the sites have in common, and who among them might side with the server."""
-    return options(
-        option(
-            "--colluders",
-            more=True,
-            type=click.IntRange(0),
-            default=0,
-            group=group,
-            help="Sites that might side with this server: more must then help to open a secure sum.",
-        ),
-        option(
-            "--unverified",
-            is_flag=True,
-            more=True,
-            group=group,
-            help="Sites do not check questions against opened totals; each must allow it (verified = false).",
-        ),
-        option(
-            "--signatures",
-            more=True,
-            type=click.IntRange(1),
-            group=group,
-            help="Sites that must have checked a question.  [default: more than half]",
-        ),
-        option(
-            "--classes",
-            metavar="A,B,...",
-            group=group,
-            help="The class list.  [default: the union of what sites agree to send]",
-        ),
-        schema_option(group, "What a row of the sites is, the same for all.  [default: plain numbers]"),
+    colluders: int = option(
+        0,
+        "Sites that might side with this server: more must then help to open a secure sum.",
+        least=0,
+        more=True,
+        group=_SITES,
     )
-
-
-def training_options(group: str, state: str) -> Callable[[F], F]:
-    """Decorator: the method, and where the run keeps what it knows; `state` is that folder's name."""
-    return options(
-        method_option(group),
-        option(
-            "--task",
-            more=True,
-            type=Choice(["classification", "regression"]),
-            default="classification",
-            group=group,
-            help="What the labels are.",
-        ),
-        class_weight_option(group),
-        option(
-            "--state",
-            metavar="DIR",
-            default=state,
-            group=group,
-            help="Checkpoint, report, model and the like; the same folder continues the run.",
-        ),
-        option("--out", metavar="FILE", group=group, help="Where to save the model too."),
+    unverified: bool = option(
+        False,
+        "Sites do not check questions against opened totals; each must allow it (verified = false).",
+        more=True,
+        group=_SITES,
     )
+    signatures: int | None = option(
+        None,
+        "Sites that must have checked a question.",
+        least=1,
+        none="more than half",
+        more=True,
+        group=_SITES,
+    )
+    classes: str | None = option(
+        None,
+        "The class list.",
+        metavar="A,B,...",
+        none="the union of what sites agree to send",
+        group=_SITES,
+    )
+    schema: str | None = option(
+        None,
+        "What a row of the sites is, the same for all.",
+        metavar="FILE",
+        none="as sites propose it (--propose), else plain numbers",
+        group=_SITES,
+    )
+    schema_out: str | None = option(
+        None, "Where to write the schema, at the end (.toml).", metavar="FILE", more=True, group=_SITES
+    )
+    task: Task | None = option(
+        None, "What the labels are.", none="as the schema says, else classification", more=True
+    )
+    state: str = option(
+        "fedsolve-run",
+        "Folder of the run: checkpoint, report, model; the same one continues it.",
+        metavar="DIR",
+    )
+    out: str | None = option(None, "Where to save the model too.", metavar="FILE")
+
+    @cached_property
+    def rows(self) -> Schema | None:
+        """What a row is, where a schema says so, or the sites of this run have agreed on one."""
+        if self.schema is not None:
+            return read_schema(self.schema)
+        from fedsolve.network.running import State
+
+        state = State(Path(self.state))
+        note = None if state.agreed() is None else state.noted("rows")
+        return None if note is None else Schema.from_note(note)
+
+    def class_names(self) -> list[Any] | None:
+        """The classes that --classes or the schema name."""
+        named = named_classes(self.classes)
+        if self.kind == "regression" and named is not None:
+            raise DataError("--classes are of a classification; leave them out of a regression.")
+        if self.rows is None or not self.rows.classes:
+            return named
+        if named is not None and set(named) != set(self.rows.classes):
+            raise DataError("--classes are not the classes of --schema; leave --classes out.")
+        return list(self.rows.classes)
+
+    @property
+    def kind(self) -> Task:
+        """The task: as --task and the schema say it, which must agree."""
+        schema = None if self.rows is None else self.rows.task
+        if self.rows is not None and self.rows.classes:
+            schema = "classification"
+        if self.task is not None and schema is not None and self.task != schema:
+            raise DataError(f"--task is {self.task}, and the labels of --schema are of a {schema}.")
+        return self.task or schema or "classification"
+
+    def check(self, recipe: Recipe[Any], clients: int) -> None:
+        """Refuse, before anything starts, other classes than the schema's, and what secure sums cannot do."""
+        self.class_names()
+        if self.plain:
+            return
+        from fedsolve.privacy.notes import LEAST_COHORT, least_verified
+
+        if self.insecure:
+            raise click.UsageError(
+                "secure sums need keys, by which sites know each other; with --insecure give --plain too"
+            )
+        if clients < LEAST_COHORT:
+            raise click.UsageError(
+                f"a secure sum takes {LEAST_COHORT} sites at least, since of two each would learn the "
+                "other's part; for fewer give --plain, here and at the sites"
+            )
+        if not self.unverified and clients >= least_verified(self.colluders):
+            recipe.note()  # refuses what sites cannot check
+        if "seed" in given_parameters():
+            raise click.UsageError("in secure sums the sites draw the seed together; leave --seed out")
+        inner = recipe.method
+        if inner.gathers:
+            raise click.UsageError(
+                f"method '{inner.key}' gathers: its server needs every site's answer by itself, which secure "
+                "sums hide; choose another ('fedsolve methods'), or give --plain, here and at the sites"
+            )
+
+
+def named_classes(text: str | None) -> list[Any] | None:
+    """A class list given in one word, in the types that the labels of a csv file would have."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) < 2:
+        raise DataError(f"--classes names {len(names)} class(es): {text!r}. Give two at least: a,b,c.")
+    classes: list[Any] = spelled_labels(names).tolist()
+    return classes

@@ -8,99 +8,74 @@ import click
 import numpy as np
 from rich.console import Console
 
-from fedsolve.cli.command import LAST, Command, option
-from fedsolve.cli.features import BACKBONE, data_root_option
-from fedsolve.cli.options import READING, output_options, spelling_options
-from fedsolve.cli.output import Output, check_target, table
+from fedsolve.cli.command import LAST
+from fedsolve.cli.features import DatasetOptions
+from fedsolve.cli.inputs import READING, DialectOptions
+from fedsolve.cli.options import command, option, required
+from fedsolve.cli.output import Output, table
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
-from fedsolve.data.proposal import propose
-from fedsolve.data.schema_file import to_toml, write_schema
-from fedsolve.data.text_tables import Dialect
+from fedsolve.data.image_rows import DEFAULT_BACKBONE
+from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
-from fedsolve.schema import Extractor, Schema
+from fedsolve.labels import Task
+from fedsolve.tables.proposal import propose
+from fedsolve.tables.schema import Extractor, Schema
+from fedsolve.tables.schema_file import to_toml, write_schema
 
 
-@click.command(
-    name="schema",
-    cls=Command,
-    examples=(
-        (
-            "propose a schema, review it, train with it",
-            "fedsolve schema patients.csv --label diagnosis --client-column hospital --out schema.toml\n"
-            "fedsolve train patients.csv --schema schema.toml --out model.safetensors",
-        ),
-        (
-            "which backbone turns images into features, for all sites",
-            "fedsolve schema folder:./images --backbone efficientnet-lite0 --out schema.toml",
-        ),
-    ),
-)
-@click.argument("file", metavar="DATA")
-@option("--out", metavar="FILE", group=LAST, help="Where to write the schema (.toml).  [default: stdout]")
-@option(
-    "--label",
-    metavar="NAME",
-    group=READING,
-    help="Label column.  [default: label, target, class or y]",
-)
-@option(
-    "--client-column",
-    "client",
-    metavar="NAME",
-    group=READING,
-    help="Column that names each row's owner.  [default: none]",
-)
-@option(
-    "--weight-column",
-    "weight",
-    metavar="NAME",
-    group=READING,
-    help="Column that says how much a row counts in training.  [default: none]",
-)
-@option(
-    "--delimiter",
-    default="auto",
-    metavar="CHAR",
-    group=READING,
-    help="csv: what separates cells; 'tab', or 'auto' to guess.",
-)
-@spelling_options
-@option(
-    "--backbone",
-    metavar="B",
-    group=READING,
-    help=f"Images: what turns them into features.  [default: {BACKBONE}]",
-)
-@data_root_option
-@output_options
-def schema(
-    file: str,
-    out: str | None,
-    label: str | None,
-    client: str | None,
-    weight: str | None,
-    backbone: str | None,
-    root: str | None,
-    as_json: bool,
-    quiet: bool,
-    **dialect: Any,
-) -> None:
+class SchemaOptions(DatasetOptions, DialectOptions):
+    """Which rows, and what is known about them."""
+
+    title = READING
+    file: str = required(argument=True, metavar="DATA")
+    out: str | None = option(
+        None, "Where to write the schema (.toml).", metavar="FILE", none="stdout", group=LAST
+    )
+    label: str | None = option(None, "Label column.", metavar="NAME", none="label, target, class or y")
+    client: str | None = option(
+        None,
+        "Column that names each row's owner.",
+        flag="--client-column",
+        metavar="NAME",
+        none="none",
+    )
+    weight: str | None = option(
+        None,
+        "Column that says how much a row counts in training.",
+        flag="--weight-column",
+        metavar="NAME",
+        none="none",
+    )
+    task: Task | None = option(None, "What the labels are.", none="as they look")
+    backbone: str | None = option(None, "Turns images into features.", metavar="B", none=DEFAULT_BACKBONE)
+
+
+@command()
+def schema(options: SchemaOptions, output: Output) -> None:
     """Propose what the columns of DATA are: numbers, categories, dates, text, or nothing to learn from.
 
     DATA is a csv (also .csv.gz, or - for standard input) or parquet file of one site. What looks like an
     identifier, never changes, gives the label away or has too many values is proposed as unused, with the
     reason. Of a dataset of images, such as folder:PATH, the schema names the backbone, its preprocessing and
     a digest of its weights. Review the schema and give it to all sites; it becomes part of the model.
+
+    # propose a schema, review it, train with it
+    fedsolve schema patients.csv --label diagnosis --client-column hospital --out schema.toml
+    fedsolve train patients.csv --schema schema.toml --out model.safetensors
+    # which backbone turns images into features, for all sites
+    fedsolve schema folder:./images --backbone efficientnet-lite0 --out schema.toml
     """
-    output = Output(as_json, quiet)
-    check_target(out, file, root=root)
+    file, out = options.file, options.out
+    check_target(out, file, root=options.root)
     if is_address(file):
-        proposed = _of_images(file, backbone or BACKBONE, root)
-    elif backbone is not None:
+        proposed = _of_images(file, options.backbone or DEFAULT_BACKBONE, options.root)
+    elif options.backbone is not None:
         raise DataError(f"{file}: --backbone is for images, such as folder:PATH.")
     else:
-        proposed = propose(file, label, client, Dialect(**dialect), weight=weight)
+        proposed = propose(
+            file, options.label, options.client, options.dialect(), weight=options.weight, task=options.task
+        )
     if out is not None:
         write_schema(proposed, out)
     document: dict[str, Any] = {
@@ -142,7 +117,7 @@ def _show(page: Console, proposed: Schema) -> None:
         return
     rows: list[tuple[Any, ...]] = [(column.name, column.kind, column.remark) for column in proposed.columns]
     if proposed.label is not None:
-        classes = f"{len(proposed.classes)} classes" if proposed.classes else "measurements"
+        classes = f"{len(proposed.classes)} classes" if proposed.classes else "numbers: a regression"
         rows.append((proposed.label, "label", classes))
     if proposed.client is not None:
         rows.append((proposed.client, "client", ""))

@@ -2,174 +2,281 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsolve.cli.command import F, option, options
-from fedsolve.cli.features import BACKBONE, data_root_option, store_option
-from fedsolve.cli.keys import key_folder
-from fedsolve.cli.options import allow_options, data_options
+import click
+
+from fedsolve.cli.inputs import RowOptions
+from fedsolve.cli.keys import KeyFolderOptions
+from fedsolve.cli.model_options import AllowOptions
+from fedsolve.cli.options import option, required
 from fedsolve.cli.output import Output
-from fedsolve.cli.server import class_names
-from fedsolve.cli.site_rows import Diary, site_rows
-from fedsolve.cli.site_table import schema_option
+from fedsolve.cli.run_options import named_classes
+from fedsolve.data.image_rows import DEFAULT_BACKBONE, portable
+from fedsolve.data.site_table import read_site
+from fedsolve.federation.participant import ClientData
+from fedsolve.labels import FEW_CLASSES
+from fedsolve.pages.words import megabytes
+from fedsolve.tables.npz import TrainOrTest
+from fedsolve.tables.proposal import propose_for
+from fedsolve.tables.schema import Schema
+from fedsolve.tables.schema_file import read_schema
+from fedsolve.tables.table_file import ColumnLayout, Table
 
 if TYPE_CHECKING:
     from fedsolve.federation.participant import Participant
-    from fedsolve.network.answering import Answerer
+    from fedsolve.network.answering import Answerer, Event
+    from fedsolve.network.proposing import Proposing
     from fedsolve.privacy.policy import SitePolicy
+    from fedsolve.privacy.secure_client import Sent
 
 SITE = "This site"
-_DATA = "This site's data"
 _SECURE = "SECURE SUMS: what this site sends is masked; the server sees totals over all sites"
 _PLAIN = "PLAIN: the server sees this site's own sums"
-_CHECKED = "Where there are four sites at least, this one answers only what sites have checked"
+_CHECKED = "It answers only what sites have checked, about whole cells of rows (docs/threat-model.md)"
 _UNCHECKED = "It answers what nobody has checked, too (its policy: verified = false)"
 
 
-def trust_options(group: str) -> Callable[[F], F]:
-    """Decorator: --keys and --plain, by whom a site is known and what of it may be seen."""
-    return options(
-        option(
-            "--keys",
-            metavar="DIR",
-            group=group,
-            help="Folder with ca.crt and this site's key.  [default: FEDSOLVE_KEYS, else keys]",
-        ),
-        option(
-            "--plain",
-            is_flag=True,
-            group=group,
-            help="No secure sums: let the server see this site's own sums.",
-        ),
+class SiteOptions(KeyFolderOptions, AllowOptions):
+    """Who this site is, what it agrees to, and what of it may be seen."""
+
+    title = SITE
+    insecure: bool = False
+    plain: bool = option(False, "No secure sums: let the server see this site's own sums.")
+    policy: str | None = option(
+        None,
+        "Limits on what this site answers (TOML).",
+        metavar="FILE",
+        none="strict limits, see the threat model",
+    )
+    name: str = required("Its name, as it is registered.", metavar="NAME")
+    classes: str | None = option(
+        None,
+        "Refuse a run with another class list.",
+        metavar="A,B,...",
+        none="any that has this site's labels",
+    )
+    share_classes: bool = option(
+        False, "Allow sending the names of this site's classes when the server has no list."
+    )
+    state: str | None = option(
+        None,
+        "Folder for the log of what was sent (sent.jsonl) and for this site's state.",
+        metavar="DIR",
+        none="fedsolve-client-NAME",
     )
 
-
-def site_options(command: F) -> F:
-    """Decorator: who this site is, and what it agrees to."""
-    return options(
-        option(
-            "--policy",
-            metavar="FILE",
-            group=SITE,
-            help="What this site answers at all (TOML).  [default: strict limits, see the threat model]",
-        ),
-        option("--name", metavar="NAME", required=True, group=SITE, help="Its name, as it is registered."),
-        option(
-            "--classes",
-            metavar="A,B,...",
-            group=SITE,
-            help="Refuse a run with another class list.  [default: any that has this site's labels]",
-        ),
-        option(
-            "--share-classes",
-            is_flag=True,
-            group=SITE,
-            help="Allow sending the names of this site's classes when the server has no list.",
-        ),
-        allow_options(SITE),
-        option(
-            "--state",
-            metavar="DIR",
-            group=SITE,
-            help="What was sent (sent.jsonl), and what must be remembered.  [default: fedsolve-client-NAME]",
-        ),
-    )(command)
+    @property
+    def folder(self) -> Path:
+        """Where this site keeps its state."""
+        return Path(self.state or f"fedsolve-client-{self.name}")
 
 
-def site_data_options(command: F) -> F:
-    """Decorator: where this site's rows are, and how to read them."""
-    return options(
-        option("--data", metavar="DATA", required=True, group=_DATA, help="File or address, as for 'train'."),
-        option(
-            "--backbone",
-            metavar="B",
-            group=_DATA,
-            help=f"What turns images into features.  [default: {BACKBONE}]",
-        ),
-        schema_option(
-            _DATA,
-            "What a row is: read the file by it, and refuse a server with another.  [default: plain numbers]",
-        ),
-        data_root_option,
-        data_options,
-        store_option,
-    )(command)
+class SiteDataOptions(RowOptions):
+    """Where this site's rows are, and how to read them."""
 
-
-def state_folder(given: dict[str, Any]) -> Path:
-    """Where this site keeps its state."""
-    return Path(given["state"] or f"fedsolve-client-{given['name']}")
+    title = "This site's data"
+    data: str = required("File or address, as for 'train'.", metavar="DATA")
+    backbone: str | None = option(None, "What turns images into features.", none=DEFAULT_BACKBONE)
+    schema: str | None = option(
+        None,
+        "What a row is: read the file by it, and refuse a server with another.",
+        metavar="FILE",
+        none="plain numbers",
+    )
+    propose: bool = option(
+        False,
+        "Without a schema: send what the columns are (names, kinds, classes and categories of ten rows or "
+        "more, rounded medians), and read the table by what the sites' proposals give.",
+    )
 
 
 def answerer(
-    given: dict[str, Any], output: Output, folder: Path, **settings: Any
-) -> tuple[Answerer, Diary, int]:
-    """What answers for this site, the diary of what it sends, and how many rows it has.
+    site: SiteOptions, rows: SiteDataOptions, output: Output, **settings: Any
+) -> tuple[Answerer | Proposing, Diary]:
+    """What answers for this site, and the diary of what it sends.
 
-    folder: where it keeps its state. settings: of `Answerer`, besides what the options say.
+    settings: of `Answerer`, besides what the options say.
     """
     from fedsolve.network.answering import Answerer
-    from fedsolve.privacy.policy import PolicyGuard
+    from fedsolve.network.proposing import Proposing
+    from fedsolve.privacy.budget import Budget
+    from fedsolve.privacy.ledger import Ledger
+    from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 
-    policy = _policy(given)
-    attending = None if given["plain"] else _SecureSide(given, folder, policy)
-    output.note(_PLAIN if attending is None else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
-    data, columns = site_rows(given, output)
+    folder = site.folder
+    policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)
+    attend = None if site.plain else _secure_side(site, policy, output.note, lambda sent: diary.sent(sent))
+    output.note(_PLAIN if attend is None else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
+    ledger = Ledger(folder / "ledger")
+    budget = Budget(ledger.folder, ledger.row_key(), policy.epsilon_total, policy.delta_total)
+    guarding = PolicyGuard(policy, budget)
+    guard = guarding.check_and_pay if attend is None else guarding.check
+    if budget.limited or budget.spent:
+        output.note(f"{budget.said()}.")
     diary = Diary(output, folder / "sent.jsonl")
-    if attending is not None:
-        attending.tell = diary.sent
-    made = Answerer(
-        given["name"],
-        data,
-        columns=columns,
-        classes=class_names(given["classes"]),
-        share_classes=given["share_classes"],
-        networks=given["networks"],
-        methods=given["methods"],
-        scratch=folder,
-        states=folder / "states",
-        rows=folder / "rows.json",
-        attend=None if attending is None else attending.attend,
-        guard=PolicyGuard(policy).check,
-        show=diary.enter,
-        **settings,
+
+    def made(agreed: Schema | None = None) -> Answerer:
+        data, columns = site_rows(site.name, rows, output, agreed)
+        return Answerer(
+            site.name,
+            data,
+            columns=columns,
+            classes=named_classes(site.classes),
+            share_classes=site.share_classes,
+            networks=site.networks,
+            methods=site.methods,
+            scratch=folder,
+            states=folder / "states",
+            rows=folder / "rows.json",
+            attend=attend,
+            guard=guard,
+            show=diary.enter,
+            **settings,
+        )
+
+    if not rows.propose or rows.schema is not None:
+        return made(), diary
+    proposal = propose_for([rows.data], rows.layout(), fewest=policy.fewest_rows)
+    assert proposal is not None
+    return Proposing(site.name, proposal, folder, made, diary.enter), diary
+
+
+def _secure_side(
+    site: SiteOptions, policy: SitePolicy, note: Callable[[str], None], tell: Callable[[Sent], None]
+) -> Callable[[Participant], None]:
+    """What lets a participant take part in secure sums, with this site's key, roster and ledger."""
+    from fedsolve.network.security import latest_keys, load_client_key
+    from fedsolve.privacy.ledger import Ledger
+    from fedsolve.privacy.secure_client import SecureClient
+    from fedsolve.privacy.signatures import signer, verifier
+
+    sign = signer(load_client_key(site.key_folder, site.name))
+    verify = verifier(latest_keys(site.key_folder, site.name, note))
+    ledger = Ledger(site.folder / "ledger")
+
+    def attend(participant: Participant) -> None:
+        SecureClient(participant, sign, verify, policy=policy, ledger=ledger, tell=tell).attend()
+
+    return attend
+
+
+def site_rows(
+    name: str, options: SiteDataOptions, output: Output, schema: Schema | None = None
+) -> tuple[ClientData, Schema | None]:
+    """The rows that a site takes part with, and the columns of its table where no schema describes them.
+
+    schema: the one that the sites agreed on, which names the label too.
+    """
+    layout = options.layout() if schema is None else ColumnLayout(**vars(options.dialect()))
+    if schema is None and options.schema is not None:
+        schema = read_schema(options.schema)
+    parts: tuple[TrainOrTest, ...] = ()
+    reader = options.reader(output)
+    if schema is not None and schema.extractor is None:
+        if options.backbone is not None:
+            raise click.UsageError("this --schema is of tables; leave out one of --schema and --backbone")
+        table, columns = read_site(options.data, schema, layout), None
+    elif schema is not None:
+        table, columns = reader.described(options.data, schema, owned=False), None
+        parts = reader.parts(options.data)
+    else:
+        parts = reader.parts(options.data)
+        table = reader.rows(options.data, "train" if parts else None)
+        columns = _shown(table.schema)
+    _introduce(output, name, table, "test" in parts)
+    return ClientData(table.features, table.labels, weights=table.weights, schema=schema), columns
+
+
+def _shown(columns: Schema | None) -> Schema | None:
+    """What is sent about rows: not where this site keeps the files of a backbone."""
+    if columns is None or columns.extractor is None:
+        return columns
+    named = dataclasses.replace(columns.extractor, address=portable(columns.extractor.address))
+    return dataclasses.replace(columns, extractor=named)
+
+
+def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
+    assert table.labels is not None
+    count = len(set(table.labels.tolist()))
+    numbers = table.labels.dtype.kind in "iuf" and count > FEW_CLASSES
+    output.note(
+        f"'{name}': {len(table):,} rows of {table.features.shape[1]:,} features, "
+        f"{count} {'different numbers as labels' if numbers else 'classes'}"
+        + (" (the test part stays out)" if held_out else "")
     )
-    return made, diary, len(data)
 
 
-def _policy(given: dict[str, Any]) -> SitePolicy:
-    from fedsolve.privacy.policy import SitePolicy
-
-    return SitePolicy() if given["policy"] is None else SitePolicy.from_file(given["policy"])
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
-class _SecureSide:
-    """This site's side of secure sums: its key, its roster and its ledger."""
+class Diary:
+    """Shows what this site is asked and sends, and keeps it in a file, one line of JSON each."""
 
-    def __init__(self, given: dict[str, Any], state: Path, policy: SitePolicy) -> None:
-        from fedsolve.network.keyfolder import Keys
-        from fedsolve.network.security import believed_keys, load_client_key
-        from fedsolve.privacy.ledger import Ledger
-        from fedsolve.privacy.signatures import signer, verifier
+    def __init__(self, output: Output, path: Path) -> None:
+        self.on_over: Any = None
+        self.on_barred: Any = None
+        self.barred: str | None = None
+        self._output = output
+        self._path = path
+        self._answers = self._sent = self._received = 0
+        self._arrays: set[str] = set()
 
-        keys, name = Keys(key_folder(given["keys"])), given["name"]
-        self.tell: Any = None
-        self._policy = policy
-        self._sign = signer(load_client_key(keys, name))
-        self._verify = verifier(believed_keys(keys, name))
-        self._ledger = Ledger(state / "ledger")
+    def enter(self, event: Event) -> None:
+        traffic = ""
+        if event.what == "answered":
+            self._answers += 1
+            self._sent += event.bytes_up
+            self._received += event.bytes_down
+            self._arrays.update(event.arrays)
+            traffic = f": {megabytes(event.bytes_down)} MB down, {megabytes(event.bytes_up)} MB up"
+            traffic += f" ({', '.join(event.arrays)})" if event.arrays else ""
+        where = "" if event.exchange is None else f"exchange {event.exchange + 1}: "
+        clock = "" if self._output.log == "json" else f"{time.strftime('%H:%M:%S')} "
+        fields = {name: value for name, value in vars(event).items() if name not in ("text", "about")}
+        self._output.note(f"{clock}{where}{event.text}{traffic}", **fields)
+        if event.over and self.on_over is not None:
+            self.on_over()
+        if event.barred:
+            self.barred = event.text.removeprefix("DataError: ").removeprefix("refused: ")
+            if self.on_barred is not None:
+                self.on_barred()
+        # Last: on a full disk a site must hear all the same that the run is over.
+        line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
+        with open(self._path, "a", encoding="utf-8", opener=_for_owner) as stream:
+            stream.write(json.dumps(line) + "\n")
 
-    def attend(self, participant: Participant) -> None:
-        """Let this participant take part in secure sums."""
-        from fedsolve.privacy.secure_client import SecureClient
+    def sent(self, sent: Sent) -> None:
+        """Enter what a secure sum sends."""
+        from fedsolve.network.answering import Event
 
-        SecureClient(
-            participant,
-            self._sign,
-            self._verify,
-            policy=self._policy,
-            ledger=self._ledger,
-            tell=self.tell,
-        ).attend()
+        request = sent.request
+        fields = sent.about.get("layout", {}).get("fields", [])
+        self.enter(
+            Event(
+                "answered",
+                f"sent {sent.text}",
+                None if request is None else request.exchange,
+                None if request is None else request.kind,
+                0 if request is None else request.nbytes,
+                sent.bytes_up,
+                arrays=tuple(field[0] for field in fields) if sent.what == "masked" else (),
+                about=dict(sent.about),
+            )
+        )
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "answers": self._answers,
+            "bytes_sent": self._sent,
+            "bytes_received": self._received,
+            "sent": sorted(self._arrays),
+            "log": str(self._path),
+        }

@@ -1,71 +1,67 @@
-"""`fedsolve status`: how a run stands, on the terminal, while it goes on."""
+"""`fedsolve status`: the state of a run on the terminal, updated while it runs."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedsolve.cli.command import Command, option
-from fedsolve.cli.options import output_options
-from fedsolve.cli.output import Output, console, harmless, table
+from fedsolve.cli.options import Options, command, option
+from fedsolve.cli.output import Output, console, fact_grid, table
 from fedsolve.cli.watched import STATUS
-from fedsolve.errors import CohortError, ModelFileError
+from fedsolve.errors import CohortError, ModelFileError, explained
+from fedsolve.pages.words import harmless, size
 from fedsolve.watching import phrases
-from fedsolve.watching.status_document import read_document, silent
+from fedsolve.watching.phrases import read_document, silent
 
 _ENDED = ("complete", "stopped")
 _LAST = 8
 _LARGEST = 1 << 24
 _AWAY = 30.0
-"""Seconds for which a page that does not answer is waited for."""
+"""Seconds to wait for a page that does not answer."""
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        ("the server whose state folder is fedsolve-server, until it ends", "fedsolve status"),
-        ("once, for a script", "fedsolve status /srv/fedsolve/state --once --json"),
-        ("a training started with --watch, by the port of its page", "fedsolve status 9093"),
-    ),
-)
-@click.argument("where", default="fedsolve-server", metavar="[FOLDER|PORT]")
-@option("--once", is_flag=True, help="Show it once instead of following it.")
-@option(
-    "--every",
-    type=click.FloatRange(0.2, 3600),
-    default=1.0,
-    metavar="SECONDS",
-    help="How often to look.",
-)
-@output_options
-def status(where: str, once: bool, every: float, as_json: bool, quiet: bool) -> int:
-    """Show how a run stands: who is connected and waited for, exchanges, bytes, risk and accuracy, time left.
+class StatusOptions(Options):
+    """Which run, and how often to look."""
+
+    where: str = option("fedsolve-server", argument=True, metavar="[FOLDER|PORT]")
+    once: bool = option(False, "Show the state once and exit.")
+    every: float = option(1.0, "Time between two updates.", metavar="SECONDS", least=0.2, most=3600)
+
+
+@command()
+def status(options: StatusOptions, output: Output) -> int:
+    """Show the state of a run: sites, exchanges, bytes, risk and accuracy, time left.
 
     FOLDER is the state folder of a server ('fedsolve server --state') on this machine, PORT that of a page on
     loopback. The exit code is 3 where a run that has not ended shows no sign of life.
+
+    # the server whose state folder is fedsolve-server, until it ends
+    fedsolve status
+    # once, for a script
+    fedsolve status /srv/fedsolve/state --once --json
+    # a training started with --watch, by the port of its page
+    fedsolve status 9093
     """
-    output = Output(as_json, quiet)
-    document = _look(where)
-    following = not (once or as_json or quiet) and sys.stdout.isatty()
+    document = _look(options.where)
+    following = not (options.once or output.as_json or output.quiet) and sys.stdout.isatty()
     if following:
-        document = _follow(where, document, every)
+        document = _follow(options.where, document, options.every)
     output.result(document, lambda page: None if following else page.print(drawn(document)))
     return 3 if silent(document) is not None else 0
 
 
 def _follow(where: str, document: dict[str, Any], every: float) -> dict[str, Any]:
-    """Show it until it ends, or somebody has seen enough; a run that is started again is back soon."""
+    """Show the run until it ends or Ctrl-C; wait a while for a run that was started again."""
     answered = time.monotonic()
     try:
         with Live(drawn(document), console=console(), auto_refresh=False) as live:
@@ -86,44 +82,34 @@ def _follow(where: str, document: dict[str, Any], every: float) -> dict[str, Any
 
 
 def _look(where: str) -> dict[str, Any]:
-    """How the run stands now, from its folder or its page."""
+    """The state of the run now, from its folder or its page."""
     return _from_page(int(where)) if where.isdecimal() else _from_folder(Path(where))
 
 
 def _from_folder(folder: Path) -> dict[str, Any]:
     path = folder / STATUS if folder.is_dir() else folder
-    try:
+    remedy = "Name the state folder of a server on this machine, or the port of a page."
+    with explained(f"{path} has no status of a run", remedy, ModelFileError, (OSError, ValueError)):
         return read_document(path.read_bytes())
-    except OSError as problem:
-        raise ModelFileError(
-            f"{path} tells of no run ({problem.strerror or problem}). Name the state folder of a server on "
-            "this machine, or the port of a page."
-        ) from problem
-    except ValueError as problem:
-        raise ModelFileError(f"{path} cannot be read: {problem}.") from problem
 
 
 def _from_page(port: int) -> dict[str, Any]:
     import http.client
 
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)  # never through a proxy
-    try:
+    what, remedy = f"127.0.0.1:{port} shows no run", f"Is it started with --status {port} or --watch?"
+    kinds = (OSError, ValueError, OverflowError, http.client.HTTPException)
+    with closing(link), explained(what, remedy, CohortError, kinds):
         link.request("GET", "/status.json")
         answer = link.getresponse()
         data = answer.read(_LARGEST)
         if answer.status != 200:
             raise ValueError(f"it answered {answer.status}")
         return read_document(data)
-    except (OSError, ValueError, OverflowError, http.client.HTTPException) as problem:
-        raise CohortError(
-            f"127.0.0.1:{port} shows no run ({problem}). Is it started with --status {port} or --watch?"
-        ) from problem
-    finally:
-        link.close()
 
 
 def drawn(document: Mapping[str, Any]) -> RenderableType:
-    """How the run stands, for a terminal."""
+    """The state of the run, for a terminal."""
     return Group(*_parts(document))
 
 
@@ -147,20 +133,15 @@ def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield bar
     for text in phrases.warnings(document):
         yield Text(harmless(text), style="yellow")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in phrases.tiles(document):
-        grid.add_row(escape(name), escape(harmless(value)))
-    if cells is not None and phase == "running":
-        grid.add_row("now", escape(harmless(f"{cells['now']} {cells['remark']}")))
-    yield grid
+    running = cells is not None and phase == "running"
+    now = [("now", f"{cells['now']} {cells['remark']}")] if running else []
+    yield fact_grid([*phrases.tiles(document), *now])
     if document["sites"]:
         rows = [
             (harmless(site["name"]), "yes" if site["connected"] else "no", harmless(phrases.site_words(site)))
             for site in document["sites"]
         ]
-        yield table(("site", "connected", "what it is at"), rows, left=(0, 1, 2))
+        yield table(("site", "connected", "state"), rows, left=(0, 1, 2))
     if records := document["recent"][-_LAST:]:
         names = [name for name in phrases.CURVES if any(name in record["measures"] for record in records)]
         rows = []
@@ -169,7 +150,7 @@ def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
             shown = [
                 "" if v is None else phrases.measure_words(n, v) for n, v in zip(names, values, strict=True)
             ]
-            sizes = [phrases.size(record["bytes_up"]), phrases.size(record["bytes_down"])]
+            sizes = [size(record["bytes_up"]), size(record["bytes_down"])]
             rows.append(
                 (
                     str(record["exchange"]),

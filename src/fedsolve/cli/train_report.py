@@ -1,83 +1,27 @@
-"""What `fedsolve train` tells of a training: numbers for programs, lines for people, and doubts."""
+"""The report of `fedsolve train`: numbers for programs, and lines for people."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table as RichTable
 
-from fedsolve.cli.clients import Division
-from fedsolve.cli.doubts import (
-    caveats,
-    chance_doubt,
-    gap_doubt,
-    identifier_doubt,
-    majority_doubt,
-    quantity_doubt,
-)
-from fedsolve.cli.output import facts, megabytes, percent
-from fedsolve.cli.own_models import personal_lines
-from fedsolve.cli.tried import tried_table
+from fedsolve.cli.inputs import Division
+from fedsolve.cli.output import facts, table
 from fedsolve.data.partitions import heterogeneity
-from fedsolve.data.tables import Table
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.history import totals
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.method import Method
-from fedsolve.gradient.alignment import CHOICES
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.network_model import GradientModel
-from fedsolve.gradient.watch import final_accuracy
-from fedsolve.model import Model
+from fedsolve.pages.words import megabytes, percent
+from fedsolve.tables.table_file import Table
 
-
-def settings_of(method: Method[Any], model: Model) -> dict[str, Any]:
-    """The parameters that were trained with: of what was chosen, the choice."""
-    chosen = None if isinstance(method, GradientMethod) else getattr(model, "parameters", None)
-    return chosen or method.parameters()
-
-
-def held_out_accuracy(model: Model, weighed: bool) -> float | None:
-    """Accuracy on rows held out of what was chosen: of the model that was calibrated, else of its trial.
-
-    The trial may have been a smaller one. Where classes are weighed, its mistakes are, and the other's not.
-    """
-    if model.tried and model.calibration is not None and not weighed:
-        known = model.calibration.metrics.get("accuracy")
-        if known is not None:
-            return float(known)
-    chosen = (tried.errors for tried in model.tried if tried.chosen and tried.errors is not None)
-    return next((1.0 - errors for errors in chosen), None)
-
-
-def doubts_about(
-    model: Model, data: Table, test: Table | None, accuracy: dict[str, Any], plain: bool, weighed: bool
-) -> list[str]:
-    """What nobody should miss about this model; where classes are weighed, their shares are no measure."""
-    doubts = identifier_doubt(data) if plain else []
-    if not model.predicts:  # which the page says beside the accuracy
-        return doubts
-    assert data.labels is not None
-    doubts += quantity_doubt(data.labels, "the label")
-    if known := caveats(model):  # why accuracies are low, if they are
-        return doubts + known
-    if test is not None and test.labels is not None:
-        doubts += [] if weighed else majority_doubt(accuracy["test"], test.labels, "test rows")
-        doubts += gap_doubt(accuracy["train"], accuracy["test"])
-    if accuracy["held_out"] is not None:
-        told = chance_doubt if weighed else majority_doubt
-        doubts += told(accuracy["held_out"], data.labels, "rows held out")
-        doubts += (
-            [] if test is not None else gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
-        )
-    elif not weighed:
-        doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
-    return doubts
+_TELLING = ("scale", "gain", "ridge", "residual_ridge", "width", "bandwidth", "landmarks")
+"""The settings that tell candidates apart."""
 
 
 def counts_of(data: Table, federation: LocalFederation, split: Division, spec: Spec) -> dict[str, Any]:
-    assert spec.classes is not None
     assert data.labels is not None
     owners = np.empty(len(data), dtype=np.int64)
     for index, participant in enumerate(federation.participants):
@@ -86,65 +30,37 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
         "data": data.source,
         "rows": len(data),
         "features": spec.features,
-        "classes": spec.classes.tolist(),
+        "task": federation.task,
+        "classes": None if spec.classes is None else spec.classes.tolist(),
         "clients": len(federation.clients),
         "empty_clients": sum(len(participant) == 0 for participant in federation.participants),
-        "partition": split.as_dict() | {"heterogeneity": heterogeneity(data.labels, owners)},
-    }
-
-
-def traffic_of(model: Model) -> dict[str, Any]:
-    told = (
-        "exchange",
-        "kind",
-        "step",
-        "bytes_up",
-        "bytes_down",
-        "seconds",
-        "risk",
-        "accuracy",
-        "solved",
-        "metrics",
-        "error_bounds",
-    )
-    risks = [record.risk for record in model.history if record.risk is not None]
-    return {
-        **totals(model.history),
-        "risk": risks[-1] if risks else None,
-        "history": [
-            {name: getattr(record, name) for name in told} | {"clients": len(record.cohort)}
-            for record in model.history
-        ],
-    }
-
-
-def rounds_of(method: GradientMethod, model: GradientModel) -> dict[str, Any]:
-    """What a gradient method reports of its rounds: the newest loss and, where they were measured, more."""
-    losses = [record.metrics["loss"] for record in model.history if "loss" in record.metrics]
-    drifts = [record.metrics["drift"] for record in model.history if "drift" in record.metrics]
-    chosen = [record.metrics["feedback"] for record in model.history if "feedback" in record.metrics]
-    watched = any("test_accuracy" in record.metrics for record in model.history)
-    fixed = None if method.feedback in (None, *CHOICES) else method.feedback.split(",")
-    return {
-        "rounds": method.rounds,
-        "weights": sum(array.size for array in model.weights.values()),
-        "loss": losses[-1] if losses else None,
-        "drift": drifts[-1] if drifts else None,
-        "feedback_layers": fixed or (chosen[-1] if chosen else None),
-        "final_accuracy": final_accuracy(model.history) if watched else None,
+        "partition": split.as_dict()
+        | {"heterogeneity": None if spec.classes is None else heterogeneity(data.labels, owners)},
     }
 
 
 def show_training(page: Console, told: dict[str, Any]) -> None:
-    accuracy, split = told["accuracy"], told["partition"]
+    split, numbers = told["partition"], told["classes"] is None
+    accuracy, of_what = (told["r2"], "R²") if numbers else (told["accuracy"], "accuracy")
+    shown = "{:.4f}".format if numbers else percent
     empty = f", {told['empty_clients']} of them empty" if told["empty_clients"] else ""
     dealt = "named by the data" if split["kind"] == "named" else split["kind"]
+    compared = any(one["loss"] is not None for one in told["tried"])
+    held_out = told["calibration"] is not None or told["intervals"] is not None
+    parts = ["choice"] * compared + ["calibration"] * held_out
+    if parts == ["calibration"]:
+        parts.insert(0, "a training without the rows held out")
+    twice = f" ({', '.join(parts)} and training)" if parts else ""
+    uneven = "" if numbers else f"; heterogeneity {split['heterogeneity']:.2f} of 1"
+    settings = ("layers", "width", "ridge", "epochs", "batch", "rate")
+    shown_settings = ", ".join(f"{n} {v}" for n, v in told["parameters"].items() if n in settings)
+    predicts = "a number each" if numbers else f"{len(told['classes'])} classes"
     lines = [
-        ("method", f"{told['method']} ({_changed(told)})"),
-        ("clients", f"{told['clients']}{empty} ({dealt}; heterogeneity {split['heterogeneity']:.2f} of 1)"),
-        ("rows", f"{told['rows']:,} of {told['features']:,} features, {len(told['classes'])} classes"),
-        *_network_lines(told),
-        ("exchanges", f"{told['exchanges']}{_calibrating(told)}"),
+        ("method", f"{told['method']} ({shown_settings})"),
+        ("clients", f"{told['clients']}{empty} ({dealt}{uneven})"),
+        ("rows", f"{told['rows']:,} of {told['features']:,} features, {predicts}"),
+        *(_network_lines(told) if "weights" in told else ()),
+        ("exchanges", f"{told['exchanges']}{twice}"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
         *(
             [("sums", "secret: clients' answers were masked, only totals were opened")]
@@ -152,12 +68,12 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
             else []
         ),
         ("seconds", f"{told['seconds']:.2f}"),
-        ("accuracy", f"{percent(accuracy['train'])} on the clients' training rows"),
+        (of_what, f"{shown(accuracy['train'])} on the clients' training rows"),
     ]
     if accuracy["held_out"] is not None:
-        lines.append(("", f"{percent(accuracy['held_out'])} on rows held out, before all were trained on"))
+        lines.append(("", f"{shown(accuracy['held_out'])} on rows held out, before all were trained on"))
     if accuracy["test"] is not None:
-        lines.append(("", f"{percent(accuracy['test'])} on {told['test_rows']:,} test rows"))
+        lines.append(("", f"{shown(accuracy['test'])} on {told['test_rows']:,} test rows"))
     if told["calibration"] is not None:
         seen = told["calibration"]["metrics"]
         lines.append(
@@ -167,22 +83,60 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
                 f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})",
             )
         )
+    if told["intervals"] is not None:
+        seen = told["intervals"]
+        reach = ", ".join(f"{far:.4g}" for far in seen["reach"])
+        lines.append(
+            (
+                "predictions",
+                f"± {reach} hold 95 % of {seen['held_out_rows']:,} rows held out (mean absolute error "
+                f"{seen['metrics']['mae']:.4g}, root mean squared {seen['metrics']['rmse']:.4g})",
+            )
+        )
     if not told["predicts"]:
         lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
     if told.get("final_accuracy") is not None:
         lines.append(("", f"{percent(told['final_accuracy'])} on them over the last tenth of the rounds"))
-    lines += personal_lines(told["personal"])
+    if told["personal"] is not None:
+        lines += _personal_lines(told["personal"])
     if told["model"] is not None:
         lines.append(("model", told["model"]))
-    if told["tried"]:
+    if compared:
         page.print(tried_table(told["tried"]))
+        if told["tried"][0]["errors"] is not None:
+            page.print(
+                "Of candidates within half a standard error of the fewest mistakes, the kind with the fewest "
+                "exchanges is taken, then with the fewest numbers told.\n"
+            )
     facts(page, lines)
 
 
+def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the page says of the clients' own models."""
+    lines = []
+    if told["local_accuracy"] is not None:
+        shared, own = (told["local_accuracy"][name] for name in ("shared", "personal"))
+        shared_words = "" if shared is None else f", shared model {percent(shared['mean'])}"
+        lines.append(
+            (
+                "personal",
+                f"{percent(own['mean'])} mean local accuracy{shared_words} (test rows dealt like each "
+                "client's own)",
+            )
+        )
+    if told["balances"] is not None:
+        low, middle, high = np.quantile(list(told["balances"].values()), (0.0, 0.5, 1.0))
+        lines.append(("balance", f"{middle:.2f} ({low:.2f} to {high:.2f} over the clients)"))
+        low, middle, high = np.quantile(list(told["refinement_ridges"].values()), (0.0, 0.5, 1.0))
+        if low < high:
+            lines.append(("ridge", f"{middle:.3g} ({low:.3g} to {high:.3g} over the clients)"))
+    if told["folder"] is not None:
+        lines.append(("their models", f"{told['folder']}/CLIENT.safetensors"))
+    return lines
+
+
 def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was trained by gradient, and how it ended; nothing for closed forms."""
-    if "weights" not in told:
-        return []
+    """What was trained by gradient, and how it ended."""
     parameters = told["parameters"]
     drift = "" if told["drift"] is None else f", drift {told['drift']:.4g}"
     loss = "" if told["loss"] is None else f", local loss {told['loss']:.4f} in the last"
@@ -196,13 +150,37 @@ def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def _calibrating(told: dict[str, Any]) -> str:
-    """Why there are more exchanges than the method takes."""
-    if told["calibration"] is None:
-        return ""
-    return " (training twice, once without the rows held out, and the calibration between them)"
-
-
-def _changed(told: dict[str, Any]) -> str:
-    shown = ("layers", "width", "ridge", "epochs", "batch", "rate")
-    return ", ".join(f"{n} {v}" for n, v in told["parameters"].items() if n in shown)
+def tried_table(tried: Sequence[Mapping[str, Any]]) -> RichTable:
+    """Candidates with their marks on the rows held out; an arrow at the one that was taken."""
+    rows = [
+        (
+            "->" if one["chosen"] else "",
+            one["method"],
+            ", ".join(
+                f"{n.replace('_', ' ')} {one['settings'][n]}" for n in _TELLING if n in one["settings"]
+            ),
+            "" if one["layers"] is None else str(one["layers"]),
+            "" if one["errors"] is None else percent(1.0 - one["errors"]),
+            "" if one["loss"] is None else f"{one['loss']:.4f}",
+            "" if one["exchanges"] is None else str(one["exchanges"]),
+            "" if one["numbers"] is None else f"{one['numbers']:,}",
+            one["left_out"],
+        )
+        for one in tried
+    ]
+    heads = (
+        "",
+        "tried",
+        "settings",
+        "layers",
+        "held out",
+        "squared error",
+        "exchanges",
+        "numbers",
+        "left out",
+    )
+    used = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    picked = [[row[place] for place in used] for row in rows]
+    return table(
+        [heads[place] for place in used], picked, left=[used.index(n) for n in (0, 1, 2, 8) if n in used]
+    )

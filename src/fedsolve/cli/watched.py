@@ -1,16 +1,16 @@
-"""Runs that can be looked at while they go on: --watch of training and experiments, --status of a server."""
+"""Following a run while it goes on: on a page, or in a tracker (--tracker)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from fedsolve.cli.command import F, option
+from fedsolve.cli.options import Options, option
 from fedsolve.cli.output import Output
+from fedsolve.federation.followers import Followers
+from fedsolve.tracking import ADDRESSES, tracker
 from fedsolve.watching.board import Board
 
 if TYPE_CHECKING:
@@ -19,26 +19,24 @@ if TYPE_CHECKING:
 STATUS = "status.json"
 
 
-def watch_option(group: str) -> Callable[[F], F]:
-    """Decorator: --watch."""
-    return option(
-        "--watch",
-        is_flag=True,
-        group=group,
-        help="Show how it goes on a page of this machine; its address is printed.",
-    )
+class WatchOptions(Options):
+    """Whether to show a run of this process on a page."""
+
+    title = "Training"
+    watch: bool = option(False, "Show progress on a page of this machine; its address is printed.")
 
 
-def status_option(group: str) -> Callable[[F], F]:
-    """Decorator: --status PORT."""
-    return option(
-        "--status",
-        more=True,
-        type=click.IntRange(0, 65535),
-        metavar="PORT",
-        group=group,
-        help="Page and metrics of the run, on loopback only; 0: any free port.  [default: none]",
+class TrackerOptions(Options):
+    """Which trackers record the run."""
+
+    title = "Training"
+    tracker: tuple[str, ...] = option(
+        (), f"Write the run to {ADDRESSES}. May be repeated.", metavar="KIND:PLACE", more=True
     )
+
+    def followers(self) -> Followers:
+        """The trackers as one follower; their stores are open and were tried."""
+        return Followers(*map(tracker, self.tracker))
 
 
 @contextmanager
@@ -51,7 +49,7 @@ def watched_run(folder: Path, title: str, sites: int, port: int | None, output: 
     try:
         if port is not None:
             server = StatusServer(board.document, port)
-            output.note(f"how it goes: {server.address}", address=server.address)
+            output.note(f"progress: {server.address}", address=server.address)
         yield board
     except BaseException as problem:
         board.stopped(problem)
@@ -73,7 +71,7 @@ def watched_page(
     from fedsolve.watching.loopback import StatusPage
 
     with StatusPage(title, what="experiment" if experiment else "training") as page:
-        output.note(f"how it goes: {page.address}")
+        output.note(f"progress: {page.address}")
         try:
             yield page
         except BaseException as problem:

@@ -14,46 +14,44 @@ is in `balance`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from fedsolve import container
+from fedsolve.arrays import Array
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
-from fedsolve.closedform.dual_stream import PersonalModel, Refinement, check_agreement
+from fedsolve.closedform.dual_stream import PersonalModel, Refinement
 from fedsolve.closedform.plans import PLANS
 from fedsolve.closedform.predictors import LinearModel
-from fedsolve.closedform.projections import projection_agreement
-from fedsolve.container import Array
-from fedsolve.errors import DataError
-from fedsolve.federation.engine import Federation, Spec
-from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.messages import Request, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.closedform.projections import check_agreement, projection_agreement
+from fedsolve.errors import DataError, ModelFileError
+from fedsolve.federation.method import Method, Spec
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import StateStore
 from fedsolve.model import Model, model_from_contents
 from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.registry import register
+
+_OF_BOTH = (
+    *("layers", "width", "hidden_width", "ridge", "residual_ridge"),
+    *("exchange", "scale", "intercept", "precision", "seed", "bias"),
+)
+"""Parameters that the shared stream has as a DeepAFL under the same names."""
 
 
 @register(
-    Info(
-        key="apfl",
-        title="Analytic Personalised FL (APFL): a shared stream, and one of each client's own",
-        paper="Fan et al., APFL (Analytic Personalized FL)",
-        exchanges="1 (with T blocks in the shared stream, as deepafl)",
-        up="Gram matrix of the shared features (d x d triangle) and cross matrix (d x C); of its own stream, "
-        "nothing",
-        down="the shared classifier, d x C; projections travel as a seed",
-    )
+    paper="Fan et al., APFL (Analytic Personalized FL)",
+    exchanges="1 (with T blocks in the shared stream, as deepafl)",
+    up="Gram and cross matrix of the shared features (as afl); of its own stream, nothing",
+    down="the shared classifier, d x C; projections travel as a seed",
 )
 @dataclass(frozen=True)
 class APFL(Method["APFLModel"]):
-    """Parameters of APFL.
+    """Analytic Personalised FL (APFL): a shared stream, and one of each client's own.
 
     Of the shared stream: width (d_P), ridge (gamma), activation; layers = 0 is the paper, more is DeepAFL
     with its exchanges, whose blocks take hidden_width, residual_ridge, block_activation and exchange. Of each
@@ -62,7 +60,6 @@ class APFL(Method["APFLModel"]):
     features, scaled and centred alike.
     """
 
-    key: ClassVar[str] = "apfl"
     additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
 
     width: int = parameter(1024, "Features of the shared stream.", least=1)
@@ -84,8 +81,10 @@ class APFL(Method["APFLModel"]):
         "auto",
         "With blocks: fewest bytes (lean), fewest exchanges (single), the paper's (textbook).",
         choices=("auto", *PLANS),
+        flag="--plan",
         metavar="PLAN",
     )
+    bias: bool = parameter(True, "Biases of random projections.")
     scale: Literal["standard"] | None = parameter(None, "Standardise features: one exchange more.")
     intercept: bool = parameter(False, "Fit an intercept from sums.")
     precision: Literal["float64", "float32"] = parameter("float64", "float32 is faster, but not exact.")
@@ -98,37 +97,20 @@ class APFL(Method["APFLModel"]):
     @property
     def primary(self) -> DeepAFL:
         """The primary stream's method; Φ is DeepAFL's zero layer."""
-        return DeepAFL(
-            layers=self.layers,
-            width=self.width,
-            hidden_width=self.hidden_width,
-            ridge=self.ridge,
-            residual_ridge=self.residual_ridge,
-            activation=self.block_activation,
-            zero_activation=self.activation,
-            exchange=self.exchange,
-            scale=self.scale,
-            intercept=self.intercept,
-            precision=self.precision,
-            seed=self.seed,
-        )
+        same = {name: getattr(self, name) for name in _OF_BOTH}
+        return DeepAFL(**same, activation=self.block_activation, zero_activation=self.activation)
 
     @property
     def refinement(self) -> Refinement:
         """How each client makes its own stream."""
-        return Refinement(
-            width=self.refinement_width,
-            ridge=self.refinement_ridge,
-            activation=self.refinement_activation,
-            balance=self.balance,
-            seed=self.seed,
-        )
+        kind, chosen = self.refinement_activation, (self.balance, self.seed, self.bias)
+        return Refinement(self.refinement_width, self.refinement_ridge, kind, *chosen)
 
     @classmethod
     def trial(cls) -> Self:
         return cls(width=12, refinement_width=12)
 
-    def start(self, spec: Spec) -> APFLRun:
+    def start(self, spec: Spec) -> APFLRun:  # type: ignore[override]
         return APFLRun(self, spec)
 
     def agreement(self) -> dict[str, Any]:
@@ -136,11 +118,6 @@ class APFL(Method["APFLModel"]):
 
     def largest_side(self, spec: Spec) -> int:
         return self.primary.largest_side(spec)
-
-    def finished(self, model: APFLModel, federation: Federation) -> APFLModel:
-        if isinstance(federation, LocalFederation):
-            model.federation = federation
-        return model
 
     def over(self, shared: Model) -> APFLModel:
         """Refinements over any shared model of the same features, however it was trained.
@@ -161,16 +138,15 @@ class APFLModel(Model):
 
     family: ClassVar[str] = "apfl"
 
-    def __init__(self, primary: Model, method: APFL, federation: LocalFederation | None = None) -> None:
+    def __init__(self, primary: Model, method: APFL) -> None:
         if primary.private:
             raise DataError(
                 f"a model of family '{primary.family}' belongs to one client, and the shared stream goes to "
                 "all of them. Put refinements over the model that it was made from."
             )
         super().__init__(primary.features, primary.classes, primary.outputs)
-        self.primary = primary
+        self.primary, self.logits = primary, primary.logits
         self.method = method
-        self.federation = federation
         self.history = primary.history
 
     @property
@@ -180,22 +156,6 @@ class APFLModel(Model):
     def own_model(self, data: ClientData, states: StateStore | None = None) -> PersonalModel:
         """The predictor of the client that owns `data`: Eq. 11-14, with nothing sent to anybody."""
         return self.method.refinement.fit(self.primary, data)
-
-    def personal(self, client: str) -> PersonalModel:
-        """The predictor of a client of the local federation that this model was trained in."""
-        if self.federation is None:
-            raise DataError(
-                f"this model does not know '{client}': it was loaded from a file or trained over a network. "
-                "Where the data are: participant.personalise(model)."
-            )
-        for participant in self.federation.participants:
-            if participant.name == client:
-                own = self.personalised(participant.data)
-                assert isinstance(own, PersonalModel)
-                return own
-        raise DataError(
-            f"no participant is called '{client}'; they are {', '.join(self.federation.clients[:5])}, ..."
-        )
 
     def alone(self) -> APFLModel:
         """The refinement stream by itself, fitted to the labels: each client on its own.
@@ -209,12 +169,9 @@ class APFLModel(Model):
             self.classes,
             getattr(self.primary, "preparation", None),
         )
-        alone = APFLModel(nothing, replace(self.method, balance=1.0), self.federation)
-        return alone.described_as(self)
-
-    def estimates(self, features: Any) -> Array:
-        # The primary stream knows prepared rows alone.
-        return self.primary.estimates(self._checked(features))
+        alone = APFLModel(nothing, replace(self.method, balance=1.0)).described_as(self)
+        alone.federation = self.federation
+        return alone
 
     def scores(self, features: Array) -> Array:
         return self.primary.decision_function(features)
@@ -231,51 +188,29 @@ class APFLModel(Model):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> APFLModel:
-        check_agreement(note, note["parameters"]["seed"])
+        mine = projection_agreement(note["parameters"]["seed"])
+        check_agreement(mine, note, "random projections of the model", ModelFileError)
         primary = model_from_contents(container.with_prefix(arrays, "primary."), note["primary"])
         return cls(primary, APFL(**note["parameters"]))
 
 
-class APFLRun(Run[APFLModel]):
+class APFLRun(DeepAFLRun):
     """The primary stream's run. Refinements take no part: nothing of them is asked for, sent or kept."""
 
-    method: APFL
-
     def __init__(self, method: APFL, spec: Spec) -> None:
-        super().__init__(method, spec)
-        self.primary = DeepAFLRun(method.primary, spec)
-        self._follow()
+        super().__init__(method.primary, spec)
+        self._whole = method
 
-    def _follow(self) -> None:
-        """The chain and the history are those of the primary stream."""
-        self.chain, self.history = self.primary.chain, self.primary.history
+    def model(self) -> APFLModel:  # type: ignore[override]
+        return APFLModel(super().model(), self._whole)
 
-    def within(self) -> Mapping[str, Run[Any]]:
-        return {"primary.": self.primary, "": self.primary}
 
-    @property
-    def exchanges(self) -> int:
-        return self.primary.exchanges
-
-    def request(self, clients: tuple[str, ...]) -> Request | None:
-        return self.primary.request(clients)
-
-    def absorb(self, total: Total) -> None:
-        self.primary.absorb(total)
-
-    def model(self) -> APFLModel:
-        return APFLModel(self.primary.model(), self.method)
-
-    def to_bytes(self) -> bytes:
-        self.primary.whose_rows = self.whose_rows
-        return self.primary.to_bytes()
-
-    def restore(self, data: bytes, path: str) -> None:
-        self.primary.restore(data, path)
-        self._follow()
-
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        return self.primary.stored()
-
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self.primary.take_stored(arrays, note)
+def warn_of_few_rows(method: APFL, rows: int) -> None:
+    """Warn if the shared stream alone can fit all rows, so that no errors are left to refine."""
+    if rows < 2 * method.width:
+        warnings.warn(
+            f"{rows:,} rows are few for a shared stream of width {method.width:,}: it may fit them so "
+            "closely that the clients' own streams have nothing left to learn from. Use a width below half "
+            "of the rows, or a larger ridge.",
+            stacklevel=2,
+        )

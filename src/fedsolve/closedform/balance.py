@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 
 LARGEST = 2.0
 """Ridges shrink, so the best balance may exceed 1; beyond this it is noise of few rows."""
@@ -46,7 +46,7 @@ rounding of eigenvalues; beyond the largest a thousand rows leave little that a 
 """
 
 UNINFORMED = 1.0
-"""The multiple where rows say nothing of each other: a row is believed by half."""
+"""The multiple where rows tell nothing about each other: a row is trusted by half."""
 
 _TIE = 1e-9
 """Share of the squared error of the shared stream within which two ridges are equally good."""
@@ -55,7 +55,7 @@ _TOLERANCE = 0.5
 """Standard errors of the number of mistakes within which balances count as equally good."""
 
 _NOTHING = 1e-9
-"""Size of answers, beside that of the errors, below which rows say nothing of each other."""
+"""Size of answers, relative to the errors, below which rows tell nothing about each other."""
 
 
 def choose_balance(

@@ -22,40 +22,35 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.backends import kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
-from fedsolve.checks import check_classes, check_rows
 from fedsolve.closedform.predictors import StagedModel
 from fedsolve.closedform.projections import check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
-from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
-from fedsolve.container import Array
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Block, Request, Term, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.closedform.sums import Accumulator, cached_rows, check_sums, chunks
+from fedsolve.federation.method import Block, Method, Request, Run, Spec, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import labels_from_note
 from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.registry import register
 
 KIND = "cascade"
 
 
 @register(
-    Info(
-        key="cascade",
-        title="Cascades: the four deepening strategies DeepAFL is compared with",
-        paper="Tang et al., DeepAFL, ICLR 2026, Appendix E.3.7",
-        exchanges="T+1",
-        up="Gram and cross matrices of the layer's features",
-        down="the layer's classifier, d x C; projections travel as a seed",
-    )
+    paper="Tang et al., DeepAFL, ICLR 2026, Appendix E.3.7",
+    exchanges="T+1",
+    up="Gram and cross matrices of the layer's features",
+    down="the layer's classifier, d x C; projections travel as a seed",
 )
 @dataclass(frozen=True)
 class Cascade(Method["CascadeModel"]):
-    """Parameters of a cascade: the strategy as above, the rest as for DeepAFL."""
+    """Cascades: the four deepening strategies DeepAFL is compared with.
 
-    key: ClassVar[str] = "cascade"
+    The strategy as above, the rest as for DeepAFL.
+    """
+
     additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
 
     strategy: int = parameter(3, "Which of the four deepening strategies.", least=1, most=4)
@@ -65,6 +60,7 @@ class Cascade(Method["CascadeModel"]):
     activation: str = parameter("gelu", "Of strategies 3 and 4.", choices=tuple(ACTIVATIONS))
     zero_activation: str = parameter("tanh", "Of the first projection.", choices=tuple(ACTIVATIONS))
     gain: float = parameter(1.0, "Factor on the random projections of the layers.", least=0)
+    bias: bool = parameter(True, "Bias of the first projection.")
     seed: int = parameter(0, "Seed of the random projections.", least=0)
 
     @classmethod
@@ -84,7 +80,8 @@ class Cascade(Method["CascadeModel"]):
 def stages(method: Cascade, features: Array, classifiers: Sequence[Array], outputs: int) -> Iterator[Array]:
     """Phi_0, Phi_1, ... of these rows: one more than there are classifiers to pass through."""
     kernels = kernels_of(features)
-    first = projection(method.seed, "zero", 0, features.shape[1], method.width, kernels=kernels)
+    shape = features.shape[1], method.width
+    first = projection(method.seed, "zero", 0, *shape, kernels=kernels, bias=method.bias)
     phi = kernels.activate(method.zero_activation, first.apply(features))
     yield phi
     for layer, weight in enumerate(classifiers):
@@ -155,9 +152,7 @@ class CascadeRun(Run[CascadeModel]):
 
     def absorb(self, total: Total) -> None:
         layer = len(self.classifiers)
-        check_rows(total.count("rows"))
-        if self.spec.classes is not None:
-            check_classes(int(np.sum(total["label_square"] > 0)))
+        check_sums(total, self.spec)
         kernels, ridge = kernels_on(self.spec.device), self.method.ridge
         gram, cross, label_square = (total.on(kernels, name) for name in ("gram", "cross", "label_square"))
         solution = ridge_solve(gram, cross, ridge)
@@ -169,23 +164,14 @@ class CascadeRun(Run[CascadeModel]):
 
     def model(self) -> CascadeModel:
         spec = self.spec
-        model = CascadeModel(self.method, spec.features, spec.classes, spec.outputs, self.classifiers)
-        model.history = tuple(self.history)
-        return model
-
-    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        return {}, {}
-
-    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        self.classifiers = [block.arrays["weight"] for block in self.chain.blocks if "layer" in block.note]
+        return CascadeModel(self.method, spec.features, spec.classes, spec.outputs, self.classifiers)
 
 
 @step(KIND, over_rows=True)
-def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+def answer_cascade(data: ClientData, request: Request, memory: Memory) -> Term:
     """G_t and H_t of the client's rows; features are made anew, which costs little beside G_t."""
-    check_opening(data, memory.chain)
     check_projections(memory.chain)
-    opening = memory.chain.blocks[0].note["opening"]
+    opening = memory.chain.opening
     method = Cascade(**opening["parameters"])
     kernels = memory.kernels
     rows = cached_rows(data, memory, np.float64, kernels)

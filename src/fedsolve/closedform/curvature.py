@@ -11,13 +11,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve
+from scipy.linalg import LinAlgError, cho_solve, eigh
 
-from fedsolve.backends import kernels_of
-from fedsolve.backends.factorisation import cholesky_factor
-from fedsolve.closedform.quasi_newton import inner
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.blas import cholesky_factor
+from fedsolve.closedform.descent import inner
 from fedsolve.errors import DataError
+
+FLAT = 1e-8
+"""So little is left of a curvature where all that counts has a probability below 1e-8."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,21 @@ class Curvature:
         """The length of M^-1 gradient by this matrix."""
         return float(np.sqrt(max(inner(gradient, self.solve(gradient)), 0.0)))
 
-    def inverse(self) -> Array:
-        """M^-1 as it is: the covariance of coefficients that maximise a likelihood."""
-        return np.asarray(cho_solve(self._factor, np.eye(len(self.matrix)), check_finite=False))
+
+def flattest(last: Array, first: Array) -> tuple[float, Array]:
+    """The least share that is left of a curvature in any direction, and that direction.
+
+    Where next to nothing is, a coefficient grows without end: the likelihood has no maximum.
+    """
+    share, directions = eigh(last, first, subset_by_index=[0, 0])
+    return float(share[0]), np.asarray(directions[:, 0])
+
+
+def symmetric(upper: Array, side: int) -> Array:
+    """The matrix of this upper triangle, row by row."""
+    whole = np.zeros((side, side))
+    whole[np.triu_indices(side)] = upper
+    return whole + np.triu(whole, 1).T
 
 
 def bordered(gram: Array, weight: float) -> Array:
@@ -106,7 +120,7 @@ def hessian_block(features: Array, probabilities: Array) -> tuple[list[Array], A
     The first part: rows times the root of each class's probability, whose Gram matrices stand on the
     diagonal. The second: rows p ⊗ x, whose Gram matrix is taken off.
     """
-    roots = kernels_of(probabilities).sqrt(probabilities)
+    roots = probabilities**0.5
     diagonal = [features * roots[:, [column]] for column in range(roots.shape[1])]
     crossed = (probabilities[:, :, None] * features[:, None, :]).reshape(len(features), -1)
     return diagonal, crossed

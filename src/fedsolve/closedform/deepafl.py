@@ -23,35 +23,28 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from fedsolve.arrays import Array, check_classes, check_rows
 from fedsolve.backends import kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
-from fedsolve.checks import check_classes, check_rows
-from fedsolve.closedform import moments
-from fedsolve.closedform.candidates import MANY
-from fedsolve.closedform.choosing import ChoosingRun
 from fedsolve.closedform.deepafl_client import KIND, block_of, blocks_of
 from fedsolve.closedform.deepafl_layers import Network
-from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
 from fedsolve.closedform.solvers import (
-    EPS,
     Decomposition,
     Sandwich,
     regularised_risk,
     ridge_solve,
     sandwich_solve,
-    solves,
 )
-from fedsolve.container import Array
+from fedsolve.closedform.sums import MOMENTS, preparation_block, preparation_in, solve_moments
 from fedsolve.errors import DataError
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.meaning import TOLERANCE, differing
-from fedsolve.federation.messages import Block, Request, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.federation.method import Block, Method, Request, Run, Spec, Total
 from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.registry import register
+from fedsolve.scoring.candidates import ONE_FOLD
+from fedsolve.tables.preparation import Preparation
 
 CHOSEN = ("layers", "width", "ridge", "residual_ridge", "gain", "scale")
 """Parameters that may be "auto": chosen on rows held out."""
@@ -72,39 +65,28 @@ MORE_LAYERS = 16
 WIDEST = 1024
 
 
-def fitting_width(rows: int) -> int:
-    """The width for so many rows, a quarter of them: a power of two from 64 to 1024."""
-    return min(WIDEST, max(64, _power(rows / 4)))
-
-
 def _power(number: float) -> int:
     """The power of two nearest to a number, by their ratio."""
     return 1 << max(0, round(math.log2(max(number, 1.0))))
 
 
 @register(
-    Info(
-        key="deepafl",
-        title="DeepAFL: deep residual network, layer by layer in closed form",
-        paper="Tang et al., DeepAFL, ICLR 2026",
-        exchanges="2T+1 (textbook, lean) or max(T, 1) (single)",
-        up="Gram and cross matrices of features and hidden features; thin step sums (lean)",
-        down="classifier and block factors, d x C each; projections travel as a seed",
-    )
+    paper="Tang et al., DeepAFL, ICLR 2026",
+    exchanges="2T+1 (textbook, lean) or max(T, 1) (single)",
+    up="Gram and cross matrices of features and hidden features; thin step sums (lean)",
+    down="classifier and block factors, d x C each; projections travel as a seed",
 )
 @dataclass(frozen=True)
 class DeepAFL(Method[DeepModel]):
-    """Parameters of DeepAFL; T layers give T + 1 classifiers.
+    """DeepAFL: deep residual network, layer by layer in closed form.
 
+    T layers give T + 1 classifiers.
     skip=False, projection="identity", activation="none" and transformation="identity" are the paper's
     ablations 1 to 4; reconstruction is 1 - rho of Eq. 88. Those that change the block run on the textbook
     plan. `consistent` is that of Appendix M.
     """
 
-    key: ClassVar[str] = "deepafl"
-    friendly: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(CHOSEN, "auto"), "intercept": True}
-    max_exchanges: ClassVar[int | None] = None
-    max_bytes: ClassVar[int | None] = None
+    recommended: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(CHOSEN, "auto"), "intercept": True}
     additive: ClassVar[frozenset[str]] = frozenset(
         {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
     )
@@ -117,11 +99,13 @@ class DeepAFL(Method[DeepModel]):
     activation: str = parameter("gelu", "Of the blocks.", choices=tuple(ACTIVATIONS))
     zero_activation: str = parameter("tanh", "Of the first projection.", choices=tuple(ACTIVATIONS))
     gain: float | Literal["auto"] = parameter(1.0, "Factor on the blocks' random projections.", least=0)
+    bias: bool = parameter(True, "Biases of random projections.")
     block_input: Literal["previous", "initial"] = parameter("previous", "Features a block starts from.")
     exchange: str = parameter(
         "auto",
-        "Fewest bytes (lean), fewest exchanges (single), the paper's (textbook).",
+        "Few bytes: lean; few exchanges: single.",
         choices=("auto", *PLANS),
+        flag="--plan",
         metavar="PLAN",
     )
     skip: bool = parameter(True, "Keep each layer's features in the next.")
@@ -140,9 +124,7 @@ class DeepAFL(Method[DeepModel]):
         None, "standard, centred, auto; an exchange more.", metavar="HOW"
     )
     intercept: bool = parameter(False, "Fit an intercept from sums.")
-    track: Literal["accuracy"] | None = parameter(
-        None, "Count correct training rows on the way.", flag="--measure"
-    )
+    track: Literal["accuracy"] | None = parameter(None, "Count correct training rows on the way.")
     precision: Literal["float64", "float32"] = parameter("float64", "float32 is faster, but not exact.")
     seed: int = parameter(0, "Seed of projections and participation.", least=0)
 
@@ -162,10 +144,12 @@ class DeepAFL(Method[DeepModel]):
     def trial(cls) -> Self:
         return cls(layers=2, width=12)
 
-    def start(self, spec: Spec) -> Run[DeepModel]:
-        if any(getattr(self, name) == "auto" for name in CHOSEN):
-            return ChoosingRun(self, spec)
+    def start(self, spec: Spec) -> DeepAFLRun:
         return DeepAFLRun(self, spec)
+
+    @property
+    def chooses(self) -> bool:
+        return any(getattr(self, name) == "auto" for name in CHOSEN)
 
     @property
     def any_layers(self) -> bool:
@@ -178,8 +162,19 @@ class DeepAFL(Method[DeepModel]):
             raise DataError("parameters that are 'auto' are chosen by a run over all candidates.")
         return layers, ridge, residual_ridge
 
+    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+        layers, width = self.numbers()[0], WIDEST if self.width == "auto" else self.width
+        hidden, outputs, plan = self.hidden_width or width, spec.outputs, choose_plan(self.plan, spec.prefers)
+        level, step = width * (width + 1) // 2 + width * outputs, hidden * (hidden + 1) // 2
+        rank = min(width, outputs)
+        step += hidden * outputs + (hidden * width if plan.merges else (width + outputs) * rank)
+        again = 0 if plan.step or plan.merges else level
+        return level + layers * (step + again), layers * 3 * width * rank
+
     def scaled(self, share: float) -> DeepAFL:
         """This network for a share of the rows: as many rows for each feature, penalties as strong."""
+        if share == 1.0:
+            return self
         _, ridge, residual_ridge = self.numbers()
         assert self.width != "auto"
         width = min(self.width, max(64, _power(self.width * share)))
@@ -189,8 +184,9 @@ class DeepAFL(Method[DeepModel]):
         """What is tried where a parameter is "auto": `CANDIDATES`, as far as settings are not given."""
         made = []
         for settings in CANDIDATES:
-            layers = MOST_LAYERS if rows < MANY else MORE_LAYERS
-            values = {**settings, "layers": layers, "width": fitting_width(rows)}
+            layers = MOST_LAYERS if rows < ONE_FOLD else MORE_LAYERS
+            width = min(WIDEST, max(64, _power(rows / 4)))  # a power of two, about a quarter of the rows
+            values = {**settings, "layers": layers, "width": width}
             open_ = {name: value for name, value in values.items() if getattr(self, name) == "auto"}
             candidate = replace(self, **open_)
             if candidate not in made:
@@ -247,7 +243,7 @@ class DeepAFLRun(Run[DeepModel]):
 
     def __init__(self, method: DeepAFL, spec: Spec) -> None:
         super().__init__(method, spec)
-        self._layers, self._ridge, self._residual_ridge = method.numbers()
+        self._layers, self.ridge, self._residual_ridge = method.numbers()
         self.plan = choose_plan(method.plan, spec.prefers)
         self.preparation: Preparation | None = None
         self.classifiers: list[Array] = []
@@ -257,11 +253,11 @@ class DeepAFLRun(Run[DeepModel]):
         self._pending: Request | None = None
         self._kernels = kernels_on(spec.device)
         # The newest classifier and block, where the server solves.
-        self._weight: Any = None
-        self._block: Sandwich | None = None
+        self.weight: Any = None
+        self.block: Sandwich | None = None
         self._decomposed: Callable[[], Decomposition] | None = None
-        self._hidden_gram: Array | None = None
-        self._hidden_square: Any = 0.0
+        self.hidden_gram: Array | None = None
+        self.hidden_square: Any = 0.0
 
     @property
     def exchanges(self) -> int:
@@ -275,7 +271,7 @@ class DeepAFLRun(Run[DeepModel]):
         return count + self._prepares
 
     @property
-    def stages(self) -> int:
+    def depth(self) -> int:
         return len(self.classifiers)
 
     @property
@@ -289,7 +285,9 @@ class DeepAFLRun(Run[DeepModel]):
     def request(self, clients: tuple[str, ...]) -> Request | None:
         layer, last = len(self.blocks), self._layers
         if self._prepares and self.preparation is None:
-            self._pending = self.ask(moments.KIND, 0, clients, {"phase": "moments"})
+            # A block's penalty is weighed against squared weights: targets get a scale of their own.
+            squares = {"squares": True} if self.spec.classes is None else {}
+            self._pending = self.ask(MOMENTS, 0, clients, {"phase": "moments", **squares})
             return self._pending
         if len(self.classifiers) > last:
             return None
@@ -307,8 +305,7 @@ class DeepAFLRun(Run[DeepModel]):
             elif self.plan.step and self.sums is not None and self.sums.cohort == cohort:
                 phase, ask = "step", self.plan.step
         note = {"phase": phase, "ask": list(ask), "track": self.method.track is not None}
-        sizes = {"step": self._step_sizes, "block": self._residual_size}.get(phase, dict)
-        self._pending = self.ask(KIND, layer, cohort, note, arrays, sizes)
+        self._pending = self.ask(KIND, layer, cohort, note, arrays)
         return self._pending
 
     @property
@@ -322,12 +319,12 @@ class DeepAFLRun(Run[DeepModel]):
     def absorb(self, total: Total) -> None:
         request = self._pending
         assert request is not None, "absorb() answers a request(); none is open"
-        self._pending = self._hidden_gram = None
+        self._pending = self.hidden_gram = None
         phase: str = request.note["phase"]
         solved: list[str] = []
         if phase == "moments":
-            self.preparation = Preparation.solve(total, self.method.scale, self.method.intercept)
-            self.add(self.preparation.block())
+            self.preparation = solve_moments(total, self.method.scale, self.method.intercept)
+            self.add(preparation_block(self.preparation))
         if phase == "step":
             self._take_step(total, solved)
         if "classifier" in phase:
@@ -346,44 +343,20 @@ class DeepAFLRun(Run[DeepModel]):
         )
 
     def model(self) -> DeepModel:
-        model = DeepModel(
+        classifiers, preparation = self.classifiers, self.preparation
+        if preparation is not None and preparation.target_scale is not None:
+            classifiers = [weight * preparation.target_scale for weight in classifiers]
+            preparation = replace(preparation, target_scale=None)
+        return DeepModel(
             Network.from_parameters(self.spec.features, self.method.parameters()),
             self.spec.classes,
             self.spec.outputs,
-            self.classifiers,
+            classifiers,
             self.blocks,
-            self.preparation,
+            preparation,
             parameters=self.method.parameters(),
             risk=np.array(self.risks),
         )
-        model.history = tuple(self.history)
-        return model
-
-    def differs(self, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
-        """A block means its product and orthonormal columns; a classifier, the solution of its system."""
-        if mine.keys() != theirs.keys():
-            return differing(mine, theirs)
-        same: set[str] = set()
-        for name in mine:
-            left, right = name, name.replace("left", "right", 1)
-            if not name.startswith("left") or right not in mine:
-                continue
-            one, other = (
-                Sandwich(*(arrays[side].astype(np.float64) for side in (left, right)))
-                for arrays in (mine, theirs)
-            )
-            if any(mine[side].shape != theirs[side].shape for side in (left, right)):
-                return f"'{left}' and '{right}' have shapes that this network's blocks have not"
-            gap = one.gap(other)
-            if not gap <= TOLERANCE or theirs[left].dtype != mine[left].dtype:
-                return f"the product of '{left}' and '{right}' differs by {gap:.1e} of its size"
-            same |= {left, right}
-        if self.sums is not None and len(self.classifiers) == self.sums.layer + 1:
-            gram, cross, ridge = self.sums.gram, self.sums.cross, self._ridge
-            newest = ("weight", f"classifier.{self.sums.layer}")
-            same |= {n for n in newest if n in theirs and solves(gram, cross, ridge, theirs[n])}
-        mine, theirs = ({n: a for n, a in arrays.items() if n not in same} for arrays in (mine, theirs))
-        return differing(mine, theirs)
 
     def _take_level(self, total: Total, solved: list[str]) -> None:
         """Eq. 12-13: sums of the cohort, then its classifier."""
@@ -405,7 +378,7 @@ class DeepAFLRun(Run[DeepModel]):
         """Eq. 16-17: the block that best corrects the residual, for this exchange's cohort."""
         layer = len(self.blocks)
         total_of = partial(total.on, self._kernels)
-        weight = self._weight
+        weight = self.weight
         if self.plan.merges:
             residual = total_of("hidden_cross") - total_of("hidden_feature") @ weight
         elif self.method.skip:
@@ -421,49 +394,22 @@ class DeepAFLRun(Run[DeepModel]):
         solved.append(f"Omega{layer + 1}")
         if self.plan.merges:
             here = self.sums is not None and self.sums.layer == layer and self.sums.describe(total)
-            if here and not self._partial and self._block is not None:
-                self._advance(step_from_hidden(self._block, *map(total_of, self.plan.block)), solved)
+            if here and not self._partial and self.block is not None:
+                self._advance(step_from_hidden(self.block, *map(total_of, self.plan.block)), solved)
             else:
                 self.sums = None
         else:
-            self._hidden_square = hidden_gram.diagonal().max()
+            self.hidden_square = hidden_gram.diagonal().max()
             if self.plan.step:
-                self._hidden_gram = hidden_gram
+                self.hidden_gram = hidden_gram
             else:
                 self.sums = None
-
-    def _residual_size(self) -> dict[str, float]:
-        """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those
-        of F are taken to be at most 16 times those of the layer before.
-        """
-        sums, layer, hidden = self.sums, len(self.blocks), float(self._hidden_square)
-        if sums is None or sums.layer != layer or hidden <= 0:
-            return {}
-        weight = self._weight
-        squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
-        left = max(float(squares.max()), EPS * float(sums.label_square.max()))
-        return {"hidden_residual": 4.0 * math.sqrt(hidden * left)}
-
-    def _step_sizes(self) -> dict[str, float]:
-        """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are
-        known from the Gram matrix of F, those of Phi and Y from this layer's sums.
-        """
-        sums, block, hidden_gram = self.sums, self._block, self._hidden_gram
-        if sums is None or block is None or hidden_gram is None:
-            return {}
-        output = float((block.left * (hidden_gram @ block.left)).sum(axis=0).max())
-        feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
-        return {
-            "step_gram": output,
-            "step_feature": math.sqrt(max(0.0, feature * output)),
-            "step_cross": math.sqrt(max(0.0, label * output)),
-        }
 
     def _with_reconstruction(self, residual: Array, weight: Array, total: Total) -> tuple[Array, Array]:
         """Eq. 88 as the same sandwich: the decoder Q_t = (G_t + lambda I)^-1 Phi_tᵀPhi_0 beside W_t."""
         assert self.sums is not None
         assert self.sums.anchor is not None
-        decoder = ridge_solve(self.sums.gram, self.sums.anchor, self._ridge)
+        decoder = ridge_solve(self.sums.gram, self.sums.anchor, self.ridge)
         kernels = self._kernels
         lost = total.on(kernels, "hidden_initial") - total.on(kernels, "hidden_feature") @ decoder
         labels, recovery = np.sqrt(1.0 - self.method.reconstruction), np.sqrt(self.method.reconstruction)
@@ -481,7 +427,7 @@ class DeepAFLRun(Run[DeepModel]):
         added = self.add(Block({"layer": len(self.blocks) + 1}, sent))
         self.blocks.append(block_of(added, "float64"))
         unchanged = added.arrays is sent and self.method.precision == "float64"
-        self._block = exact if unchanged else self._newest_block()
+        self.block = exact if unchanged else self._newest_block()
 
     def _newest_block(self) -> Sandwich | None:
         """The newest block, carried to where the server solves."""
@@ -497,7 +443,7 @@ class DeepAFLRun(Run[DeepModel]):
             self.sums = None
 
     def _advance(self, step: StepSums, solved: list[str]) -> None:
-        sums, block = self.sums, self._block
+        sums, block = self.sums, self.block
         assert sums is not None
         assert block is not None
         gram, cross = advance(sums.gram, sums.cross, block, step)
@@ -508,10 +454,10 @@ class DeepAFLRun(Run[DeepModel]):
         """W_t and the regularised risk that Theorem 3 speaks of, both from sums."""
         sums = self.sums
         assert sums is not None
-        self._weight = weight = ridge_solve(sums.gram, sums.cross, self._ridge)
+        self.weight = weight = ridge_solve(sums.gram, sums.cross, self.ridge)
         blocks = self._residual_ridge * sum(b.square for b in self.blocks if b is not None)
         self.risks.append(
-            regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self._ridge, blocks)
+            regularised_risk(weight, sums.gram, sums.cross, sums.label_square, self.ridge, blocks)
         )
         self.classifiers.append(self._kernels.host(weight))
         if len(self.blocks) < self._layers:
@@ -549,12 +495,11 @@ class DeepAFLRun(Run[DeepModel]):
         self.risks = list(note["risks"])
         self.classifiers = [arrays[f"classifier.{t}"] for t in range(len(self.risks))]
         self.blocks = blocks_of(self.chain, "float64")
-        self._weight = self._kernels.array(self.classifiers[-1]) if self.classifiers else None
-        self._block = self._newest_block()
+        self.weight = self._kernels.array(self.classifiers[-1]) if self.classifiers else None
+        self.block = self._newest_block()
         if note["sums"] is not None:
             cohort, rows, layer = (note["sums"][name] for name in ("cohort", "rows", "layer"))
             here = {name: self._kernels.array(arrays[name]) for name in (*LEVEL, "anchor") if name in arrays}
             gram, cross, label_square = (here[name] for name in LEVEL)
             self.sums = LayerSums(gram, cross, label_square, tuple(cohort), rows, layer, here.get("anchor"))
-        prepared = [block.arrays for block in self.chain.blocks if "preparation" in block.note]
-        self.preparation = Preparation.from_arrays(prepared[0]) if prepared else None
+        self.preparation = preparation_in(self.chain)

@@ -9,7 +9,7 @@ from fedsolve.backends import NUMPY
 from fedsolve.closedform.deepafl_layers import LayerFeatures, Network
 from fedsolve.closedform.projections import check_projections
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.closedform.sums import Accumulator, cached_rows, check_opening, chunks
+from fedsolve.closedform.sums import Accumulator, cached_rows, chunks
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Block, Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
@@ -18,7 +18,7 @@ KIND = "deepafl"
 
 
 @step(KIND, over_rows=True)
-def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The statistics asked for, in one pass over the rows that also brings Phi to the request's layer.
 
     Statistics of a step belong to the last block: they are taken while it is applied.
@@ -75,9 +75,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             correct += rows.is_right(span, current @ weight)
     features.commit(memory.chain, goal, goal if "hidden_gram" in ask else -1)
     ahead = goal + 1 if "hidden_gram" in ask else goal
-    if kernels is not NUMPY and ahead < features.layers:
-        # A device makes the next projection while the server solves.
-        network.draw_ahead(ahead, kernels)
+    if kernels is not NUMPY and ahead < features.layers and network.projection == "random":
+        network.draw(ahead, kernels)  # a device makes the next projection while the server solves
 
     term = sums.finish()
     term.counts["rows"] = len(rows)
@@ -111,13 +110,12 @@ def _declare(sums: Accumulator, ask: set[str], network: Network, outputs: int) -
 
 def _layer_features(data: ClientData, memory: Memory) -> LayerFeatures:
     """This client's features for the run that the chain describes; new when the run is new."""
-    opening = memory.chain.blocks[0].note["opening"]
+    opening = memory.chain.opening
     parameters = opening["parameters"]
     rows = cached_rows(data, memory, parameters["precision"], memory.kernels)
     cached = memory.cache.get(KIND)
     if isinstance(cached, LayerFeatures) and cached.rows is rows:
         return cached
-    check_opening(data, memory.chain)
     check_projections(memory.chain)
     memory.cache.pop(KIND, None)
     memory.cache[KIND] = LayerFeatures(

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of
-from fedsolve.closedform.projections import Projection, draw_ahead, projection
+from fedsolve.closedform.projections import Projection, projection
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.closedform.sums import Rows
-from fedsolve.container import Array
 from fedsolve.federation.messages import Chain
-from fedsolve.federation.participant import Memory
-from fedsolve.federation.workspace import Workspace
+from fedsolve.federation.participant import Memory, Workspace
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Network:
     reconstruction: float
     precision: str
     seed: int
+    bias: bool = True
 
     @classmethod
     def from_parameters(cls, features: int, parameters: dict[str, Any]) -> Network:
@@ -55,11 +55,14 @@ class Network:
         return self.block_input == "initial" or self.reconstruction > 0
 
     def zero(self, inputs: Array, out: Array | None = None) -> Array:
-        """Phi_0 = zero_activation(X A + a) (Eq. 10)."""
+        """Phi_0 = zero_activation(X A + a) (Eq. 10, which has no a: bias=False)."""
         kernels = kernels_of(inputs)
+        return kernels.activate(self.zero_activation, self.first(kernels).apply(inputs, out))
+
+    def first(self, kernels: Kernels = NUMPY) -> Projection:
+        """The projection of layer 0."""
         shape = self.features, self.width
-        first = projection(self.seed, "zero", 0, *shape, 1.0, self.precision, kernels)
-        return kernels.activate(self.zero_activation, first.apply(inputs, out))
+        return projection(self.seed, "zero", 0, *shape, 1.0, self.precision, kernels, self.bias)
 
     def hidden(self, layer: int, phi: Array, initial: Array | None, out: Array) -> Array:
         """F_t = activation(Phi B_t + b_t) (Eq. 14) of Phi_t, or of Phi_0 (Eq. 89); no B_t when "identity"."""
@@ -72,17 +75,9 @@ class Network:
         return kernels.activate(self.activation, out)
 
     def draw(self, layer: int, kernels: Kernels) -> Projection:
-        """The projection of a block, made where the kernels compute; remembered for when it is applied."""
-        return projection(*self._drawn(layer, kernels))
-
-    def draw_ahead(self, layer: int, kernels: Kernels) -> None:
-        """Let a device begin with the projection of a block, to be applied later."""
-        if self.projection == "random":
-            draw_ahead(*self._drawn(layer, kernels))
-
-    def _drawn(self, layer: int, kernels: Kernels) -> tuple[int, str, int, int, int, float, str, Kernels]:
+        """The projection of a block, made where the kernels compute and remembered for when it is applied."""
         shape = self.width, self.hidden_width
-        return self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels
+        return projection(self.seed, "hidden", layer, *shape, self.gain, self.precision, kernels, self.bias)
 
     def output(self, hidden: Array, block: Sandwich | None) -> Array:
         """P = F A, the block's output before Uᵀ; F itself where no transformation is solved."""
@@ -201,5 +196,5 @@ def _allocate(shape: tuple[int, int], dtype: str, in_memory: bool, memory: Memor
     if in_memory:
         return kernels.empty(shape, dtype)
     # The file has no name, so nothing is left behind however the process ends.
-    with tempfile.TemporaryFile(dir=memory.scratch_folder(), prefix="fedsolve-") as file:
+    with tempfile.TemporaryFile(dir=memory.scratch, prefix="fedsolve-") as file:
         return np.memmap(file, dtype=dtype, mode="w+", shape=shape)

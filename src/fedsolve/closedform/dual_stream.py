@@ -3,7 +3,7 @@
 APFL (Fan et al.), second stage. Symbols as in the paper: Φ G the shared (primary) stream, Ψ refinement
 features, β = `refinement_ridge`, λ = `balance`.
 
-    Ψ = activation(X R + r)                                        (Eq. 11; here with a bias, as everywhere)
+    Ψ = activation(X R + r)                                        (Eq. 11, which has no r: bias=False)
     P = (ΨᵀΨ + β I)^-1 Ψᵀ (Y - Φ G)                                (Eq. 13)
     scores = Φ G + λ Ψ P                                           (Eq. 14)
 
@@ -23,18 +23,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedsolve import container
+from fedsolve.arrays import Array, check_not_negative
 from fedsolve.backends.activations import activate
-from fedsolve.checks import check_not_negative
 from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
-from fedsolve.closedform.moments import Preparation
-from fedsolve.closedform.projections import projection, projection_agreement
+from fedsolve.closedform.projections import Projection, check_agreement, projection, projection_agreement
 from fedsolve.closedform.refinement import RidgeSolution, RidgeSums
 from fedsolve.closedform.sums import chunks
-from fedsolve.container import Array
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.model import Model, model_from_contents
+from fedsolve.tables.preparation import Preparation
 
 ROLE = "refinement"
 """Name of the random projection R, apart from those of the shared stream."""
@@ -55,6 +54,7 @@ class Refinement:
     activation: str
     balance: Balance
     seed: int
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.balance == "auto" and self.ridge == 0:
@@ -65,8 +65,12 @@ class Refinement:
 
     def features(self, inputs: Array) -> Array:
         """Ψ (rows, width) of inputs prepared like the shared stream's."""
-        random = projection(self.seed, ROLE, 0, inputs.shape[1], self.width)
+        random = self.random(inputs.shape[1])
         return activate(self.activation, random.apply(np.ascontiguousarray(inputs, dtype=np.float64)))
+
+    def random(self, inputs: int) -> Projection:
+        """R and r."""
+        return projection(self.seed, ROLE, 0, inputs, self.width, bias=self.bias)
 
     def fit(self, shared: Model, data: ClientData) -> PersonalModel:
         """The predictor of the client that owns `data`, from passes over its rows in small parts.
@@ -127,7 +131,7 @@ class PersonalModel(Model):
         return changed.described_as(self)
 
     def updated(self, data: ClientData) -> PersonalModel:
-        """The predictor after more rows, of which `data` holds only the new ones.
+        """The predictor after more rows; `data` holds only the new ones.
 
         P equals that of a fit to all rows, old and new, up to rounding, at the cost of the new ones. The
         balance and a ridge that was chosen stay: leave-one-out needs every row, see `rebalanced`.
@@ -150,7 +154,7 @@ class PersonalModel(Model):
         if self.sums is None or self.refinement.ridge == 0:
             raise DataError("choosing a balance needs the model's sums (growing=True) and a ridge > 0.")
         rows = _RefinementRows(self.refinement, self.shared, self.shown(data))
-        estimates = rows.estimates()
+        estimates = rows.absorb()
         if self.refinement.ridge != "auto":
             return self.with_balance(rows.balance(self.sums.solve(self.refinement_ridge), estimates))
         ridge = rows.ridge(self.sums, estimates, "auto")
@@ -198,7 +202,8 @@ class PersonalModel(Model):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PersonalModel:
-        check_agreement(note, note["parameters"]["seed"])
+        mine = projection_agreement(note["parameters"]["seed"])
+        check_agreement(mine, note, "random projections of the model", ModelFileError)
         shared = model_from_contents(container.with_prefix(arrays, "shared."), note["shared"])
         sums = container.with_prefix(arrays, "sums.")
         return cls(
@@ -237,22 +242,15 @@ class _RefinementRows:
     def spans(self) -> Iterator[slice]:
         return chunks(len(self._data), self._refinement.width)
 
-    def absorb(self, sums: RidgeSums) -> Array:
-        """Add every row to the sums; gives the shared stream's estimates, which are small enough to keep."""
+    def absorb(self, sums: RidgeSums | None = None) -> Array:
+        """The shared stream's estimates, which are small enough to keep; every row is added to the sums."""
         estimates = np.empty((len(self._data), self._shared.outputs))
         for span in self.spans():
             inputs = self._inputs(span)
             estimates[span] = self._shared.estimates(inputs)
-            # Both factors of a sum carry the root of the weight.
-            root = 1.0 if self._roots is None else self._roots[span, None]
-            sums.add(self._features(inputs) * root, (self._targets(span) - estimates[span]) * root)
-        return estimates
-
-    def estimates(self) -> Array:
-        """The shared stream's estimates of every row."""
-        estimates = np.empty((len(self._data), self._shared.outputs))
-        for span in self.spans():
-            estimates[span] = self._shared.estimates(self._inputs(span))
+            if sums is not None:  # both factors of a sum carry the root of the weight
+                root = 1.0 if self._roots is None else self._roots[span, None]
+                sums.add(self._features(inputs) * root, (self._targets(span) - estimates[span]) * root)
         return estimates
 
     def ridge(self, sums: RidgeSums, estimates: Array, balance: Balance) -> float:
@@ -311,14 +309,3 @@ def prepared(shared: Model, features: Array) -> Array:
     """Features centred and scaled as the shared stream's are."""
     preparation: Preparation | None = getattr(shared, "preparation", None)
     return features if preparation is None else preparation.apply(features)
-
-
-def check_agreement(note: dict[str, Any], seed: int) -> None:
-    """Refuse a model whose projections this machine would not make with the same bits."""
-    mine = projection_agreement(seed)
-    stored = {name: note[name] for name in mine}
-    if mine != stored:
-        raise ModelFileError(
-            f"the model's random projections are {stored}, this fedsolve makes {mine}. "
-            "Use the fedsolve version that wrote it."
-        )

@@ -9,68 +9,91 @@ the same landmarks Z (`landmarks`), and the bandwidth h = bandwidth * 2 tr Cov. 
 brings KᵀK and KᵀY, and the system is solved. Many: exchange 2 brings KᵀY, and each further one a product
 Kᵀ(K u), M x C down and up, for a step of conjugate gradients, preconditioned by the landmarks alone (`rbf`).
 Few steps regularise: they are a setting like the ridge.
-
-This is the server's side; what clients answer is in `kernel_client`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_solve
 
-from fedsolve.backends.factorisation import cholesky_factor
-from fedsolve.checks import check_classes, check_rows
+from fedsolve.arrays import Array, check_weight
+from fedsolve.backends import NUMPY, Kernels, host, kernels_of, kernels_on
+from fedsolve.backends.blas import cholesky_factor
 from fedsolve.closedform import afl
-from fedsolve.closedform.kernel_client import KIND
 from fedsolve.closedform.kernel_model import KernelModel
-from fedsolve.closedform.landmarks import Landmarks, landmark_agreement, landmark_block
-from fedsolve.closedform.moments import Preparation
-from fedsolve.closedform.rbf import LandmarkFactors, available_memory, check_memory
-from fedsolve.container import Array
-from fedsolve.errors import DataError
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Request, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.closedform.landmarks import (
+    Landmarks,
+    check_landmarks,
+    landmark_agreement,
+    landmark_block,
+    shared_side,
+)
+from fedsolve.closedform.rbf import (
+    DeviceFactors,
+    LandmarkFactors,
+    available_memory,
+    check_memory,
+    kernel,
+    row_side,
+)
+from fedsolve.closedform.solvers import gcv_ridge, score_moments
+from fedsolve.closedform.sums import (
+    Accumulator,
+    Rows,
+    cached_rows,
+    check_sums,
+    chunks,
+    preparation_block,
+    preparation_in,
+)
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.method import SCORES, Method, Request, Run, Spec, Term, Total
+from fedsolve.federation.participant import ClientData, Memory, Workspace, step
 from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.registry import register
+from fedsolve.tables.preparation import Preparation
+
+if TYPE_CHECKING:
+    from fedsolve.closedform.kernel_softmax import KernelSoftmax
 
 DIRECT_LANDMARKS = 1024
 """Up to so many landmarks their Gram matrix, 4.2 MB, is asked for at once."""
 
+LEAST_TRIAL, MOST_TRIAL = 16, 128
+"""Landmarks by which candidates are compared on all rows: half of their own, within these bounds."""
+
 _REFINEMENTS = 2
+_ROUNDED = 1e-7  # K_MM has 1e-8 of its trace added: digits below that are lost
 
 FEWEST, MOST = 256, 32768
 """Landmarks where none are asked for: a power of two, at least a quarter of the rows, within these bounds."""
 
 
 @register(
-    Info(
-        key="kernelafl",
-        title="KernelAFL: a Gaussian kernel machine by landmarks that are nobody's rows",
-        paper="Rudi et al., FALKON, NeurIPS 2017",
-        exchanges="2 (up to 1,024 landmarks) or 2 + steps",
-        up="Gram and cross matrix once (as afl), then kernel sums: M x C, or an M x M triangle",
-        down="class means and a d x d triangle once; then M x C",
-    )
+    paper="Rudi et al., FALKON, NeurIPS 2017",
+    exchanges="2 (up to 1,024 landmarks) or 2 + steps",
+    up="Gram and cross matrix once (as afl), then kernel sums: M x C, or an M x M triangle",
+    down="class means and a d x d triangle once; then M x C",
 )
 @dataclass(frozen=True)
 class KernelAFL(Method[KernelModel]):
-    """Parameters of KernelAFL.
+    """KernelAFL: a Gaussian kernel machine by landmarks that are nobody's rows.
 
-    least_rows: a class with fewer rows has no landmarks of its own, since its mean would tell of its rows.
+    least_rows: a class with fewer rows has no landmarks of its own: its mean would reveal its rows.
     """
 
-    key: ClassVar[str] = "kernelafl"
     additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "class_rows", "kernel_gram"})
 
     landmarks: int | None = parameter(
         None, "M, the number of landmarks.", least=1, none="a quarter of the rows, rounded up to a power of 2"
     )
     steps: int = parameter(12, "Steps of conjugate gradients.", least=1)
-    ridge: float = parameter(0.01, "Penalty on the weights.", above=0)
+    ridge: float | Literal["auto"] = parameter(
+        0.01, "Penalty on the weights; auto: the best by cross-validation, of a direct solve.", above=0
+    )
     bandwidth: float = parameter(1.0, "h as a multiple of twice the trace of the covariance.", above=0)
     scale: Literal["standard"] | None = parameter(None, "Standardise features; no exchange more.")
     solver: Literal["auto", "direct", "steps"] = parameter(
@@ -103,18 +126,33 @@ class KernelAFL(Method[KernelModel]):
         power = 1 << max(0, (max(rows, 1) + 3) // 4 - 1).bit_length()
         return min(max(power, FEWEST), MOST)
 
+    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+        count, outputs, width = self.count(rows), spec.outputs, spec.features
+        drawn = width * (width + 1) // 2 + width * outputs
+        if self.direct(count):
+            return count * (count + 1) // 2 + count * outputs, drawn
+        return (self.steps + 1) * count * outputs, drawn + self.steps * count * outputs
+
     def scaled(self, share: float) -> KernelAFL:
         """This machine for a share of the rows: as many rows for each landmark, and the same penalty.
 
-        Of a kernel the best penalty, beside a sum over rows, does not grow with their number.
+        Of a kernel the best penalty, beside a sum over rows, does not grow with their number. Bandwidths are
+        told apart by few landmarks.
         """
         if self.landmarks is None:
             return self
+        if share == 1.0:
+            return replace(self, landmarks=trial_landmarks(self.landmarks))
         return replace(self, landmarks=min(self.landmarks, max(FEWEST, int(self.landmarks * share))))
 
     def direct(self, landmarks: int) -> bool:
         """Whether so many landmarks are solved at once."""
         return self.solver == "direct" or (self.solver == "auto" and landmarks <= DIRECT_LANDMARKS)
+
+
+def trial_landmarks(landmarks: int) -> int:
+    """How many tell bandwidths apart, of a machine that will have so many."""
+    return min(landmarks, max(LEAST_TRIAL, min(MOST_TRIAL, landmarks // 2)))
 
 
 class KernelRun(Run[KernelModel]):
@@ -128,31 +166,37 @@ class KernelRun(Run[KernelModel]):
 
     def __init__(self, method: KernelAFL, spec: Spec) -> None:
         super().__init__(method, spec)
-        self.rows = 0.0
+        self.rows = self.square = 0.0
+        self.ridge = method.ridge
         self.taken = 0
         self.coordinates: Array | None = None
         self.residual = self.search = np.zeros((0, 0))
         self.start_size = np.zeros(0)
         self.weights: Array | None = None
-        self._factors: LandmarkFactors | None = None
+        self._factors: LandmarkFactors | DeviceFactors | None = None
+
+    @property
+    def _drawn(self) -> bool:
+        """Whether landmarks are known; a schema's preparation is a block before them."""
+        return any("landmarks" in block.note for block in self.chain.blocks)
 
     @property
     def exchanges(self) -> int:
         known = self.method.landmarks
-        if len(self.chain) > 1:
+        if self._drawn:
             known = self._landmarks.count
         return 2 if known is not None and self.method.direct(known) else 2 + self.method.steps
 
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self.weights is not None:
             return None
-        if len(self.chain) == 1 or not any("landmarks" in block.note for block in self.chain.blocks):
+        if not self._drawn:
             classes = self.spec.classes is not None
             return self.ask(afl.KIND, 0, clients, {"intercept": True, "class_rows": classes})
         if self.coordinates is None:
             ask = ["cross", "gram"] if self.method.direct(self._landmarks.count) else ["cross"]
             return self.ask(KIND, 0, clients, {"ask": ask})
-        arrays = {"weights": self.factors.weights(self.search)}
+        arrays = {"weights": host(self.factors.weights(self.kernels.array(self.search)))}
         return self.ask(KIND, self.taken + 1, clients, {"ask": ["product"]}, arrays)
 
     def absorb(self, total: Total) -> None:
@@ -160,15 +204,25 @@ class KernelRun(Run[KernelModel]):
             self._draw(total)
             self.record(total, "moments")
         elif self.coordinates is None and self.method.direct(self._landmarks.count):
-            self.weights = solve_direct(
-                self.factors, total["kernel_gram"], total["kernel_cross"], self.method.ridge
-            )
-            self.record(total, "kernels", solved=("weights",))
+            factors = LandmarkFactors(self._landmarks.points(), self._bandwidth, 0.0, self.rows)
+            gram, cross = total["kernel_gram"], total["kernel_cross"]
+            if self.ridge == "auto":
+                system = factors.to_features(np.ascontiguousarray(factors.to_features(gram).T))
+                system, turned = (system + system.T) / 2, factors.to_features(cross)
+                self.ridge = gcv_ridge(system, turned, self.square, self.rows, 1, _ROUNDED)[0]
+            self.weights = solve_direct(factors, gram, cross, self.ridge)
+            preparation = preparation_in(self.chain)
+            assert preparation is not None
+            # Targets are counted from their means, so what is added to these is zero on average.
+            moments = np.zeros(len(gram)), gram / self.rows
+            scores = score_moments(*moments, self.weights, preparation.target_mean)
+            self.record(total, "kernels", solved=("weights",), metrics={SCORES: scores})
         elif self.coordinates is None:
-            self.residual = self.factors.outer(self.factors.to_features(total["kernel_cross"]))
-            self.search = self.residual.copy()
-            self.coordinates = np.zeros_like(self.residual)
-            self.start_size = np.sum(self.residual**2, axis=0)
+            cross = total.on(self.kernels, "kernel_cross")
+            self.residual = self.factors.outer(self.factors.to_features(cross))
+            self.search = self.kernels.copy(self.residual)
+            self.coordinates = 0.0 * self.residual
+            self.start_size = host((self.residual**2).sum(axis=0))
             self.record(total, "kernels")
         else:
             self._step(total)
@@ -177,27 +231,43 @@ class KernelRun(Run[KernelModel]):
         """Means, scales and landmarks, from AFL's sums."""
         drawn, bandwidth, preparation = drawn_from(total, self.method, self.spec)
         self.rows = float(total["weight"][0])
-        self.add(preparation.block())
+        self.square = (
+            float(total["label_square"].sum()) - float(total["target"] @ total["target"]) / self.rows
+        )
+        if self.ridge == "auto" and not self.method.direct(drawn.count):
+            raise DataError(f"ridge='auto' is for up to {DIRECT_LANDMARKS} landmarks; give one for more.")
+        self.add(preparation_block(preparation))
         self.add(drawn.block({"bandwidth": bandwidth}))
 
     def _step(self, total: Total) -> None:
         """One step of conjugate gradients for every column."""
-        assert self.coordinates is not None
-        factors, search = self.factors, self.search
-        inside = factors.to_features(total["kernel_product"]) + self.method.ridge * factors.inner(search)
-        image = factors.outer(inside)
-        before = np.sum(self.residual**2, axis=0)
-        reach = _ratio(before, np.sum(search * image, axis=0))
-        self.coordinates = self.coordinates + reach * search
-        self.residual = self.residual - reach * image
-        after = np.sum(self.residual**2, axis=0)
+        factors, here = self.factors, self.kernels
+        coordinates, residual, search = map(here.array, (self.coordinates, self.residual, self.search))
+        product = factors.to_features(total.on(here, "kernel_product"))
+        image = factors.outer(product + self.ridge * factors.inner(search))
+        before = (residual**2).sum(axis=0)
+        reach = _ratio(before, (search * image).sum(axis=0))
+        self.coordinates = coordinates + reach * search
+        self.residual = residual - reach * image
+        after = (self.residual**2).sum(axis=0)
         self.search = self.residual + _ratio(after, before) * search
         self.taken += 1
-        left = float(np.sqrt(np.max(_ratio(after, self.start_size))))
+        left = float(np.sqrt(np.max(_ratio(host(after), self.start_size))))
         self.record(total, "step", metrics={"residual": left})
         if self.taken == self.method.steps:
-            self.weights = factors.weights(self.coordinates)
+            self.weights = host(factors.weights(self.coordinates))
             self._factors = None
+
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        for name in ("coordinates", "residual", "search"):
+            array = getattr(self, name)
+            setattr(self, name, None if array is None else host(array))
+        return super().stored()
+
+    @property
+    def kernels(self) -> Kernels:
+        """Where the server solves."""
+        return kernels_on(self.spec.device)
 
     @property
     def _landmarks(self) -> Landmarks:
@@ -208,11 +278,13 @@ class KernelRun(Run[KernelModel]):
         return float(self.chain.blocks[landmark_block(self.chain)].note["landmarks"]["bandwidth"])
 
     @property
-    def factors(self) -> LandmarkFactors:
+    def factors(self) -> LandmarkFactors | DeviceFactors:
         """The preconditioner, made when it is first needed and again after a resume."""
         if self._factors is None:
-            points = self._landmarks.points()
-            self._factors = LandmarkFactors(points, self._bandwidth, self.method.ridge, self.rows)
+            kind = LandmarkFactors if self.kernels is NUMPY else DeviceFactors
+            points = self._landmarks.points(self.kernels)
+            assert self.ridge != "auto", "of a direct solve, which needs no preconditioner"
+            self._factors = kind(points, self._bandwidth, self.ridge, self.rows)
         return self._factors
 
     def model(self) -> KernelModel:
@@ -220,42 +292,19 @@ class KernelRun(Run[KernelModel]):
         weights = self.weights
         if weights is None:
             assert self.coordinates is not None
-            weights = self.factors.weights(self.coordinates)
-        blocks = [block for block in self.chain.blocks if "preparation" in block.note]
-        model = KernelModel(
-            self._landmarks,
-            self._bandwidth,
-            weights,
-            self.spec.classes,
-            Preparation.from_arrays(blocks[0].arrays),
-            self.method.parameters(),
-        )
-        model.history = tuple(self.history)
-        return model
+            weights = host(self.factors.weights(self.kernels.array(self.coordinates)))
+        preparation, told = preparation_in(self.chain), replace(self.method, ridge=self.ridge).parameters()
+        assert preparation is not None
+        classes = self.spec.classes
+        return KernelModel(self._landmarks, self._bandwidth, weights, classes, preparation, told)
 
 
-class Drawing(Protocol):
-    """What a method says of its landmarks."""
-
-    @property
-    def bandwidth(self) -> float: ...
-    @property
-    def scale(self) -> Literal["standard"] | None: ...
-    @property
-    def least_rows(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-
-    def count(self, rows: int) -> int: ...
-
-
-def drawn_from(total: Total, method: Drawing, spec: Spec) -> tuple[Landmarks, float, Preparation]:
+def drawn_from(
+    total: Total, method: KernelAFL | KernelSoftmax, spec: Spec
+) -> tuple[Landmarks, float, Preparation]:
     """Landmarks, bandwidth h, and how rows are prepared, from AFL's sums; what does not fit is refused."""
-    check_rows(total.count("rows"))
-    if total["weight"][0] <= 0:
-        raise DataError("all sample weights are zero; at least one row must count.")
-    if spec.classes is not None:
-        check_classes(int(np.sum(total["label_square"] > 0)))
+    check_sums(total, spec)
+    check_weight(float(total["weight"][0]))
     count = method.count(total.count("rows"))
     check_memory(count, spec.features, spec.outputs, available_memory())
     preparation, means, within, spread = gaussians(
@@ -318,4 +367,82 @@ def solve_direct(factors: LandmarkFactors, gram: Array, cross: Array, ridge: flo
 
 def _ratio(above: Array, below: Array) -> Array:
     """above / below, and 0 for columns that are solved."""
-    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    here = kernels_of(above)
+    return here.where(below > 0, above / here.where(below > 0, below, 1.0), 0.0)
+
+
+KIND = "kernel"
+
+
+@step(KIND, over_rows=True)
+def answer_kernels(data: ClientData, request: Request, memory: Memory) -> Term:
+    """KᵀY ("cross"), KᵀK ("gram") or Kᵀ(K u) ("product"), rows counted by their weight."""
+    here = memory.kernels
+    rows = cached_rows(data, memory, np.float64, here)
+    near, ask = _near(rows, memory), set(request.note["ask"])
+    count, weights = near.count, request.arrays.get("weights")
+    weights = None if weights is None else here.array(weights)
+    sums = Accumulator(memory.workspace, np.float64, here)
+    shapes = {"cross": (count, rows.outputs), "gram": (count, count), "product": (count, rows.outputs)}
+    if ask - shapes.keys():
+        raise TermError(f"unknown sums {sorted(ask - shapes.keys())}. Install the server's fedsolve version.")
+    for name in sorted(ask):
+        sums.declare(f"kernel_{name}", shapes[name], symmetric=name == "gram")
+    for span in chunks(len(rows), count, here):
+        block = rows.weighted(span, near.block(span, memory.workspace))
+        if "cross" in ask:
+            sums.add_product("kernel_cross", block, rows.weighted(span, rows.targets(span)))
+        if "gram" in ask:
+            sums.add_gram("kernel_gram", block)
+        if weights is not None:
+            sums.add_product("kernel_product", block, block @ weights)
+    term = sums.finish()
+    term.counts["rows"] = len(rows)
+    return term
+
+
+class KernelBlocks:
+    """K of a client's rows, span by span, where the rows' kernels compute."""
+
+    def __init__(self, rows: Rows, landmarks: Array, bandwidth: float, precision: str, budget: int) -> None:
+        self.rows = rows
+        self.count = len(landmarks)
+        self._kernels = rows.kernels
+        self._landmarks = self._kernels.array(landmarks)
+        self._bandwidth = bandwidth
+        self._precision = np.dtype(precision)
+        self._budget = self._kernels.budget(budget)
+        self._kept: dict[int, Array] = {}
+
+    def block(self, span: slice, workspace: Workspace) -> Array:
+        """K (span, landmarks) in float64; of precision float32, its values as float32 has them."""
+        here, kept = self._kernels, self._kept.get(span.start)
+        if kept is not None:
+            return here.array(kept, np.float64)
+        shape = span.stop - span.start, self.count
+        made = workspace.array("kernel", shape) if here is NUMPY else here.empty(shape)
+        kernel(row_side(self.rows.features(span), self._bandwidth), self._landmarks, made)
+        if self._precision == np.float32:
+            made[...] = here.array(made, np.float32)
+        size = shape[0] * shape[1] * self._precision.itemsize
+        # On a device others keep theirs too: what is free there now decides.
+        if size <= min(self._budget, here.budget(self._budget)):
+            self._budget -= size
+            self._kept[span.start] = here.copy(here.array(made, self._precision))
+        return made
+
+
+def _near(rows: Rows, memory: Memory) -> KernelBlocks:
+    """This client's kernels for the landmarks of the model so far."""
+    chain = memory.chain
+    place = landmark_block(chain)
+    cached = memory.cache.get(KIND)
+    if cached is None or cached[0] != chain.digests[place + 1] or cached[1].rows is not rows:
+        opening = chain.opening
+        check_landmarks(opening)
+        note = chain.blocks[place].note["landmarks"]
+        side = shared_side(chain, rows.kernels)
+        made = KernelBlocks(rows, side, note["bandwidth"], opening["parameters"]["precision"], memory.budget)
+        cached = memory.cache[KIND] = (chain.digests[place + 1], made)
+    near: KernelBlocks = cached[1]
+    return near

@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from fedsolve.arrays import Array
+from fedsolve.backends import kernels_on
 from fedsolve.closedform.landmarks import Landmarks, landmark_agreement
-from fedsolve.closedform.moments import Preparation
 from fedsolve.closedform.predictors import preparation_arrays, preparation_from
+from fedsolve.closedform.projections import check_agreement
 from fedsolve.closedform.rbf import kernel, kernel_root, landmark_side, row_side
 from fedsolve.closedform.sums import chunks
-from fedsolve.container import Array
 from fedsolve.errors import ModelFileError
 from fedsolve.federation.messages import pack_triangle
 from fedsolve.labels import labels_from_note
 from fedsolve.model import Model
+from fedsolve.tables.preparation import Preparation
 
 
 class KernelModel(Model):
@@ -40,17 +42,32 @@ class KernelModel(Model):
         self.weights = weights
         self.preparation = preparation
         self.parameters = parameters
+        self._sided: tuple[str, Array] | None = None
 
-    @cached_property
     def _side(self) -> Array:
-        return landmark_side(self.landmarks.points(), self.bandwidth)
+        """The landmarks' side of kernels, where the model computes."""
+        if self._sided is None or self._sided[0] != self.device:
+            points = self.landmarks.points(kernels_on(self.device))
+            self._sided = self.device, landmark_side(points, self.bandwidth)
+        return self._sided[1]
 
     def scores(self, features: Array) -> Array:
+        here, side = kernels_on(self.device), self._side()
+        weights = here.array(self.weights)
         scores = np.empty((len(features), self.outputs))
-        for span in chunks(len(features), self.landmarks.count):
-            rows = row_side(self.preparation.apply(features[span]), self.bandwidth)
-            scores[span] = kernel(rows, self._side) @ self.weights
+        for span in chunks(len(features), self.landmarks.count, here):
+            rows = row_side(here.array(self.preparation.apply(features[span])), self.bandwidth)
+            scores[span] = here.host(kernel(rows, side) @ weights)
         return np.asarray(scores + self.preparation.target_mean)
+
+    @property
+    def column_moments(self) -> Preparation | None:
+        """As for every model; where rows were only centred, with the spread that landmarks were drawn by."""
+        known = super().column_moments
+        if known is not None or self.preparing is not None:
+            return known
+        drawn = (self.landmarks.factor**2).sum(axis=1) + self.landmarks.means.var(axis=0)
+        return Preparation(self.preparation.mean, np.sqrt(drawn))
 
     @property
     def width(self) -> int:
@@ -69,12 +86,11 @@ class KernelModel(Model):
     def transform(self, features: Any) -> Array:
         """phi(x) = k(x, Z) L^-T (rows, landmarks): features whose inner products are nearly the kernel."""
         rows = self._checked(features)
-        found = np.empty((len(rows), self.width))
-        for span in chunks(len(rows), self.width):
-            side = row_side(self.preparation.apply(rows[span]), self.bandwidth)
-            found[span] = solve_triangular(
-                self._root, kernel(side, self._side).T, lower=True, check_finite=False
-            ).T
+        here, found = kernels_on(self.device), np.empty((len(rows), self.width))
+        for span in chunks(len(rows), self.width, here):
+            side = row_side(here.array(self.preparation.apply(rows[span])), self.bandwidth)
+            near = here.host(kernel(side, self._side()))
+            found[span] = solve_triangular(self._root, near.T, lower=True, check_finite=False).T
         return found
 
     def arrays(self) -> dict[str, Array]:
@@ -95,13 +111,7 @@ class KernelModel(Model):
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> KernelModel:
         seed = note["parameters"]["seed"]
-        mine = landmark_agreement(seed)
-        stored = {name: note[name] for name in mine}
-        if mine != stored:
-            raise ModelFileError(
-                f"the model's landmarks are {stored}, this fedsolve draws {mine}. "
-                "Use the fedsolve version that wrote it."
-            )
+        check_agreement(landmark_agreement(seed), note, "landmarks of the model", ModelFileError)
         preparation = preparation_from(arrays)
         assert preparation is not None
         return cls(

@@ -16,38 +16,33 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedsolve.closedform import afl
-from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, FEWEST, KernelAFL, drawn_from
+from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, FEWEST, KernelAFL, drawn_from, trial_landmarks
 from fedsolve.closedform.kernel_model import KernelModel
 from fedsolve.closedform.landmarks import landmark_agreement
 from fedsolve.closedform.rbf import available_memory, check_memory
-from fedsolve.closedform.softmax import SoftmaxRun
+from fedsolve.closedform.softmax import Softmax, SoftmaxRun
 from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.closedform.sums import base_block
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Request, Total
-from fedsolve.federation.method import Method
+from fedsolve.federation.method import Method, Request, Spec, Total
 from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.registry import register
 
 
 @register(
-    Info(
-        key="kernelsoftmax",
-        title="KernelSoftmax: logistic regression on kernels of landmarks that are nobody's rows",
-        paper="Zhu and Hastie, JCGS 2005; Williams and Seeger, NIPS 2000",
-        exchanges="2, and one per gradient",
-        up="Gram and cross matrix (as afl), those of M kernel features, then gradients (M x C) or Hessians",
-        down="class means and a d x d triangle once; then weights, M x C",
-    )
+    paper="Zhu and Hastie, JCGS 2005; Williams and Seeger, NIPS 2000",
+    exchanges="2, and one per gradient",
+    up="Gram and cross matrix (as afl), those of M kernel features, then gradients (M x C) or Hessians",
+    down="class means and a d x d triangle once; then weights, M x C",
 )
 @dataclass(frozen=True)
 class KernelSoftmax(Method[SoftmaxModel]):
-    """Parameters of KernelSoftmax; tolerance and steps as Softmax has them, the others as KernelAFL."""
+    """KernelSoftmax: logistic regression on kernels of landmarks that are nobody's rows.
 
-    key: ClassVar[str] = "kernelsoftmax"
+    Tolerance and steps as Softmax has them, the others as KernelAFL.
+    """
+
     additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "class_rows", "loss", "diagonal"})
     intercept: ClassVar[bool] = True
-    curvature: ClassVar[Literal["auto"]] = "auto"
 
     landmarks: int | None = parameter(
         None,
@@ -60,6 +55,9 @@ class KernelSoftmax(Method[SoftmaxModel]):
     scale: Literal["standard"] | None = parameter("standard", "Standardise features; no exchange more.")
     tolerance: float = parameter(2e-3, "Relative length of the last step.", least=0)
     steps: int = parameter(100, "Most gradients asked for.", least=1)
+    curvature: Literal["auto", "exact", "bound"] = parameter(
+        "auto", "Hessians or a bound, as Softmax has it."
+    )
     least_rows: int = parameter(10, "Rows a class needs for landmarks of its own.", least=1)
     seed: int = parameter(0, "Seed of the landmarks.", least=0)
 
@@ -70,7 +68,7 @@ class KernelSoftmax(Method[SoftmaxModel]):
     def start(self, spec: Spec) -> KernelSoftmaxRun:
         if self.landmarks is not None:
             check_memory(self.landmarks, spec.features, spec.outputs, available_memory())
-        return KernelSoftmaxRun(self, spec)
+        return KernelSoftmaxRun(self, spec)  # type: ignore[arg-type]
 
     def agreement(self) -> dict[str, Any]:
         return landmark_agreement(self.seed)
@@ -83,9 +81,17 @@ class KernelSoftmax(Method[SoftmaxModel]):
         known = self.landmarks
         return min(DIRECT_LANDMARKS, KernelAFL().count(rows)) if known is None else known
 
+    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+        drawn = KernelAFL(self.count(rows), solver="direct").sizes(spec, rows)
+        own = Softmax(None, steps=self.steps, curvature=self.curvature)
+        steps = own.sizes(replace(spec, features=self.count(rows)), rows)
+        return drawn[0] + steps[0], drawn[1] + steps[1]
+
     def scaled(self, share: float) -> KernelSoftmax:
         """The same for a share of the rows: as many rows for each landmark, a penalty as strong."""
         known = self.landmarks
+        if share == 1.0:
+            return self if known is None else replace(self, landmarks=trial_landmarks(known))
         count = None if known is None else min(known, max(FEWEST, int(known * share)))
         return replace(self, landmarks=count, ridge=self.ridge * share)
 
@@ -94,9 +100,6 @@ class KernelSoftmaxRun(SoftmaxRun):
     """Moments, which give landmarks; then Softmax over their kernels."""
 
     method: KernelSoftmax  # type: ignore[assignment]
-
-    def __init__(self, method: KernelSoftmax, spec: Spec) -> None:
-        super().__init__(method, spec)  # type: ignore[arg-type]
 
     @property
     def scale(self) -> None:

@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky
 
-from fedsolve import formats
+from fedsolve import version
+from fedsolve.arrays import HALVES, Array, philox_normals
+from fedsolve.backends import NUMPY, Kernels
+from fedsolve.closedform.projections import check_agreement
 from fedsolve.closedform.rbf import landmark_side
-from fedsolve.container import Array
-from fedsolve.errors import DataError, TermError
+from fedsolve.errors import DataError
 from fedsolve.federation.messages import Block, Chain, pack_triangle, unpack_triangle
 
 _JITTER = 1e-8
-_HALVES = 12
-_MEAN = _HALVES * 0xFFFF // 2
 _BLOCK = 1024
 
 _SMALL = 1 << 18
 _SIDES_BYTES = 64 << 20
 
 _lock = threading.Lock()
-_sides: dict[str, Array] = {}
+_sides: dict[tuple[str, str], Array] = {}
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,19 @@ class Landmarks:
     def from_arrays(cls, means: Array, packed: Array, count: int, seed: int) -> Landmarks:
         return cls(means, np.tril(unpack_triangle(packed)), count, seed)
 
-    def points(self) -> Array:
-        """Z (count, d)"""
+    def points(self, kernels: Kernels = NUMPY) -> Array:
+        """Z (count, d), where these kernels compute."""
         width = self.means.shape[1]
+        if kernels is not NUMPY:
+            means = kernels.array(self.means[np.arange(self.count) % len(self.means)])
+            drawn = kernels.normals(_key(self.seed, width), self.count * width).reshape(self.count, width)
+            means += drawn @ kernels.array(self.factor).T
+            return means
         points = self.means[np.arange(self.count) % len(self.means)]
         if self.count <= _BLOCK and self.count * width <= _SMALL:
             points += _small_draw(self.seed, self.count, width) @ self.factor.T
             return points
-        stream = _stream(self.seed, width)
+        stream = np.random.Philox(key=_key(self.seed, width))
         for start in range(0, self.count, _BLOCK):
             some = slice(start, min(start + _BLOCK, self.count))
             points[some] += normals(stream, some.stop - some.start, width) @ self.factor.T
@@ -94,50 +99,35 @@ class Landmarks:
 
 def normals(stream: np.random.Philox, rows: int, columns: int) -> Array:
     """The next numbers of a stream, (rows, columns), nearly normal with mean 0 and variance 1."""
-    return (_integers(stream, rows * columns) - _MEAN).reshape(rows, columns) * 2.0**-16
+    return philox_normals(stream, rows * columns).reshape(rows, columns)
 
 
 @lru_cache(maxsize=8)
 def _small_draw(seed: int, rows: int, columns: int) -> Array:
     """The first normals of a stream, remembered: many small machines that are compared begin with them."""
-    return normals(_stream(seed, columns), rows, columns)
+    return normals(np.random.Philox(key=_key(seed, columns)), rows, columns)
 
 
-def _integers(stream: np.random.Philox, count: int) -> Array:
-    """Sums of twelve 16-bit numbers, three words of the stream each."""
-    words = stream.random_raw(count * _HALVES // 4).reshape(count, _HALVES // 4)
-    sums = np.zeros(count, dtype=np.int64)
-    for shift in (0, 16, 32, 48):
-        sums += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64).sum(axis=1)
-    return sums
-
-
-def _stream(seed: int, width: int) -> np.random.Philox:
-    text = f"fedsolve landmarks {formats.LANDMARKS.version}|{seed}|{width}"
-    key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
-    return np.random.Philox(key=key)
+def _key(seed: int, width: int) -> int:
+    text = f"fedsolve landmarks {version.LANDMARKS}|{seed}|{width}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
 def landmark_agreement(seed: int) -> dict[str, Any]:
     """What two sides compare before they trust that they draw the same landmarks."""
-    return {"landmark_scheme": formats.LANDMARKS.version, "landmark_fingerprint": _fingerprint(seed)}
+    return {"landmark_scheme": version.LANDMARKS, "landmark_fingerprint": _fingerprint(seed)}
 
 
 @lru_cache(maxsize=64)
 def _fingerprint(seed: int) -> str:
-    numbers = _integers(_stream(seed, 7), 63).astype("<i8")
+    drawn = philox_normals(np.random.Philox(key=_key(seed, 7)), 63)
+    numbers = (drawn * 2.0**16 + HALVES * 0xFFFF // 2).astype("<i8")
     return hashlib.sha256(numbers.tobytes()).hexdigest()[:32]
 
 
 def check_landmarks(opening: dict[str, Any]) -> None:
     """Refuse a run whose landmarks this participant would draw otherwise."""
-    mine = landmark_agreement(opening["parameters"]["seed"])
-    asked = {name: opening.get(name) for name in mine}
-    if mine != asked:
-        raise TermError(
-            f"the landmarks differ: the server has {asked}, this participant {mine}. "
-            "Install the same fedsolve and numpy on both sides."
-        )
+    check_agreement(landmark_agreement(opening["parameters"]["seed"]), opening, "landmarks")
 
 
 def landmark_block(chain: Chain) -> int:
@@ -145,13 +135,13 @@ def landmark_block(chain: Chain) -> int:
     return next(place for place, block in enumerate(chain.blocks) if "landmarks" in block.note)
 
 
-def shared_side(chain: Chain) -> Array:
+def shared_side(chain: Chain, kernels: Kernels = NUMPY) -> Array:
     """The landmarks' side of every kernel of a run, shared by all clients of a process while it is in use.
 
     The latest is kept, and others as far as all of them are small.
     """
     place = landmark_block(chain)
-    digest, block = chain.digests[place + 1], chain.blocks[place]
+    digest, block = (chain.digests[place + 1], kernels.device), chain.blocks[place]
     with _lock:
         side = _sides.pop(digest, None)
         if side is None:
@@ -159,6 +149,7 @@ def shared_side(chain: Chain) -> Array:
             room = _SIDES_BYTES - 8 * width * int(block.note["landmarks"]["count"])
             while _sides and sum(each.nbytes for each in _sides.values()) > room:
                 del _sides[next(iter(_sides))]  # the one not used for longest, before the next is made
-            side = landmark_side(Landmarks.from_block(block).points(), block.note["landmarks"]["bandwidth"])
+            points = Landmarks.from_block(block).points(kernels)
+            side = landmark_side(points, block.note["landmarks"]["bandwidth"])
         _sides[digest] = side
         return side

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Term, Total

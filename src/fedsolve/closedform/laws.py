@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import pinvh, solve
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError
-from fedsolve.owners import owned_rows
+from fedsolve.tables.owners import owned_rows
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LocalSolution:
 
 
 def local_solution(features: Array, targets: Array, regulariser: float = 0.0) -> LocalSolution:
-    """W_k minimising |Y_k - X_k W|² + regulariser |W|² (Eq. 3 and 15): C_k = X_kᵀX_k + regulariser I.
+    """W_k minimising |Y_k - X_k W|² + regulariser |W|² (Eq. 12 and 13): C_k = X_kᵀX_k + regulariser I.
 
     With regulariser 0 and fewer rows than columns, the pseudo-inverse of C_k gives the
     minimum-norm solution; it then stands for R_k throughout.
@@ -59,7 +59,7 @@ def _pseudo_inverse(features: Array, gram: Array) -> Array:
 
 
 def aggregate_pair(first: LocalSolution, second: LocalSolution) -> LocalSolution:
-    """The absolute aggregation law (Eq. 5-6, third term with plus).
+    """The absolute aggregation law (Eq. 7-8, with the second term, and the third with plus).
 
     W = A_u W_u + A_v W_v,  A_u = I - R_u C_v + R_u C_v (C_u + C_v)^-1 C_v,  A_v likewise.
     Equals the joint solution of both clients whenever C_u and C_v are invertible. The sum C_u + C_v is

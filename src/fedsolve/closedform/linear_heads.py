@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.closedform.solvers import ridge_solve
-from fedsolve.container import Array
 from fedsolve.errors import DataError
 
 HEADS = ("ridge", "lda", "fedcgs", "mean", "normalised")
@@ -31,26 +31,18 @@ def solve_head(head: str, gram: Array, cross: Array, counts: Array, ridge: float
     seen = counts > 0
     weight, intercept = np.zeros_like(cross), np.where(seen, 0.0, NEVER)
     if head == "normalised":
-        weight[:, seen] = unit_columns(ridge_solve(gram, cross[:, seen], ridge))
+        found = ridge_solve(gram, cross[:, seen], ridge)
+        lengths = np.linalg.norm(found, axis=0)
+        weight[:, seen] = found / np.where(lengths > 0, lengths, 1.0)
         return weight, intercept
     rows, means = float(np.sum(counts)), cross[:, seen] / counts[seen]
     if head == "mean":
         weight[:, seen] = means
         intercept[seen] = -0.5 * np.sum(means**2, axis=0)
         return weight, intercept
-    taken = means * counts[seen] @ means.T if head == "lda" else _about_the_mean(cross, rows)
+    mean = cross.sum(axis=1) / rows
+    taken = means * counts[seen] @ means.T if head == "lda" else rows * np.outer(mean, mean)
     solved = rows * ridge_solve(gram - taken, means, ridge)
     weight[:, seen] = solved
     intercept[seen] = np.log(counts[seen] / rows) - 0.5 * np.sum(means * solved, axis=0)
     return weight, intercept
-
-
-def unit_columns(weight: Array) -> Array:
-    """Every column divided by its length; one that is zero stays so."""
-    lengths = np.linalg.norm(weight, axis=0)
-    return np.asarray(weight / np.where(lengths > 0, lengths, 1.0))
-
-
-def _about_the_mean(cross: Array, rows: float) -> Array:
-    mean = cross.sum(axis=1) / rows
-    return np.asarray(rows * np.outer(mean, mean))

@@ -18,12 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.closedform.sums import Rows, cached_rows, check_opening
-from fedsolve.container import Array
-from fedsolve.errors import DataError
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.arrays import Array, check_classes, check_rows
+from fedsolve.closedform.sums import Rows, cached_rows
+from fedsolve.federation.method import Method, Request, Run, Spec, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.model import Model, model_from_contents
 
@@ -52,7 +49,7 @@ class OneExchangeRun(Run[M]):
 
     method: OneExchange[M]
 
-    def __init__(self, method: OneExchange[M], spec: Spec) -> None:
+    def __init__(self, method: Method[M], spec: Spec) -> None:
         super().__init__(method, spec)
         self._model: M | None = None
 
@@ -60,16 +57,14 @@ class OneExchangeRun(Run[M]):
         return self.ask(KIND, 0, clients) if self._model is None else None
 
     def absorb(self, total: Total) -> None:
-        if total.count("rows") == 0:
-            raise DataError("no rows at all: every client that answered is empty.")
-        if self.spec.classes is not None and np.count_nonzero(total["class_rows"]) < 2:
-            raise DataError("only one class in the whole federation; a classifier needs at least two.")
+        check_rows(total.count("rows"))
+        if self.spec.classes is not None:
+            check_classes(int(np.count_nonzero(total["class_rows"])))
         self._model = self.method.solve(total, self.spec)
         self.record(total, "classifier")
 
     def model(self) -> M:
         assert self._model is not None
-        self._model.history = tuple(self.history)
         return self._model
 
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -81,10 +76,9 @@ class OneExchangeRun(Run[M]):
 
 
 @step(KIND)
-def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+def answer_once(data: ClientData, request: Request, memory: Memory) -> Term:
     """The method's own answer, with the client's rows counted."""
-    check_opening(data, memory.chain)
-    opening = memory.chain.blocks[0].note["opening"]
+    opening = memory.chain.opening
     method: OneExchange[Any] = registry.method_of(opening)
     rows = cached_rows(data, memory, np.float64)
     term = method.answer(rows)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsolve.arrays import Array
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.container import Array
 
 LEVEL = ("gram", "cross", "label_square")
 """Statistics that determine a layer's classifier: PhiᵀPhi, PhiᵀY, and sum of y² per class."""

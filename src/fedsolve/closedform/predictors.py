@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -9,14 +10,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedsolve.arrays import Array
+from fedsolve.backends import NUMPY, host, kernels_of, kernels_on
 from fedsolve.closedform.deepafl_layers import Network
-from fedsolve.closedform.moments import Preparation
-from fedsolve.closedform.projections import projection_agreement
+from fedsolve.closedform.projections import check_agreement, projection_agreement
 from fedsolve.closedform.solvers import Sandwich
-from fedsolve.container import Array
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.labels import labels_from_note
 from fedsolve.model import Model
+from fedsolve.tables.preparation import Preparation
 
 _PASS_BYTES = 128 << 20
 
@@ -43,7 +46,9 @@ class LinearModel(Model):
     def scores(self, features: Array) -> Array:
         if self.preparation is not None:
             features = self.preparation.apply(features)
-        return np.asarray(features, dtype=np.float64) @ self.weight + self.intercept
+        here = kernels_on(self.device)
+        scores = here.array(np.asarray(features, dtype=np.float64)) @ here.array(self.weight)
+        return here.host(scores) + self.intercept
 
     def arrays(self) -> dict[str, Array]:
         return {"weight": self.weight, "intercept": self.intercept} | preparation_arrays(self.preparation)
@@ -95,12 +100,7 @@ class StagedModel(Model):
     def check_agreement(note: dict[str, Any]) -> None:
         """Refuse a model whose projections this machine would not make with the same bits."""
         mine = projection_agreement(note["parameters"]["seed"])
-        stored = {name: note[name] for name in mine}
-        if mine != stored:
-            raise ModelFileError(
-                f"the model's random projections are {stored}, this fedsolve makes {mine}. "
-                "Use the fedsolve version that wrote it."
-            )
+        check_agreement(mine, note, "random projections of the model", ModelFileError)
 
     @abstractmethod
     def _stages(self, features: Array, last: int) -> Iterator[Array]:
@@ -154,7 +154,7 @@ class StagedModel(Model):
         for span, stages in self._passes(checked, last):
             for layer, phi in enumerate(stages):
                 if layer == last:
-                    out[span] = phi
+                    out[span] = host(phi)
         return out
 
     def stages(self, features: Any) -> Iterator[tuple[Array, Array]]:
@@ -169,7 +169,10 @@ class StagedModel(Model):
         return self.decision_function(features)
 
     def _classify(self, phi: Array, layer: int) -> Array:
-        scores = phi @ self.classifiers[layer]
+        here = kernels_of(phi)
+        if here is not NUMPY:  # torch multiplies arrays of one type only
+            phi = here.array(phi, np.float64)
+        scores = host(phi @ here.array(self.classifiers[layer]))
         return scores if self.preparation is None else scores + self.preparation.target_mean
 
     def _depth(self, layers: int | None) -> int:
@@ -221,17 +224,25 @@ class DeepModel(StagedModel):
         network = self.network
         if self.preparation is not None:
             features = self.preparation.apply(features)
-        phi = network.zero(np.ascontiguousarray(features, dtype=network.precision))
-        initial = phi.copy() if network.keeps_initial else None
-        hidden = np.empty((len(phi), network.hidden_width), dtype=phi.dtype)
-        scratch = np.empty_like(phi)
+        here = kernels_on(self.device)
+        phi = network.zero(here.array(np.ascontiguousarray(features, dtype=network.precision)))
+        initial = here.copy(phi) if network.keeps_initial else None
+        hidden = here.empty((len(phi), network.hidden_width), network.precision)
+        scratch = here.empty(phi.shape, network.precision)
         yield phi
         for layer, block in enumerate(self.blocks[:last]):
             network.hidden(layer, phi, initial, hidden)
             if block is not None:
-                block = block.astype(phi.dtype)
+                block = block.astype(network.precision).on(here)
             network.add(phi, network.output(hidden, block), block, scratch)
             yield phi
+
+    def shortened(self, layers: int) -> DeepModel:
+        """The model of the first layers."""
+        short = copy.copy(self)
+        short.classifiers, short.risk = self.classifiers[: layers + 1], self.risk[: layers + 1]
+        short.blocks = self.blocks[:layers]
+        return short
 
     def arrays(self) -> dict[str, Array]:
         arrays = {f"classifier.{t}": weight for t, weight in enumerate(self.classifiers)}
@@ -270,8 +281,5 @@ def preparation_arrays(preparation: Preparation | None) -> dict[str, Array]:
 
 
 def preparation_from(arrays: dict[str, Array]) -> Preparation | None:
-    if "preparation.mean" not in arrays:
-        return None
-    prefix = "preparation."
-    parts = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-    return Preparation.from_arrays(parts)
+    parts = with_prefix(arrays, "preparation.")
+    return Preparation.from_arrays(parts) if parts else None

@@ -1,7 +1,7 @@
 """Random projections as seeds, not messages.
 
 The value is (2u - 1) * (gain / sqrt(inputs)) with u of `uniforms` (scheme 1). Row `inputs` of the
-(inputs + 1, outputs) array is the bias. Only exact IEEE operations, so every platform gets the same
+(inputs + 1, outputs) array is the bias, or zeros. Only exact IEEE operations, so every platform gets the same
 bits; a fingerprint lets two sides check that they do.
 """
 
@@ -10,44 +10,43 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from fedsolve import formats
+from fedsolve import version
+from fedsolve.arrays import Array, uniform_key
 from fedsolve.backends import NUMPY, Kernels, kernels_of
-from fedsolve.container import Array
-from fedsolve.errors import TermError
+from fedsolve.errors import FedsolveError, TermError
 from fedsolve.federation.messages import Chain
-from fedsolve.uniforms import uniform_key
 
 _CACHED_BYTES = 256 << 20
-_cache: OrderedDict[tuple[object, ...], _Drawn] = OrderedDict()
+_cache: OrderedDict[tuple[object, ...], Projection] = OrderedDict()
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """A projection that was drawn, perhaps beside other work; `take` gives its numbers."""
+class Projection:
+    """A fixed affine map, weight (inputs, outputs) and bias (outputs,), where it is to be applied.
+
+    A device may still be drawing it beside other work: `take` waits for its numbers and gives them.
+    """
 
     take: Callable[[], Array]
     inputs: int
     nbytes: int
 
-    def projection(self) -> Projection:
-        values = self.take()
-        return Projection(values[: self.inputs], values[self.inputs])
+    @property
+    def weight(self) -> Array:
+        return self.take()[: self.inputs]
 
-
-@dataclass(frozen=True)
-class Projection:
-    """A fixed affine map: weight (inputs, outputs) and bias (outputs,), both where it is to be applied."""
-
-    weight: Array
-    bias: Array
+    @property
+    def bias(self) -> Array:
+        bias: Array = self.take()[self.inputs]
+        return bias
 
     def apply(self, rows: Array, out: Array | None = None) -> Array:
         """rows @ weight + bias"""
@@ -63,32 +62,22 @@ def projection(
     gain: float = 1.0,
     dtype: str = "float64",
     kernels: Kernels = NUMPY,
+    bias: bool = True,
 ) -> Projection:
-    """The projection of this seed, role and layer; entries uniform in ±gain / sqrt(inputs).
+    """The projection of this seed, role and layer; entries uniform in ±gain / sqrt(inputs), no bias if asked.
 
     It is made where the kernels compute, with the same bits everywhere. Recently made ones are remembered
     (up to 256 MB on each device): all clients of a process share them.
     """
-    return _drawn(seed, role, layer, inputs, outputs, gain, dtype, kernels).projection()
-
-
-def draw_ahead(
-    seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str, kernels: Kernels
-) -> None:
-    """Let a device begin with this projection while it has other work; `projection` gives it."""
-    _drawn(seed, role, layer, inputs, outputs, gain, dtype, kernels)
-
-
-def _drawn(
-    seed: int, role: str, layer: int, inputs: int, outputs: int, gain: float, dtype: str, kernels: Kernels
-) -> _Drawn:
-    key = kernels.device, seed, role, layer, inputs, outputs, gain, dtype
+    key = kernels.device, seed, role, layer, inputs, outputs, gain, dtype, bias
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
         else:
-            take = kernels.aside(lambda: _make(seed, role, layer, inputs, outputs, gain, dtype, kernels))
-            _cache[key] = _Drawn(take, inputs, inputs * outputs * np.dtype(dtype).itemsize)
+            take = kernels.aside(
+                lambda: _make(seed, role, layer, inputs, outputs, gain, dtype, kernels, bias)
+            )
+            _cache[key] = Projection(take, inputs, inputs * outputs * np.dtype(dtype).itemsize)
             _forget(kernels.device)
         return _cache[key]
 
@@ -112,6 +101,7 @@ def _make(
     gain: float,
     dtype: str,
     kernels: Kernels = NUMPY,
+    bias: bool = True,
 ) -> Array:
     """The numbers of a projection, (inputs + 1, outputs)."""
     scale = float(gain / np.sqrt(np.float64(inputs)))
@@ -120,6 +110,8 @@ def _make(
     values -= 1.0
     values *= scale
     values = kernels.array(values, dtype).reshape(inputs + 1, outputs)
+    if not bias:
+        values[inputs] = 0.0
     if kernels is NUMPY:
         values.setflags(write=False)
     return values
@@ -127,7 +119,7 @@ def _make(
 
 def projection_agreement(seed: int) -> dict[str, Any]:
     """What two sides compare before they trust each other's projections."""
-    return {"projection_scheme": formats.PROJECTIONS.version, "fingerprint": fingerprint(seed)}
+    return {"projection_scheme": version.PROJECTIONS, "fingerprint": fingerprint(seed)}
 
 
 @lru_cache(maxsize=64)
@@ -139,11 +131,17 @@ def fingerprint(seed: int) -> str:
 
 def check_projections(chain: Chain) -> None:
     """Refuse a run whose random projections this participant would not make with the same bits."""
-    opening = chain.blocks[0].note["opening"]
-    mine = projection_agreement(opening["parameters"]["seed"])
-    asked = {name: opening.get(name) for name in mine}
-    if mine != asked:
-        raise TermError(
-            f"the random projections differ: the server has {asked}, this participant {mine}. "
-            "Install the same fedsolve and numpy on both sides."
+    opening = chain.opening
+    check_agreement(projection_agreement(opening["parameters"]["seed"]), opening, "random projections")
+
+
+def check_agreement(
+    mine: Mapping[str, Any], note: Mapping[str, Any], what: str, error: type[FedsolveError] = TermError
+) -> None:
+    """Refuse a run, or a model, whose random numbers this machine would not draw with the same bits."""
+    theirs = {name: note.get(name) for name in mine}
+    if mine != theirs:
+        raise error(
+            f"the {what} differ: asked for are {theirs}, this fedsolve makes {dict(mine)}. Install the same "
+            "fedsolve and numpy everywhere, and read models with the version that wrote them."
         )

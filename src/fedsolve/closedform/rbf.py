@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
-from fedsolve.backends import NUMPY, kernels_of
-from fedsolve.backends.factorisation import block_spans, cholesky_below
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends import kernels_of
+from fedsolve.backends.blas import block_spans, cholesky_below
 from fedsolve.errors import DataError
 
 _JITTER = 1e-8
@@ -34,7 +34,9 @@ def row_side(rows: Array, bandwidth: float) -> Array:
 
 def landmark_side(points: Array, bandwidth: float) -> Array:
     """[z, -|z|²/h, 1] (landmarks, d + 2)"""
-    return np.hstack([points, NUMPY.row_squares(points) * (-1.0 / bandwidth), np.ones((len(points), 1))])
+    kernels = kernels_of(points)
+    ones = kernels.array(np.ones((len(points), 1)))
+    return kernels.beside(points, kernels.row_squares(points) * (-1.0 / bandwidth), ones)
 
 
 def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
@@ -66,7 +68,7 @@ def kernel_root(points: Array, bandwidth: float) -> Array:
 class LandmarkFactors:
     """T and A in one square of float64: Tᵀ below its diagonal, A above, blocks of the diagonal apart.
 
-    Nothing else of their size is ever made; see `fedsolve.backends.factorisation`.
+    Nothing else of their size is ever made; see `fedsolve.backends.blas`.
     """
 
     def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
@@ -74,23 +76,15 @@ class LandmarkFactors:
         self._square = np.empty((count, count))
         self._spans = block_spans(count)
         self._share, self._ridge = rows / count, ridge
-        self._lower = self._cholesky_of_kernels(points, bandwidth)
-
-    @cached_property
-    def _upper(self) -> list[Array]:
-        """A, which a system that is solved at once does not need."""
-        return self._cholesky_of_squares(self._share, self._ridge)
-
-    def _cholesky_of_kernels(self, points: Array, bandwidth: float) -> list[Array]:
-        """L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column."""
-        try:
-            return cholesky_below(kernel_panels(points, bandwidth), self._square)
+        try:  # L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column
+            self._lower = cholesky_below(kernel_panels(points, bandwidth), self._square)
         except LinAlgError:
             raise self._trouble("landmarks are not distinct to working precision") from None
 
-    def _cholesky_of_squares(self, share: float, ridge: float) -> list[Array]:
-        """A with AᵀA = share LᵀL + ridge I, row of blocks by row."""
-        square, blocks = self._square, []
+    @cached_property
+    def _upper(self) -> list[Array]:
+        """A with AᵀA = share LᵀL + ridge I, row of blocks by row; not needed by a system solved at once."""
+        square, blocks, share, ridge = self._square, [], self._share, self._ridge
         for place, span in enumerate(self._spans):
             own = self._lower[place]
             for other, beside in zip(self._spans[place + 1 :], self._lower[place + 1 :], strict=True):
@@ -150,6 +144,47 @@ class LandmarkFactors:
         return found
 
 
+class DeviceFactors:
+    """T and A of `LandmarkFactors` as two triangles on a device, whose own library factorises and solves."""
+
+    def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
+        kernels = self._kernels = kernels_of(points)
+        system = kernel(row_side(points, bandwidth), landmark_side(points, bandwidth))
+        kernels.add_diagonal(system, _JITTER * len(points))
+        self._lower = self._factor(system, "landmarks are not distinct to working precision")
+        del system
+        squares = self._lower.T @ self._lower
+        squares *= rows / len(points)
+        kernels.add_diagonal(squares, ridge)
+        self._root = self._factor(squares, f"the ridge of {ridge:g} is lost in rounding; raise it")
+
+    def _factor(self, system: Array, why: str) -> Array:
+        found = self._kernels.triangle(system)
+        if found is None:
+            raise DataError(f"the system of {len(system)} landmarks cannot be factorised: {why}.")
+        return found
+
+    def weights(self, coordinates: Array) -> Array:
+        """T^-1 A^-1 v: what multiplies kernels."""
+        return self.from_features(self.inner(coordinates))
+
+    def inner(self, coordinates: Array) -> Array:
+        """A^-1 v"""
+        return self._kernels.triangle_solve(self._root, coordinates, transposed=True)
+
+    def outer(self, values: Array) -> Array:
+        """A^-T values"""
+        return self._kernels.triangle_solve(self._root, values)
+
+    def from_features(self, values: Array) -> Array:
+        """T^-1 values"""
+        return self._kernels.triangle_solve(self._lower, values, transposed=True)
+
+    def to_features(self, sums: Array) -> Array:
+        """T^-T sums"""
+        return self._kernels.triangle_solve(self._lower, sums)
+
+
 def factor_bytes(landmarks: int, width: int, outputs: int) -> int:
     """What the server needs for so many landmarks: the square, both sides of a kernel, a few M x C."""
     return 8 * (landmarks * landmarks + 3 * landmarks * (width + 2) + 10 * landmarks * outputs)
@@ -170,7 +205,7 @@ def check_memory(landmarks: int, width: int, outputs: int, available: int | None
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still take, as Linux tells; None where nobody tells."""
+    """Bytes that this process may still use, as Linux reports; None where the system does not say."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -14,10 +14,9 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_solve, eigh, solve_triangular
 from scipy.linalg.lapack import dpocon
 
-from fedsolve.backends.blas import add_gram
-from fedsolve.backends.factorisation import cholesky_factor
+from fedsolve.arrays import Array
+from fedsolve.backends.blas import add_gram, cholesky_factor
 from fedsolve.closedform.solvers import EPS, ridge_solve
-from fedsolve.container import Array
 from fedsolve.threads import blas_threads
 
 _CERTAIN = 1e-9

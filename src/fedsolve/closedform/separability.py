@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 
 

@@ -5,78 +5,87 @@
 
 Boehning (1992): the Hessian is nowhere above 1/2 (I - 11ᵀ/C) ⊗ G, so M = G/2 + ridge I, of AFL's Gram matrix
 about the mean and factorised once, majorises it for all classes at once. The server takes L-BFGS steps about
-M (`quasi_newton`); the gradient at W = 0 follows from AFL's sums, so the first step costs no exchange.
+M (`descent`); the gradient at W = 0 follows from AFL's sums, so the first step costs no exchange.
 
-Small problems take exact Newton steps instead: a client adds its Hessian to the gradient. Two classes always
-do, with one column of weights as in scikit-learn: the sum is p (1 - p) [x, 1]ᵀ[x, 1], of d x d, and at ridge
-0 its inverse is the covariance of the coefficients.
-
-This is the server's side; what clients answer is in `softmax_client`.
+Small problems take exact Newton steps instead: a client adds its Hessian to the gradient. Two classes do
+unless a bound is asked for, with one column of weights as in scikit-learn: the sum is p (1 - p) [x, 1]ᵀ[x,
+1], of d x d. Coefficients with standard errors are what `statistics.glm` is for.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from scipy.linalg import block_diag, eigh
+from scipy.linalg import block_diag
 
-from fedsolve.checks import check_classes, check_rows
-from fedsolve.closedform import afl, moments
-from fedsolve.closedform.curvature import Curvature, anchored, at_zero, bordered, penalised
+from fedsolve.arrays import Array, check_classes, check_rows, check_weight
+from fedsolve.closedform import afl
+from fedsolve.closedform.curvature import (
+    FLAT,
+    Curvature,
+    anchored,
+    at_zero,
+    bordered,
+    flattest,
+    hessian_block,
+    penalised,
+)
+from fedsolve.closedform.descent import Descent, curves_upwards, direction
 from fedsolve.closedform.linear_heads import NEVER
-from fedsolve.closedform.moments import Preparation
-from fedsolve.closedform.quasi_newton import curves_upwards, direction, inner
-from fedsolve.closedform.softmax_client import KIND
 from fedsolve.closedform.softmax_model import SoftmaxModel
 from fedsolve.closedform.solvers import EPS
-from fedsolve.closedform.sums import base_block, base_of
-from fedsolve.container import Array
+from fedsolve.closedform.sums import (
+    MOMENTS,
+    Accumulator,
+    base_block,
+    base_of,
+    cached_rows,
+    chunks,
+    preparation_block,
+    preparation_in,
+    solve_moments,
+)
 from fedsolve.errors import DataError, DivergenceError
-from fedsolve.federation.engine import Federation, Spec
-from fedsolve.federation.messages import Block, Request, Total
-from fedsolve.federation.method import Method, Run
+from fedsolve.federation.method import Block, Federation, Method, Request, Run, Spec, Term, Total
+from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.model import Model
 from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.registry import register
+from fedsolve.tables.preparation import Preparation
 
 FIRST_STEP = 4.0
 """How far the first step goes along M^-1 g: at W = 0 the bound is far above the loss that it bounds."""
+
+USUAL_STEPS = 12
+"""Gradients that a run is expected to take, until it takes more."""
 
 NEWTON_SIDE = 256
 """The largest (d + 1) x C for which exact Newton steps are taken unless asked for: 263 kB each."""
 
 _PAIRS = 20
-_ENOUGH = 1e-4
-_ROUNDING = 1e-12
-_MOST_HALVINGS = 30
 _NEWTON_GOAL = 1e-7  # the step before was near the root of this, so it costs one exchange at most
 _AUTO_RIDGE = 0.002
-_FLAT = 1e-8  # of the curvature at zero: all that counts in a direction has a probability below 1e-8
 
 
 @register(
-    Info(
-        key="softmax",
-        title="Softmax: multinomial logistic regression at the pooled optimum",
-        paper="Boehning 1992; Nocedal and Wright 2006",
-        exchanges="1, and one per gradient: about 10 at the default tolerance",
-        up="Gram and cross matrix once (as afl), then gradients (d x C); small problems: Hessians",
-        down="weights, d x C",
-    )
+    paper="Boehning 1992; Nocedal and Wright 2006",
+    exchanges="1, and one per gradient: about 10 at the default tolerance",
+    up="Gram and cross matrix once (as afl), then gradients (d x C); small problems: Hessians",
+    down="weights, d x C",
 )
 @dataclass(frozen=True)
 class Softmax(Method[SoftmaxModel]):
-    """Parameters of Softmax.
+    """Softmax: multinomial logistic regression at the pooled optimum.
 
     tolerance: the run ends when the preconditioned gradient is no longer than this share of the weights, both
         measured by M (or by the Hessian). 2e-3 is enough to classify; coefficients to six digits need 1e-8.
     steps: the most gradients that are asked for; with tolerance 0, exactly so many.
     """
 
-    key: ClassVar[str] = "softmax"
     additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "loss", "diagonal"})
 
     ridge: float | None = parameter(
@@ -98,8 +107,15 @@ class Softmax(Method[SoftmaxModel]):
     def start(self, spec: Spec) -> SoftmaxRun:
         return SoftmaxRun(self, spec)
 
+    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+        columns = 1 if spec.outputs == 2 else spec.outputs
+        count = (spec.features + 1) * columns
+        hessian = count * (count + 1) // 2 if _newton(self, count, spec.outputs) else 0
+        steps = min(self.steps, USUAL_STEPS)
+        return steps * (count + hessian), steps * count
+
     def scaled(self, share: float) -> Softmax:
-        """The same for a share of the rows, with a penalty as strong beside them."""
+        """The same for a share of the rows, with a penalty in proportion."""
         return self if self.ridge is None else replace(self, ridge=self.ridge * share)
 
     def over(self, base: Model) -> SoftmaxOver:
@@ -162,6 +178,12 @@ class SoftmaxAfter(Method[SoftmaxModel]):
         return {"weight": wide, "intercept": shift}
 
 
+def _newton(method: Any, coefficients: int, outputs: int) -> bool:
+    """Whether Hessians of so many coefficients are asked for."""
+    small = outputs == 2 or coefficients <= NEWTON_SIDE
+    return bool(method.curvature == "exact" or (method.curvature == "auto" and small))
+
+
 @dataclass(frozen=True)
 class SoftmaxOver(Method[SoftmaxModel]):
     """Softmax on the representation of a trained model, which travels to the clients once."""
@@ -185,18 +207,20 @@ class SoftmaxOver(Method[SoftmaxModel]):
         return SoftmaxRun(self.method, spec, base_block(self.base))
 
 
-class SoftmaxRun(Run[SoftmaxModel]):
+class SoftmaxRun(Descent, Run[SoftmaxModel]):
     """Sums of AFL, then a gradient per exchange, at the trial point of a line search.
 
-    weight: the best point so far (width + 1, columns), the intercept in its last row, for the classes that
-    occur; loss, gradient and hessian belong to it. The trial point is weight - reach * towards.
+    weight: (width + 1, columns), the intercept in its last row, for the classes that occur; hessian belongs
+    to it too.
     """
 
     method: Softmax
     transient: ClassVar[frozenset[str]] = frozenset({"base", "known", "_metric"})
 
     def __init__(self, method: Softmax, spec: Spec, base: Block | None = None) -> None:
-        super().__init__(method, spec)
+        Descent.__init__(self)
+        Run.__init__(self, method, spec)
+        self.complete = False
         self.base = base
         self.known: tuple[Total, Array, Array] | None = None
         if base is not None:
@@ -209,12 +233,6 @@ class SoftmaxRun(Run[SoftmaxModel]):
         self.whole: Array | None = None
         self.hessian: Array | None = None
         self.ridge = 0.0
-        self.weight = self.gradient = self.towards = np.zeros((0, 0))
-        self.loss = np.inf
-        self.reach = 1.0
-        self.halvings = 0
-        self.gradients = 0
-        self.complete = False
         self.steps: list[Array] = []
         self.changes: list[Array] = []
         self._metric: Curvature | None = None
@@ -232,6 +250,10 @@ class SoftmaxRun(Run[SoftmaxModel]):
             return len(self.history)
         return self.method.steps + 1 + (self.scale is not None)
 
+    @property
+    def expected(self) -> int:
+        return min(self.exchanges, max(len(self.history) + 1, USUAL_STEPS))
+
     def request(self, clients: tuple[str, ...]) -> Request | None:
         if self.complete:
             return None
@@ -239,30 +261,23 @@ class SoftmaxRun(Run[SoftmaxModel]):
             self.chain.append(self.base)
         if self.known is not None and self.whole is None:
             self._begin(*self.known)
-        if self.scale is not None and not self._prepared():
-            return self.ask(moments.KIND, 0, clients)
+        if self.scale is not None and not preparation_in(self.chain):
+            return self.ask(MOMENTS, 0, clients)
         if self.whole is None:
             return self.ask(afl.KIND, 0, clients, {"intercept": self.method.intercept})
-        weight, intercept = self._columns_of(self._trial())
+        weight, intercept = self._columns_of(self.trial())
         arrays = {"weight": weight, "intercept": intercept}
         return self.ask(KIND, self.gradients + 1, clients, {"exact": self.exact}, arrays)
 
     def _begin(self, total: Total, weight: Array, intercept: Array) -> None:
         """Take sums that are known, and try these weights of raw rows first."""
         self._take_sums(total)
-        prepared = self._prepared()
+        prepared = preparation_in(self.chain)
         assert prepared is not None
         aim = np.vstack([weight, intercept + prepared.mean @ weight])
         aim = aim[:, 1:] - aim[:, :1] if self.single else aim[:, self.present]
         # Down the line from zero, where loss and gradient are known, to these weights.
         self.towards, self.reach = self.weight - aim, 1.0
-
-    def _prepared(self) -> Preparation | None:
-        blocks = [block for block in self.chain.blocks if "preparation" in block.note]
-        return Preparation.from_arrays(blocks[0].arrays) if blocks else None
-
-    def _trial(self) -> Array:
-        return self.weight - self.reach * self.towards
 
     def _columns_of(self, point: Array) -> tuple[Array, Array]:
         """Weight (width, columns) and intercept of all classes; one that has no rows is never predicted."""
@@ -276,8 +291,8 @@ class SoftmaxRun(Run[SoftmaxModel]):
     # -- what is made of the answer ----------------------------------------------------------------
 
     def absorb(self, total: Total) -> None:
-        if self.scale is not None and not self._prepared():
-            self.add(Preparation.solve(total, self.scale, intercept=False).block())
+        if self.scale is not None and not preparation_in(self.chain):
+            self.add(preparation_block(solve_moments(total, self.scale, intercept=False)))
             self.record(total, "moments")
         elif self.whole is None:
             self._take_sums(total)
@@ -290,8 +305,7 @@ class SoftmaxRun(Run[SoftmaxModel]):
         check_rows(total.count("rows"))
         counts = total["label_square"]
         rows = float(np.sum(counts))
-        if rows <= 0:
-            raise DataError("all sample weights are zero; at least one row must count.")
+        check_weight(rows)
         self.present = counts > 0
         classes = int(np.sum(self.present))
         check_classes(classes)
@@ -300,9 +314,9 @@ class SoftmaxRun(Run[SoftmaxModel]):
             mean = total["feature"] / rows
             gram = gram - rows * np.outer(mean, mean)
             cross = cross - np.outer(mean, counts)
-            if self._prepared() is None:
+            if preparation_in(self.chain) is None:
                 nothing = np.zeros(self.spec.outputs)
-                self.add(Preparation(mean, np.ones_like(mean), nothing).block())
+                self.add(preparation_block(Preparation(mean, np.ones_like(mean), nothing)))
         slope = np.vstack([cross.sum(axis=1, keepdims=True) / classes - cross, rows / classes - counts[None]])
         if self.method.intercept:
             # From here on rows are counted from their mean, and the mean of what is left is zero.
@@ -316,16 +330,10 @@ class SoftmaxRun(Run[SoftmaxModel]):
         self.weight = np.zeros_like(self.gradient)
         self.loss = rows * float(np.log(classes))
         self.whole = bordered(gram, rows)
-        small = self.gradient.size <= NEWTON_SIDE
-        self.exact = self.single or self.method.curvature == "exact"
-        self.exact |= small and self.method.curvature == "auto"
-        self.hessian = at_zero(self.whole, self._columns) if self.exact else None
+        self.exact = _newton(self.method, self.gradient.size, self.spec.outputs)
+        self.hessian = at_zero(self.whole, self.weight.shape[1]) if self.exact else None
         self.reach = 1.0 if self.exact else FIRST_STEP
         self._turn()
-
-    @property
-    def _columns(self) -> int:
-        return self.weight.shape[1]
 
     def _check_rank(self, gram: Array) -> None:
         """At ridge 0 columns must be independent: the likelihood has no single maximum otherwise."""
@@ -340,7 +348,7 @@ class SoftmaxRun(Run[SoftmaxModel]):
             )
 
     def _take_gradient(self, total: Total) -> None:
-        trial = self._trial()
+        trial = self.trial()
         keep = slice(None) if self.single else self.present
         slope = np.vstack([total["gradient"][:, keep], total["residual"][None, keep]])
         slope[:-1] += self.ridge * trial[:-1]
@@ -351,33 +359,33 @@ class SoftmaxRun(Run[SoftmaxModel]):
             raise DivergenceError(
                 f"the loss became {loss} after {self.gradients} gradients. Rescale columns."
             )
-        self._check_separable(total)
-        self.gradients += 1
-        promised = self.loss - _ENOUGH * self.reach * inner(self.gradient, self.towards)
-        accepted = loss <= promised + _ROUNDING * abs(self.loss)
-        if accepted:
-            self._accept(trial, loss, slope, total)
-        else:
-            self.reach *= 0.5
-            self.halvings += 1
-        length = self.step_length()
-        self.record(total, "gradient", risk=self.loss, metrics={"loss": loss, "step_length": length})
+        if self.ridge == 0 and total.count("correct") == total.count("counted"):
+            raise DataError(
+                "the classes are separable: a linear rule is right about every row, so at ridge 0 the "
+                "likelihood has no maximum. Set a ridge > 0."
+            )
         goal = min(self.method.tolerance, _NEWTON_GOAL) if self.exact else self.method.tolerance
-        if (accepted and length <= goal) or self.halvings > _MOST_HALVINGS:
+        turn = partial(self._accept, total)
+        ended, told = self.descend(loss, slope, goal, self.method.steps, turn)
+        self.record(total, "gradient", **told)
+        if ended:
             self.complete = True
             self._check_flat()
-        elif self.gradients >= self.method.steps:
-            self.complete = True
-            self._say_unfinished(length)
+        if ended == "spent" and self.method.tolerance > 0:
+            warnings.warn(
+                f"not converged after {self.gradients} gradients: the last step is "
+                f"{self.step_length():.1e} of the weights, the tolerance {self.method.tolerance:g}. Raise "
+                "steps, the ridge or the tolerance.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
-    def _accept(self, trial: Array, loss: float, slope: Array, total: Total) -> None:
-        step, change = trial - self.weight, slope - self.gradient
-        self.weight, self.loss, self.gradient = trial, loss, slope
+    def _accept(self, total: Total, step: Array, change: Array) -> None:
         if self.exact:
             self.hessian, self._metric = self._summed(total), None
         elif curves_upwards(step, change):
-            self.steps, self.changes = [*self.steps, step][-_PAIRS:], [*self.changes, change][-_PAIRS:]
-        self.reach, self.halvings = 1.0, 0
+            self.steps = [*self.steps, step][-_PAIRS:]
+            self.changes = [*self.changes, change][-_PAIRS:]
         self._turn()
 
     def _summed(self, total: Total) -> Array:
@@ -402,7 +410,7 @@ class SoftmaxRun(Run[SoftmaxModel]):
             matrix = (
                 0.5 * self.whole
                 if self.hessian is None
-                else anchored(self.hessian, self.whole, self._columns)
+                else anchored(self.hessian, self.whole, self.weight.shape[1])
             )
             width = len(self.whole) - 1
             self._metric = Curvature(penalised(matrix, width, self.ridge, self.method.intercept), exact)
@@ -415,55 +423,81 @@ class SoftmaxRun(Run[SoftmaxModel]):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _check_separable(self, total: Total) -> None:
-        if self.ridge == 0 and total.count("correct") == total.count("counted"):
-            raise DataError(
-                "the classes are separable: a linear rule is right about every row, so at ridge 0 the "
-                "likelihood has no maximum and the coefficients no standard errors. Set a ridge > 0."
-            )
-
     def _check_flat(self) -> None:
         """Refuse coefficients that grew until nothing was left of the curvature that they had at zero."""
         if self.ridge > 0 or self.hessian is None:
             return
         assert self.whole is not None
         first, last = (
-            anchored(each, self.whole, self._columns)
-            for each in (at_zero(self.whole, self._columns), self.hessian)
+            anchored(each, self.whole, self.weight.shape[1])
+            for each in (at_zero(self.whole, self.weight.shape[1]), self.hessian)
         )
         if not self.method.intercept:
             first, last = (penalised(each, len(self.whole) - 1, 0.0, False) for each in (first, last))
-        if float(eigh(last, first, eigvals_only=True, subset_by_index=[0, 0])[0]) < _FLAT:
+        if flattest(last, first)[0] < FLAT:
             raise DataError(
                 f"after {self.gradients} Newton steps some coefficients still grow: rows of a class are "
                 "separable from the others by some columns, and at ridge 0 the likelihood has no maximum. "
                 "Set a ridge > 0, or leave out the columns that separate."
             )
 
-    def _say_unfinished(self, length: float) -> None:
-        self._check_flat()
-        if self.method.tolerance > 0:
-            warnings.warn(
-                f"not converged after {self.gradients} gradients: the last step is {length:.1e} of the "
-                f"weights, the tolerance {self.method.tolerance:g}. Raise steps, the ridge or the tolerance.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
     def model(self) -> SoftmaxModel:
         weight, intercept = self._columns_of(self.weight)
         if self.single:
             weight, intercept = (np.hstack([np.zeros_like(each), each]) for each in (weight, intercept))
-        known = self.single and self.ridge == 0 and self.method.intercept
-        model = SoftmaxModel(
+        return SoftmaxModel(
             weight,
             intercept,
             self.spec.classes,
-            self._prepared(),
+            preparation_in(self.chain),
             {**self.method.parameters(), "ridge": self.ridge},
-            self.metric.inverse() if known else None,
             base_of(self.chain),
             features=self.spec.features,
         )
-        model.history = tuple(self.history)
-        return model
+
+
+KIND = "softmax"
+
+
+@step(KIND, over_rows=True)
+def answer_gradient(data: ClientData, request: Request, memory: Memory) -> Term:
+    """sum CE, sum xᵀ(p - y) and sum (p - y); rows that are classified rightly; the Hessian where asked for.
+
+    One column of weights means two classes, of which it is the second.
+    """
+    kernels = memory.kernels
+    rows = cached_rows(data, memory, np.float64, kernels)
+    weight, intercept = (kernels.array(request.arrays[name]) for name in ("weight", "intercept"))
+    single, exact = len(intercept) == 1, bool(request.note["exact"])
+    side = (rows.width + 1) * len(intercept)
+    sums = Accumulator(memory.workspace, np.float64, kernels)
+    sums.declare("loss", (1,))
+    sums.declare("gradient", tuple(weight.shape))
+    sums.declare("residual", tuple(intercept.shape))
+    if exact:
+        sums.declare("diagonal", (len(intercept), rows.width + 1, rows.width + 1))
+        if not single:
+            sums.declare("crossed", (side, side), symmetric=True)
+    correct = counted = 0
+    for span in chunks(len(rows), side if exact else rows.width, kernels):
+        features, targets = rows.features(span), rows.targets(span)
+        scores = features @ weight + intercept
+        root = rows.ones(span)
+        probabilities, losses, right = kernels.likelihood(scores, targets)
+        residual = root * (probabilities - (targets[:, 1:] if single else targets))
+        sums.add("loss", (root[:, 0] ** 2 * losses).sum()[None])
+        sums.add_product("gradient", root * features, residual)
+        sums.add("residual", (root.T @ residual)[0])
+        if exact and single:
+            spread = root * (probabilities * (1.0 - probabilities)) ** 0.5
+            bent = kernels.beside(spread * features, spread)
+            sums.add("diagonal", (bent.T @ bent)[None])
+        elif exact:
+            diagonal, crossed = hessian_block(kernels.beside(root * features, root), probabilities)
+            sums.add("diagonal", kernels.stacked([bent.T @ bent for bent in diagonal]))
+            sums.add_gram("crossed", crossed)
+        correct += int((right & (root[:, 0] > 0)).sum())
+        counted += int((root > 0).sum())
+    term = sums.finish()
+    term.counts |= {"rows": len(rows), "correct": correct, "counted": counted}
+    return term

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.backends import Kernels, host, kernels_of
-from fedsolve.container import Array
 from fedsolve.errors import ConditionWarning
 
 ONE_THREAD_WIDTH = 2048
@@ -31,8 +31,56 @@ def ridge_solve(gram: Array, cross: Array, ridge: float = 0.0) -> Array:
     d·eps, eigenvalues below d·eps·max are dropped and the minimum-norm solution is taken; a
     `ConditionWarning` names the condition number.
     """
+    kernels = kernels_of(gram)
+    with kernels.threads(_threads(len(gram))):
+        system = kernels.copy(gram)
+        kernels.add_diagonal(system, ridge)
+        factor = kernels.cholesky(system, least=ridge)
+        if factor is not None:
+            return kernels.cholesky_solve(factor, cross)
+        return _minimum_norm(system, cross, ridge)
+
+
+RELATIVE = tuple(10.0 ** (step / 2) for step in range(-10, 9))
+"""Ridges that are compared, smallest first, as multiples of the mean square of a feature."""
+
+_TIE = 1e-9
+
+
+def gcv_ridge(
+    gram: Array, cross: Array, label_square: float, rows: float, fitted: int = 0, least: float = 0.0
+) -> tuple[float, list[float], list[float]]:
+    """The ridge with the least error of generalised cross-validation, the largest of equals; with all ridges
+    that were compared and their errors.
+
+        GCV(ridge) = n |Y - X W|² / (n - tr A)²,   tr A = fitted + sum_i v_i / (v_i + ridge)
+
+    from gram = XᵀX = V diag(v) Vᵀ (d, d), cross = XᵀY (d, C), the sum of the squares of Y, and n = rows: what
+    leaving rows out one by one would tell, without a fold. fitted: parameters beside W, such as an intercept
+    that gram and cross are centred by. least: share of the largest eigenvalue below which a ridge is lost in
+    the rounding of gram.
+    """
     with kernels_of(gram).threads(_threads(len(gram))):
-        return _ridge_solve(gram, cross, ridge)
+        values, vectors = kernels_of(gram).eigh(gram)
+        values, turned = host(values).clip(min=0.0), host(((vectors.T @ cross) ** 2).sum(axis=1))
+    unit = float(values.sum()) / (len(gram) * rows) or 1.0
+    ridges = np.array(RELATIVE) * unit
+    shifted = values + ridges[:, None]
+    left = label_square - (turned * (values + 2.0 * ridges[:, None]) / shifted**2).sum(axis=1)
+    free = rows - fitted - (values / shifted).sum(axis=1)
+    # What is left of a perfect fit is rounding; without a degree of freedom nothing is known of the error.
+    errors = rows * np.maximum(left, EPS * label_square) / np.maximum(free, EPS * rows) ** 2
+    errors[ridges < least * float(values[-1])] = np.inf
+    best = np.flatnonzero(errors <= errors.min() * (1.0 + _TIE))[-1]
+    return float(ridges[best]), ridges.tolist(), errors.tolist()
+
+
+def score_moments(mean: Array, second: Array, weight: Array, constant: Array) -> list[Any]:
+    """Means of a linear model's scores (classes,) and their spread beside that of their sum, from moments of
+    its features."""
+    spread = weight.T @ (second - np.outer(mean, mean)) @ weight
+    scale = float(np.sqrt(max(0.0, np.trace(spread) - spread.mean() * len(spread))))
+    return [(mean @ weight + constant).tolist(), scale]
 
 
 def regularised_risk(
@@ -44,7 +92,7 @@ def regularised_risk(
 
 
 EXACT = 1e-12
-"""Residual of a solved system, beside the norms of what is in it, up to which it counts as solved."""
+"""A system counts as solved up to this residual, relative to the norms of its parts."""
 
 
 def solves(gram: Array, cross: Array, ridge: float, weight: Array) -> bool:
@@ -63,16 +111,6 @@ def solves(gram: Array, cross: Array, ridge: float, weight: Array) -> bool:
     return bool(float((left**2).sum()) ** 0.5 <= EXACT * size)
 
 
-def _ridge_solve(gram: Array, cross: Array, ridge: float) -> Array:
-    kernels = kernels_of(gram)
-    system = kernels.copy(gram)
-    kernels.add_diagonal(system, ridge)
-    factor = kernels.cholesky(system, least=ridge)
-    if factor is not None:
-        return kernels.cholesky_solve(factor, cross)
-    return _minimum_norm(system, cross, ridge)
-
-
 def _minimum_norm(system: Array, cross: Array, ridge: float) -> Array:
     """The same solution through eigenvalues; directions the data do not determine get zero."""
     kernels = kernels_of(system)
@@ -86,7 +124,7 @@ def _minimum_norm(system: Array, cross: Array, ridge: float) -> Array:
         f"{condition:.1e}, rank {int(keep.sum())}); the minimum-norm solution is used. "
         f"A larger ridge (now {ridge:g}) avoids this.",
         ConditionWarning,
-        stacklevel=5,
+        stacklevel=4,
     )
     kept = vectors[:, keep]
     return kernels.contiguous(kept @ ((kept.T @ cross) / values[keep][:, None]))
@@ -192,7 +230,7 @@ def _sandwich_solve(
 
     left = solve(target)
     # One step of refinement: the stationarity residual of A itself, free of the rounding of V. It
-    # converges only while what was clamped is small beside the ridge (not so for float32 sums).
+    # converges only while what was clamped is much smaller than the ridge (not so for float32 sums).
     if ridge == 0.0 or max(0.0, -float(lowest)) * float(singular[0]) ** 2 <= 0.5 * ridge:
         left += solve(target - ridge * left - (hidden_gram @ left) * singular**2)
     return Sandwich(kernels.contiguous(left), kernels.contiguous(right))

@@ -1,4 +1,8 @@
-"""Sums over a client's rows, chunk by chunk, into buffers that are used again."""
+"""Sums over a client's rows, chunk by chunk, into buffers that are used again; and those of their moments.
+
+Federated standardisation and centring takes one exchange of n, sum x, sum x² and sum y. The means and scales
+become a block of the model; clients apply them to every row from then on.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array, check_classes, check_rows, check_weight
 from fedsolve.backends import NUMPY, Kernels
-from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Block, Chain, Term
-from fedsolve.federation.method import opening_classes
-from fedsolve.federation.participant import ClientData, Memory
-from fedsolve.federation.workspace import Workspace
+from fedsolve.federation.method import Block, Chain, Request, Spec, Term, Total, opening_classes
+from fedsolve.federation.participant import ClientData, Memory, Workspace, step
 from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.model import Model, model_from_contents
+from fedsolve.tables.preparation import Preparation, mean_and_deviation
 
 
 def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
@@ -31,7 +34,7 @@ def chunks(rows: int, width: int, kernels: Kernels = NUMPY) -> Iterator[slice]:
 
 def check_opening(data: ClientData, chain: Chain) -> None:
     """Refuse a run this participant cannot take part in: another feature width."""
-    opening = chain.blocks[0].note["opening"]
+    opening = chain.opening
     if data.width != opening["features"]:
         raise DataError(
             f"this client has {data.width} features per row, the run uses {opening['features']}. "
@@ -132,6 +135,7 @@ class Rows:
     def __init__(
         self, data: ClientData, chain: Chain, dtype: Any, kernels: Kernels = NUMPY, budget: int = 0
     ) -> None:
+        check_opening(data, chain)
         self.data = data
         self.dtype = dtype
         self.kernels = kernels
@@ -139,7 +143,7 @@ class Rows:
         self._kept: dict[int, Array] | None = None
         if self._base is not None and len(data) * base_width(self._base) * 8 <= budget:
             self._kept = {}
-        opening = chain.blocks[0].note["opening"]
+        opening = chain.opening
         self.outputs: int = opening["outputs"]
         classes = opening_classes(chain)
         labels = data.own_labels()
@@ -147,13 +151,13 @@ class Rows:
         self._values = regression_targets(labels, self.outputs) if classes is None else None
         weights = data.own_weights()
         self._roots = None if weights is None else np.sqrt(weights)[:, None].astype(dtype)
-        prepared = [block.arrays for block in chain.blocks if "preparation" in block.note]
-        self._preparation = prepared[0] if prepared else None
+        prepared = (block.arrays for block in chain.blocks if "preparation" in block.note)
+        self._preparation = next(prepared, None)
         if kernels is not NUMPY:
             self._move()
 
     def _move(self) -> None:
-        """Carry what is small beside the features to the device, for all passes to come."""
+        """Copy everything but the features, which is small, to the device, for all passes."""
         here = self.kernels.array
         self._codes = None if self.codes is None else here(self.codes.astype(np.int64))
         self._values = None if self._values is None else here(self._values, self.dtype)
@@ -166,20 +170,21 @@ class Rows:
 
     def features(self, span: slice) -> Array:
         """Input features (span, width), centred and scaled as the preparation says."""
+        dtype = self.dtype if self._preparation is None else np.float64
+        if self._base is not None:
+            values = self.kernels.array(self._represented(self._base, span), dtype)
+        elif self.kernels is NUMPY:
+            values = self.data.features(span, dtype)
+        else:
+            placed = self.data.placed(self.kernels)
+            values = self.kernels.array(
+                self.data.features(span, None) if placed is None else placed[span], dtype
+            )
         if self._preparation is None:
-            return self._stored(span, self.dtype)
-        values = self._stored(span, np.float64) - self._preparation["mean"]
+            return values
+        values = values - self._preparation["mean"]
         values /= self._preparation["scale"]
         return self.kernels.array(values, self.dtype)
-
-    def _stored(self, span: slice, dtype: Any) -> Array:
-        if self._base is not None:
-            return self.kernels.array(self._represented(self._base, span), dtype)
-        if self.kernels is NUMPY:
-            return self.data.features(span, dtype)
-        placed = self.data.placed(self.kernels)
-        values = self.data.features(span, None) if placed is None else placed[span]
-        return self.kernels.array(values, dtype)
 
     def _represented(self, base: Model, span: slice) -> Array:
         """What the trained model makes of these rows."""
@@ -200,6 +205,8 @@ class Rows:
             values = here.copy(here.array(self._values[span], self.dtype))
         if self._preparation is not None:
             values -= here.array(self._preparation["target_mean"], self.dtype)
+            if "target_scale" in self._preparation:
+                values /= here.array(self._preparation["target_scale"], self.dtype)
         return values
 
     def ones(self, span: slice) -> Array:
@@ -210,7 +217,9 @@ class Rows:
     def is_right(self, span: slice, scores: Array) -> int:
         """How many of these rows have their largest score at their class."""
         assert self._codes is not None
-        return int((self.uncentred(scores).argmax(1) == self._codes[span]).sum())
+        if self._preparation is not None:
+            scores = scores + self._preparation["target_mean"]
+        return int((scores.argmax(1) == self._codes[span]).sum())
 
     @property
     def width(self) -> int:
@@ -222,10 +231,6 @@ class Rows:
         """
         for span in chunks(len(self), self.width, self.kernels):
             yield self.weighted(span, self.features(span)), self.weighted(span, self.targets(span))
-
-    def uncentred(self, scores: Array) -> Array:
-        """Scores with the mean that was taken off the targets."""
-        return scores if self._preparation is None else scores + self._preparation["target_mean"]
 
     def weighted(self, span: slice, values: Array) -> Array:
         """values times the square roots of the sample weights: both factors of a sum carry one."""
@@ -242,3 +247,74 @@ def cached_rows(data: ClientData, memory: Memory, dtype: Any, kernels: Kernels =
         cached = memory.cache["rows"] = (key, Rows(data, chain, dtype, kernels, memory.budget))
     rows: Rows = cached[1]
     return rows
+
+
+MOMENTS = "moments"
+
+
+def solve_moments(total: Total, scale: str | None, intercept: bool) -> Preparation:
+    """Means and standard deviations of the union of the cohort's rows.
+
+    Columns whose variance is lost in rounding count as constant and are only centred. Targets of a regression
+    get their deviation, about zero without an intercept, as a scale.
+    """
+    weight = float(total["weight"][0])
+    if weight <= 0:
+        raise DataError("no rows at all: every client of the cohort is empty or has zero weights.")
+    mean, deviation = mean_and_deviation(weight, total["feature"], total["feature_square"])
+    target, spread = total["target"] / weight, None
+    if "target_square" in total.term.arrays:
+        first = total["target"] if intercept else np.zeros_like(target)
+        spread = mean_and_deviation(weight, first, total["target_square"])[1]
+    return Preparation(
+        mean,
+        deviation if scale == "standard" else np.ones_like(mean),
+        target if intercept else np.zeros_like(target),
+        target_scale=spread,
+    )
+
+
+def check_sums(total: Total, spec: Spec) -> None:
+    """Refuse sums that nothing can be solved from: no rows, no weight, or rows of one class only."""
+    check_rows(total.count("rows"))
+    if spec.classes is not None:
+        seen = total["label_square"]
+        check_weight(float(seen.sum()))
+        check_classes(int(np.sum(seen > 0)))
+
+
+def preparation_in(chain: Chain) -> Preparation | None:
+    """How the model so far prepares rows, if it does."""
+    found = (block.arrays for block in chain.blocks if "preparation" in block.note)
+    return next(map(Preparation.from_arrays, found), None)
+
+
+def preparation_block(preparation: Preparation) -> Block:
+    """The block of the model that holds it."""
+    return Block({"preparation": True}, preparation.arrays())
+
+
+@step(MOMENTS, over_rows=True)
+def answer_moments(data: ClientData, request: Request, memory: Memory) -> Term:
+    """n (as sum of weights), sum x, sum x² and sum y of the client's rows; sum y² where it is asked for."""
+    kernels = memory.kernels
+    rows = Rows(data, memory.chain, np.float64, kernels)
+    sums = Accumulator(memory.workspace, np.float64, kernels)
+    for name, width in (("weight", 1), ("feature", rows.width), ("feature_square", rows.width)):
+        sums.declare(name, (width,))
+    sums.declare("target", (rows.outputs,))
+    if squares := request.note.get("squares", False):
+        sums.declare("target_square", (rows.outputs,))
+    for span in chunks(len(rows), rows.width, kernels):
+        features, targets = rows.features(span), rows.targets(span)
+        root = rows.ones(span)
+        features, targets = features * root, targets * root
+        sums.add("weight", (root**2).sum(axis=0))
+        sums.add("feature", (root.T @ features)[0])
+        sums.add("feature_square", (features**2).sum(axis=0))
+        sums.add("target", (root.T @ targets)[0])
+        if squares:
+            sums.add("target_square", (targets**2).sum(axis=0))
+    term = sums.finish()
+    term.counts["rows"] = len(rows)
+    return term

@@ -1,7 +1,8 @@
-"""The engine on a Ray cluster: workers answer for clients and add what they can; sums meet in a tree.
+"""The engine on a Ray cluster: workers answer for batches of clients, and their sums meet in a tree.
 
-What is a place of the tree, and the shape of the tree, depend on the cohort alone; every worker computes with
-one BLAS thread. So the model has the same bits whatever the number of workers, their speed and their losses.
+Batches, lanes and the tree follow from the clients asked and their rows; every worker computes with one BLAS
+thread. So the model has the same bits whatever the number of workers, their speed and their losses. Workers
+add each other's sums: one term of an exchange comes to this process, whatever their number.
 """
 
 from __future__ import annotations
@@ -10,46 +11,40 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from fedsolve.arrays import Array, check_choice, check_whole
 from fedsolve.backends.devices import check_name
-from fedsolve.checks import check_arrays, check_choice, check_whole
 from fedsolve.cluster import require_ray
-from fedsolve.cluster.placing import Placing, packets_of
+from fedsolve.cluster.crew import Crew, Errand, WorkerLost
+from fedsolve.cluster.lanes import Lane, Node, in_lanes, shares
 from fedsolve.cluster.row_file import RowFile
-from fedsolve.cluster.shard import Packet, Seen
-from fedsolve.cluster.sum_tree import SumTree
-from fedsolve.cluster.workers import Crew, WorkerLost
-from fedsolve.errors import DataError
-from fedsolve.federation.blocks import BLOCK, blocks_of_clients
-from fedsolve.federation.cohort import CohortReport, Missing, plain
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.holdings import Held, Holdings
+from fedsolve.cluster.worker import Seen
+from fedsolve.errors import CohortError, DataError
+from fedsolve.federation.batch import batched
+from fedsolve.federation.cohort import Answer, CohortReport, Missing, RunningSum, plain
+from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
-from fedsolve.federation.members import Deal
+from fedsolve.federation.members import PartitionedRows, partitioned, task_for
 from fedsolve.federation.messages import Chain, Request, Term, Total
-from fedsolve.federation.participant import adds_up, group_size
-from fedsolve.federation.running_sum import Answer, RunningSum
-from fedsolve.labels import class_list, plain_labels
-from fedsolve.owners import owners_of, rows_by_client
-from fedsolve.schema import Schema
-from fedsolve.streamed import as_features
+from fedsolve.federation.participant import kind_of
+from fedsolve.labels import Task
+from fedsolve.tables.fingerprints import Held, Holdings
+from fedsolve.tables.schema import Schema
 
 if TYPE_CHECKING:
-    from fedsolve.model import Model
+    pass
 
-MANY = 8 * BLOCK
-"""Cohorts of at least so many clients are summed in blocks, where they share arrays and answer with sums over
-rows; fewer are spread one by one. What is a block depends on the cohort alone."""
+_PACKETS = 4
+"""Packets of lanes that a worker is asked for where somebody wants to hear how many clients have answered."""
 
 Told = Callable[[int, int], None]
 """Told how many of the clients asked have answered."""
 
 
-class RayFederation:
+class RayFederation(Federation):
     """Clients on a Ray cluster: one that is there already, or one that is started here and ends with this.
 
     sources: by client, where its rows are. Several files are one client whose rows lie in several places: its
@@ -72,10 +67,10 @@ class RayFederation:
 
     def __init__(
         self,
-        sources: Mapping[str, RowFile | Sequence[RowFile]] | Deal,
+        sources: Mapping[str, RowFile | Sequence[RowFile]] | PartitionedRows,
         *,
         classes: Sequence[Any] | None = None,
-        task: Literal["classification", "regression"] = "classification",
+        task: Task | None = None,
         workers: int | None = None,
         address: str | None = None,
         gpus: float | None = None,
@@ -92,41 +87,40 @@ class RayFederation:
             check_whole(1, workers=workers)
         check_whole(0, restarts=restarts)
         check_choice("missing", missing, ("error", "continue"))
-        check_choice("task", task, ("classification", "regression"))
         device = "cpu" if device is None else check_name(device)
-        self.task = task
         self.missing = missing
         self.min_clients = min_clients
         self.progress = progress
         self._declared = classes
-        self._deal = sources if isinstance(sources, Deal) else None
-        files = {} if isinstance(sources, Deal) else _seats(sources)
-        self._parts = {seat: name for name, seats in files.items() for seat in seats}
+        self._partition = sources if isinstance(sources, PartitionedRows) else None
+        shown = (None, ()) if self._partition is None else (self._partition.schema, (self._partition.labels,))
+        self.task = task_for(task, classes, *shown)
+        files = {} if isinstance(sources, PartitionedRows) else _seats(sources)
+        self._files = {seat: file for seats in files.values() for seat, file in seats.items()}
+        self._client_of = {seat: name for name, seats in files.items() for seat in seats}
         self._split = {name: list(seats) for name, seats in files.items() if len(seats) > 1}
-        self._names = tuple(sorted(files if self._deal is None else self._deal.places))
+        self._names = tuple(sorted(files if self._partition is None else self._partition.places))
         if not self._names:
             raise DataError("a federation needs at least one participant; got none.")
-        own = {seat: file for seats in files.values() for seat, file in seats.items()}
         self._seen: dict[str, Seen] = {}
         self._spec: Spec | None = None
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="fedsolve-ray-", dir=None if scratch is None else str(scratch)
-        )
-        seats = len(own) or len(self._names)
+        folder = None if scratch is None else str(scratch)
+        self._folder = tempfile.TemporaryDirectory(prefix="fedsolve-ray-", dir=folder)
         self._crew = Crew(
-            self._deal,
-            own,
+            self._partition,
+            self._files,
+            frozenset(seat for seats in self._split.values() for seat in seats[1:]),
             memory_budget,
-            None if scratch is None else str(scratch),
+            folder,
             workers=workers,
-            most=seats,
+            most=len(self._files) or len(self._names),
             address=address,
             gpus=gpus,
             device=device,
             restarts=restarts,
         )
-        bound = {seat: file.machine for seat, file in own.items() if file.machine is not None}
-        self._placing = Placing(self._crew.machines, bound)
+        self._workers: dict[str, int] = {}
+        self._restarts = restarts
         self.keep_states(None)
 
     @classmethod
@@ -149,24 +143,16 @@ class RayFederation:
         Rows in memory are put into Ray's store once; a mapped .npy and `ParquetRows` are read by the workers,
         on all machines under the same path. The rest as for `LocalFederation.from_arrays`.
         """
-        features, labels = as_features(features), plain_labels(labels)
-        weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        check_arrays(features, labels, weights, missing=schema is not None)
-        if len(features) == 0:
-            raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
-        names, owners, count = owners_of(owners, len(features), clients)
-        folder = None if scratch is None else Path(scratch)
-        dealt = rows_by_client(owners, count)
-        deal = Deal(features, labels, weights, schema, *dealt, memory_budget, folder, names)
-        if classes is None and schema is not None and schema.classes:
-            classes = schema.classes
-        return cls(deal, classes=classes, memory_budget=memory_budget, scratch=scratch, **keywords)
+        rows = partitioned(features, labels, owners, clients, sample_weight, memory_budget, scratch, schema)
+        if classes is None and schema is not None:
+            classes = schema.classes or None
+        return cls(rows, classes=classes, memory_budget=memory_budget, scratch=scratch, **keywords)
 
     @classmethod
     def of(cls, federation: LocalFederation, **keywords: Any) -> RayFederation:
         """The clients of a federation of this process whose rows lie in common arrays, on its device."""
         keywords = {"device": federation.device, **keywords}
-        return cls(federation.deal, classes=federation.classes, task=federation.task, **keywords)
+        return cls(federation.partition, classes=federation.classes, task=federation.task, **keywords)
 
     # -- what a method sees ------------------------------------------------------------------------
 
@@ -178,17 +164,18 @@ class RayFederation:
     def describe(self) -> Spec:
         """What a method needs to know; workers look into the files the first time."""
         if self._spec is None:
-            self._spec = self._described()
+            labels = [("a client", self._partition.labels)] if self._partition is not None else self._look()
+            self._spec = Spec.of(self._width(), labels, self.task, self._declared, self.prefers)
         return self._spec
 
     def holdings(self) -> Holdings:
         """Who holds what: a run is resumed only with the rows that its clients had."""
-        if self._deal is not None:
-            return Holdings(self._deal.held, dealt=True)
+        if self._partition is not None:
+            return Holdings(self._partition.held, dealt=True)
         self.describe()
         found: dict[str, list[Held]] = {}
         for seat, seen in sorted(self._seen.items()):
-            found.setdefault(self._client(seat), []).append(seen.held)
+            found.setdefault(self._client_of[seat], []).append(seen.held)
         joined = {n: (sum(rows for rows, _ in h), " ".join(mark for _, mark in h)) for n, h in found.items()}
         return Holdings(joined, dealt=False)
 
@@ -200,42 +187,59 @@ class RayFederation:
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, the same whatever the timing."""
         started = time.perf_counter()
-        report = CohortReport.of(request, set(self._names))
-        cohort = [name for name in report.asked if name not in report.absent]
-        leaves = self._leaves(request, chain, cohort)
-        tree = SumTree(len(leaves))
-        outcome = _Roll(report, self._parts, self._split, self.missing == "error")
-        work = {worker: packets_of(own) for worker, own in self._placing.divided(leaves, self._rows).items()}
-        told = 0
-        for found in self._crew.exchange(replace(request, cohort=()), chain, work, len(leaves)):
-            if isinstance(found.result, WorkerLost):
-                outcome.lose(found.names, found.result)
-                for place, _ in found.leaves:
-                    tree.add(0, place, Term())
-            else:
-                outcome.enter(found.result)
-                for node in found.result.nodes:
-                    tree.add(*node)
-            report.catch_up_bytes += found.catch_up_bytes
-            if found.again:
-                report.again |= dict.fromkeys(map(self._client, found.names), found.again)
-            told += len(found.names)
-            if self.progress is not None:
-                self.progress(told, sum(map(len, leaves)))
-        outcome.settle()
+        self.describe()  # lanes follow from the rows
+        for attempt in range(self._restarts + 1):
+            report = CohortReport.of(request, set(self._names))
+            lanes = self._lanes([name for name in report.asked if name not in report.absent], request, chain)
+            try:
+                term = self._asked(replace(request, cohort=()), chain, lanes, report)
+                break
+            except WorkerLost as lost:  # with sums that were not added yet
+                if attempt == self._restarts:
+                    raise CohortError(f"sums were lost with a worker: {lost}. Resume.") from lost
         report.seconds = time.perf_counter() - started
-        if outcome.failure is not None:
-            raise report.stopped(*outcome.failure)
+        for name, why in sorted(report.failed.items() | report.absent.items()):
+            # The sum has the other parts of a client in several files already.
+            stops = self.missing == "error" or name in self._split or why.startswith("Contradiction: ")
+            if stops and name in self._names:
+                raise report.stopped(name, CohortError(why))
         sums = RunningSum()
         if report.answered:
-            sums.add(Answer(report.answered[0], tree.root(), empty=False))
+            sums.add(Answer(tuple(report.answered), term, (), 0))
         return report.total(sums, request, self.min_clients)
 
-    def evaluate(self, model: Model) -> float:
-        """Federated accuracy (R² for regression): each client scores its own rows and sends sums."""
-        from fedsolve.federation.evaluation import evaluate
-
-        return evaluate(self, model)
+    def _asked(self, request: Request, chain: Chain, lanes: list[Lane], report: CohortReport) -> Term:
+        """The sum of these lanes; who is in it is noted in the report."""
+        done: list[Errand] = []
+        missing: list[Node] = []
+        answered: set[str] = set()
+        empty: set[str] = set()
+        told, asked = 0, sum(len(names) for _, batches in lanes for names in batches)
+        for errand in self._crew.exchange(request, chain, self._work(lanes), len(lanes)):
+            names = errand.names
+            if isinstance(errand.report, CohortReport):
+                done.append(errand)
+                answered.update(errand.report.answered)
+                empty.update(errand.report.empty)
+                report.bytes_up += errand.report.bytes_up
+                report.failed |= {self._client(s): why for s, why in sorted(errand.report.failed.items())}
+            else:
+                missing += [(0, place, Term()) for place, _ in errand.lanes]
+                for seat in names:
+                    report.lose(self._client(seat), Missing("absent", str(errand.report)))
+            report.catch_up_bytes += errand.catch_up_bytes
+            if errand.again:
+                report.again |= dict.fromkeys(map(self._client, names), errand.again)
+            told += len(names)
+            if self.progress is not None:
+                self.progress(told, asked)
+        for name in report.asked:
+            seats = self._split.get(name, (name,))
+            if answered.issuperset(seats):
+                report.answered.append(name)
+                if empty.issuperset(seats):
+                    report.empty.append(name)
+        return self._crew.joined(done, len(lanes), missing) if lanes else Term()
 
     # -- the workers ---------------------------------------------------------------------------------
 
@@ -260,137 +264,85 @@ class RayFederation:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _leaves(self, request: Request, chain: Chain, cohort: list[str]) -> list[list[str]]:
-        """What is one place of the tree: a client, a group, a block, or a part of a client's rows."""
-        size = 1 if self._placing.binds else group_size(request, chain)
-        if not self._split:
-            blocks = self._deal is not None and len(cohort) >= MANY and adds_up(request.kind)
-            if size == 1 and blocks:
-                return blocks_of_clients(cohort)
-            return [cohort[first : first + size] for first in range(0, len(cohort), size)]
-        split = [name for name in cohort if name in self._split]
-        if split and not adds_up(request.kind):
+    def _lanes(self, cohort: list[str], request: Request, chain: Chain) -> list[Lane]:
+        """The cohort in lanes of batches; batches are of clients that one machine can answer for."""
+        everybody, split = len(cohort) == len(self._names), [name for name in cohort if name in self._split]
+        if split and not kind_of(request.kind).over_rows:
             raise DataError(
                 f"the rows of '{split[0]}' lie in {len(self._split[split[0]])} places, and requests of kind "
                 f"'{request.kind}' need all of a client's rows in one. Bring them together, or use a method "
                 "of sums over rows, such as DeepAFL."
             )
-        return [[seat] for name in cohort for seat in self._split.get(name, [name])]
+        seats = [seat for name in cohort for seat in self._split.get(name, [name])]
+        runs = [list(run) for _, run in groupby(seats, self._machine)]
+        batches = [
+            batch for run in runs for batch in batched(run, self._rows, request, chain, everybody=everybody)
+        ]
+        if self._split:
+            batches = [(seat,) for seat in seats]
+        return in_lanes(batches, self._rows, self._machine)
+
+    def _work(self, lanes: list[Lane]) -> dict[int, list[list[Lane]]]:
+        """The lanes of every worker, in packets."""
+        own: dict[int, list[Lane]] = {}
+        for lane in lanes:
+            own.setdefault(self._worker_of(lane[1][0][0]), []).append(lane)
+        packets = 1 if self.progress is None else _PACKETS
+        sizes = {worker: -(-len(mine) // packets) for worker, mine in own.items()}
+        return {
+            worker: [mine[first : first + sizes[worker]] for first in range(0, len(mine), sizes[worker])]
+            for worker, mine in own.items()
+        }
+
+    def _worker_of(self, seat: str) -> int:
+        """The worker that answers for a client, always the same: it keeps what it derived from the rows."""
+        if not self._workers:
+            seats = sorted(self._client_of) if self._client_of else list(self._names)
+            for machine in {self._machine(seat) for seat in seats}:
+                mine = [seat for seat in seats if self._machine(seat) == machine]
+                at = [w for w, own in enumerate(self._crew.machines) if machine is None or own == machine]
+                parts = shares([max(1, self._rows(seat)) for seat in mine], len(at))
+                self._workers |= {seat: at[part] for seat, part in zip(mine, parts, strict=True)}
+        return self._workers[seat]
 
     def _client(self, seat: str) -> str:
-        return self._parts.get(seat, seat)
+        return self._client_of.get(seat, seat)
+
+    def _machine(self, seat: str) -> str | None:
+        return self._files[seat].machine if seat in self._files else None
 
     def _rows(self, seat: str) -> int:
-        if self._deal is not None:
-            return self._deal.size(self._deal.places[seat])
-        found = self._seen.get(seat)
-        return 1 if found is None else found.rows
+        if self._partition is not None:
+            return self._partition.size(self._partition.places[seat])
+        return self._seen[seat].rows if seat in self._seen else 1
 
-    def _described(self) -> Spec:
-        if self._deal is not None:
-            width, sets = int(self._deal.features.shape[1]), [self._deal.labels]
-            outputs = {1 if sets[0].ndim == 1 else int(sets[0].shape[1])}
-        else:
-            self._look()
-            seen = self._seen
-            widths = sorted({found.width for found in seen.values()})
-            if len(widths) > 1:
-                odd = next(s for s in sorted(seen) if seen[s].width != seen[min(seen)].width)
+    def _width(self) -> int:
+        """Features per row, the same for all."""
+        if self._partition is not None:
+            return int(self._partition.features.shape[1])
+        first = min(self._seen)
+        for seat, seen in sorted(self._seen.items()):
+            if seen.width != self._seen[first].width:
                 raise DataError(
-                    f"'{odd}' has {seen[odd].width} features per row, the others "
-                    f"{[w for w in widths if w != seen[odd].width]}. All must use the same backbone."
+                    f"'{seat}' has {seen.width} features per row, the others "
+                    f"{[self._seen[first].width]}. All must use the same backbone."
                 )
-            width, sets = widths[0], [found.labels for found in seen.values()]
-            outputs = {found.outputs for found in seen.values()}
-        if self.task == "regression":
-            for labels in sets:
-                if labels.dtype.kind not in "fiub":
-                    raise DataError(f"targets of type {labels.dtype}; regression needs numbers.")
-            if len(outputs) > 1:
-                raise DataError(f"participants have different numbers of targets: {sorted(outputs)}.")
-            return Spec(width, None, outputs.pop(), self.prefers)
-        classes = class_list(self._declared, sets)
-        return Spec(width, classes, len(classes), self.prefers)
+        return self._seen[first].width
 
-    def _look(self) -> None:
-        seats = [[seat] for seat in self._parts]
-        failed: dict[str, str] = {}
-        for found in self._crew.look(self._placing.divided(seats, lambda seat: 1), self.task):
-            for seat, what in found.items():
-                if isinstance(what, Seen):
-                    self._seen[seat] = what
-                else:
-                    failed[seat] = plain(": ".join(what))
+    def _look(self) -> list[tuple[str, Array]]:
+        """Look into the files; gives the labels of every client."""
+        asked: dict[int, list[str]] = {}
+        for seat in sorted(self._client_of):
+            asked.setdefault(self._worker_of(seat), []).append(seat)
+        found = self._crew.look(asked, self.task)
+        self._seen = {seat: seen for seat, seen in found.items() if isinstance(seen, Seen)}
         # A worker that takes another's place opens the files anew.
-        self._crew.tell("expect", {seat: seen.marks for seat, seen in self._seen.items()})
-        if not failed:
-            return
-        seat = min(failed)
-        if self.missing == "error" or not self._seen:
-            raise DataError(f"participant '{self._parts[seat]}': {failed[seat].removeprefix('DataError: ')}")
-
-
-class _Roll:
-    """Who is in the sum: packets in any order, entered in that of the clients."""
-
-    def __init__(
-        self,
-        report: CohortReport,
-        parts: Mapping[str, str],
-        split: Mapping[str, Sequence[str]],
-        stops: bool,
-    ) -> None:
-        self.failure: tuple[str, Exception] | None = None
-        self._report = report
-        self._parts = parts
-        self._split = split
-        self._stops = stops
-        self._answered: set[str] = set()
-        self._empty: set[str] = set()
-        self._failed: dict[str, Exception] = {}
-        self._counted: set[str] = set()
-
-    def enter(self, packet: Packet) -> None:
-        for leaf in packet.leaves:
-            self._answered.update(leaf.answered)
-            self._empty.update(leaf.empty)
-            names = {self._parts.get(seat, seat) for seat in leaf.answered}
-            if not names & self._counted:  # a client with several parts sends one term
-                self._report.bytes_up += leaf.bytes_up
-            self._counted |= names & self._split.keys()
-            for seat, (kind, text) in leaf.failed.items():
-                self._failed[seat] = _Told(kind, text)
-
-    def lose(self, seats: Sequence[str], problem: WorkerLost) -> None:
-        self._failed |= dict.fromkeys(seats, Missing("absent", str(problem)))
-
-    def settle(self) -> None:
-        """Enter everything into the report."""
-        report = self._report
-        for seat, problem in sorted(self._failed.items()):
-            name = self._parts.get(seat, seat)
-            told = problem.args[0] if isinstance(problem, _Told) else None
-            if isinstance(problem, _Told):
-                report.failed[name] = plain(f"{problem.kind}: {told}")
-            else:
-                report.lose(name, problem)
-            if self.failure is None and (self._stops or name in self._split):
-                # The sum has the other parts of a client already.
-                self.failure = name, problem
-        for name in report.asked:
-            seats = self._split.get(name, (name,))
-            if all(seat in self._answered for seat in seats):
-                report.answered.append(name)
-                if all(seat in self._empty for seat in seats):
-                    report.empty.append(name)
-
-
-class _Told(Exception):
-    """An error in another process."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
+        self._crew.tell("expect", {seat: seen.stamps for seat, seen in self._seen.items()})
+        failed = {seat: plain(why) for seat, why in found.items() if not isinstance(why, Seen)}
+        if failed and (self.missing == "error" or not self._seen):
+            seat = min(failed)
+            raise DataError(f"participant '{self._client(seat)}': {failed[seat].removeprefix('DataError: ')}")
+        return [(seat, seen.labels) for seat, seen in sorted(self._seen.items())]
 
 
 def _seats(sources: Mapping[str, RowFile | Sequence[RowFile]]) -> dict[str, dict[str, RowFile]]:

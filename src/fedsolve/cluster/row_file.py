@@ -1,4 +1,4 @@
-"""Where a client's rows are: a file that is read by whoever answers for the client, and sent nowhere."""
+"""The file that holds a client's rows: read by the worker that answers for the client, and sent nowhere."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
-from fedsolve.data.file_mark import FileMark
-from fedsolve.data.layout import ColumnLayout, Wish, unreadable
-from fedsolve.data.npz import read_npy, read_npz
-from fedsolve.errors import DataError, FedsolveError
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, FedsolveError, unreadable
 from fedsolve.federation.participant import ClientData
+from fedsolve.tables.fingerprints import FileStamp
+from fedsolve.tables.npz import read_npy, read_npz
 
-_TRAIN = Wish(ColumnLayout(), "train", labelled=True, owned=False, width=None)
+_ROWS = 65536
+"""Rows compared at a time where a system does not tell which file is mapped."""
 
 _WRITE_XY = "Write it with np.savez(path, x=features, y=labels)."
 
@@ -55,26 +55,25 @@ class RowFile:
         except OSError as problem:
             raise unreadable(self.path, problem) from problem
 
-    def marks(self) -> tuple[FileMark, ...]:
+    def stamps(self) -> tuple[FileStamp, ...]:
         """What tells these files from others under their paths."""
         path = Path(self.path)
         if path.is_dir():
-            return tuple(FileMark.of(path / name) for name in ("manifest.json", "x_train.npy", "y_train.npy"))
+            return tuple(
+                FileStamp.of(path / name) for name in ("manifest.json", "x_train.npy", "y_train.npy")
+            )
         mapped = self.labels is not None and path.suffix.lower() == ".npy"
-        return tuple(FileMark.of(name) for name in (self.path, self.labels if mapped else None) if name)
+        return tuple(FileStamp.of(name) for name in (self.path, self.labels if mapped else None) if name)
 
     def _chosen(self, features: Any, labels: Array) -> ClientData:
         """The rows from `start` to `stop`."""
         if self.start is None and self.stop is None:
             return ClientData(features, labels)
         rows = np.arange(*slice(self.start, self.stop).indices(len(labels)))
-        if isinstance(features, np.ndarray):
-            return (
-                ClientData(features[rows[0] : rows[-1] + 1], labels[rows])
-                if len(rows)
-                else _none(features, labels)
-            )
-        return ClientData(features, labels, rows)
+        if not isinstance(features, np.ndarray):
+            return ClientData(features, labels, rows)
+        first, last = (rows[0], rows[-1] + 1) if len(rows) else (0, 0)
+        return ClientData(features[first:last], labels[rows])
 
     def _arrays(self) -> tuple[Any, Array | None]:
         path = Path(self.path)
@@ -85,7 +84,7 @@ class RowFile:
             found = FeatureStore(path.parent).get(path.name)
             return found.x_train, found.classes[found.y_train]
         if suffix == ".npz":
-            return read_npz(path, _TRAIN, _WRITE_XY)[:2]
+            return read_npz(path, "train", remedy=_WRITE_XY)[:2]
         if suffix == ".npy":
             return read_npy(path, mapped=True), None if self.labels is None else read_npy(self.labels)
         if suffix in (".parquet", ".pq"):
@@ -96,5 +95,48 @@ class RowFile:
         raise DataError("rows are read from npz, npy, parquet or a feature set's folder.")
 
 
-def _none(features: Array, labels: Array) -> ClientData:
-    return ClientData(features[:0], labels[:0])
+def file_of(features: Any) -> str | None:
+    """The .npy file of which this array is the whole.
+
+    None for a part, for changes not in the file, and where another file has taken the path since.
+    """
+    path = getattr(features, "filename", None)
+    if not isinstance(features, np.memmap) or features.mode == "c" or not str(path).endswith(".npy"):
+        return None
+    try:
+        whole = np.load(str(path), mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+
+    def place(array: Any) -> tuple[object, ...]:
+        return array.shape, array.strides, array.dtype, array.offset
+
+    if place(whole) != place(features) or not _same_file(whole, features):
+        return None
+    return str(Path(str(path)).absolute())
+
+
+def _same_file(one: np.memmap[Any, Any], other: np.memmap[Any, Any]) -> bool:
+    """Whether two arrays of one shape are maps of one file, or at least of equal ones."""
+    try:
+        files = _mapped_files()
+    except OSError:  # a system that does not tell
+        blocks = [slice(start, start + _ROWS) for start in range(0, len(one), _ROWS)]
+        return all(one[block].tobytes() == other[block].tobytes() for block in blocks)
+
+    def identity(array: np.memmap[Any, Any]) -> tuple[str, str] | None:
+        address = array.ctypes.data
+        return next((found for first, last, found in files if first <= address < last), None)
+
+    found = identity(one)
+    return found is not None and found == identity(other)
+
+
+def _mapped_files() -> list[tuple[int, int, tuple[str, str]]]:
+    """Address ranges that this process has mapped, with the device and inode of each."""
+    spans = []
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        span, _, _, device, inode = line.split()[:5]
+        first, last = (int(end, 16) for end in span.split("-"))
+        spans.append((first, last, (device, inode)))
+    return spans

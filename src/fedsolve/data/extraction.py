@@ -1,4 +1,4 @@
-"""From images to a file of features, batch by batch, so that it can be stopped and continued at any point.
+"""Extract features from images into a file, batch by batch; extraction can stop and resume at any time.
 
 Rows are written in place into a .npy file of final size; a record of how many are safely on disk follows
 behind. Batches begin at multiples of the batch size that the record names: an image meets the same
@@ -7,30 +7,31 @@ neighbours with or without an interruption, and the file comes out the same to t
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from fedsolve import container
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.images import Images
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, explained, naming
 
 if TYPE_CHECKING:
     from fedsolve.data.backbones import Backbone
 
 RECORD = "progress.json"
+_STORED = "<f4"
 _RECORD_SECONDS = 1.0
-"""How much work may be lost by a power cut; asking the disk after every batch would cost more."""
+"""Seconds of work that a power cut may lose. Syncing after every batch would be slower."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ExtractionProgress:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds still to go, or None while there is nothing to judge by."""
+        """Estimated seconds left, or None."""
         return (self.total - self.done) / self.rate if self.rate > 0 else None
 
 
@@ -72,7 +73,7 @@ class ExtractionRecord:
 
     @classmethod
     def load(cls, folder: Path) -> ExtractionRecord | None:
-        """The record of an earlier run; None if there is none that makes sense."""
+        """The record of an earlier run, or None."""
         try:
             data = (folder / RECORD).read_bytes()
             record = cls(**container.from_sealed_json(data, what=RECORD, error=DataError, remedy=""))
@@ -91,9 +92,9 @@ def extract(
     about: dict[str, Any],
     progress: Callable[[ExtractionProgress], None] | None = None,
 ) -> ExtractionRecord:
-    """Write x_PART.npy for every part, going on where an earlier run stopped; the record of the whole.
+    """Write x_PART.npy for every part, resuming an earlier run; return the record.
 
-    about: a description for people who list unfinished work.
+    about: a description, shown in lists of unfinished work.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # features are as confidential as the images they came from
@@ -131,11 +132,11 @@ def _extract_part(
     total = len(images)
     rows = None
     if record.width is not None:
-        if record.done[part] and not _FeatureRows.fit(path, total, record.width):
+        if record.done[part] and not _fits(path, total, record.width):
             # The file was tampered with. Say so before a new one of the right size takes its place.
             record.done[part] = 0
             record.save(path.parent)
-        rows = _FeatureRows(path, total, record.width)
+        rows = _feature_file(path, total, record.width)
     done = 0 if rows is None else record.done[part]
     # Batches begin at multiples of the batch size, so a record in between is not one of ours.
     done = total if done == total else min(done, total) // record.batch * record.batch
@@ -144,27 +145,27 @@ def _extract_part(
     try:
         with closing(_read_ahead(images, done, record.batch)) as batches:
             for span, pictures in batches:
-                features = _features(backbone, images, span, pictures, record.width)
+                features = features_of(backbone, images, span, pictures, record.width)
                 if rows is None:
                     record.width = features.shape[1]
-                    rows = _FeatureRows(path, total, record.width)
-                rows.write(span.start, features)
+                    rows = _feature_file(path, total, record.width)
+                rows[span] = features
                 done = span.stop
                 if time.monotonic() - safe > _RECORD_SECONDS:
-                    _make_safe(rows, record, part, done)
+                    _make_safe(path, rows, record, part, done)
                     safe = time.monotonic()
                 clock.tell(part, len(features), fresh=True)
     finally:
         # Also when interrupted: all batches written so far count.
         if rows is not None:
-            _make_safe(rows, record, part, done)
-            rows.close()
+            _make_safe(path, rows, record, part, done)
 
 
-def _make_safe(rows: _FeatureRows, record: ExtractionRecord, part: str, done: int) -> None:
-    rows.sync()
+def _make_safe(path: Path, rows: np.memmap[Any, Any], record: ExtractionRecord, part: str, done: int) -> None:
+    with _writing(path):
+        rows.flush()
     record.done[part] = done
-    record.save(rows.path.parent)
+    record.save(path.parent)
 
 
 def _read_ahead(images: Images, start: int, batch: int) -> Generator[tuple[slice, list[Array]], None, None]:
@@ -179,15 +180,13 @@ def _read_ahead(images: Images, start: int, batch: int) -> Generator[tuple[slice
             yield span, pictures
 
 
-def _features(
+def features_of(
     backbone: Backbone, images: Images, span: slice, pictures: list[Array], width: int | None
 ) -> Array:
     """Checked features of a batch."""
     where = f"images {span.start} to {span.stop - 1}, beginning with {images.name(span.start)}"
-    try:
+    with naming(where):
         features: Array = np.asarray(backbone.extract(pictures))
-    except DataError as problem:
-        raise DataError(f"{where}: {problem}") from problem
     expected = (len(pictures), features.shape[1] if width is None and features.ndim == 2 else width)
     if features.shape != expected or 0 in features.shape:
         raise DataError(
@@ -195,7 +194,7 @@ def _features(
             f"({expected[0]}, {expected[1] or 'width'})."
         )
     with np.errstate(over="ignore"):
-        features = np.ascontiguousarray(features, dtype="<f4")
+        features = np.ascontiguousarray(features, dtype=_STORED)
     if not np.isfinite(features).all():
         row = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
         raise DataError(
@@ -205,66 +204,32 @@ def _features(
     return features
 
 
-class _FeatureRows:
-    """A .npy file of float32 rows, of its final size from the start and written in place."""
-
-    def __init__(self, path: Path, rows: int, width: int) -> None:
-        self.path = path
-        header, size = self._layout(rows, width)
-        self._start = len(header)
-        self._row_bytes = 4 * width
-        try:
-            keep = self.fit(path, rows, width)
-            free = shutil.disk_usage(path.parent).free
-            if not keep and free < size:
-                raise ModelFileError(
-                    f"cannot write {path}: {size / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free. "
-                    "Make room, or name another store (--store DIR)."
-                )
-            self._stream = open(path, "r+b" if keep else "w+b")  # noqa: SIM115
-            if not keep:
-                self._stream.write(header)
-                self._stream.truncate(size)
-        except OSError as problem:
-            raise _unwritable(path, problem) from problem
-
-    @staticmethod
-    def _layout(rows: int, width: int) -> tuple[bytes, int]:
-        """The header of the file, and the size of the whole."""
-        header = io.BytesIO()
-        layout = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
-        np.lib.format.write_array_header_1_0(header, layout)
-        return header.getvalue(), header.tell() + 4 * rows * width
-
-    @classmethod
-    def fit(cls, path: Path, rows: int, width: int) -> bool:
-        """Whether the file is there with this header and size, so that its rows may be kept."""
-        header, size = cls._layout(rows, width)
-        if not path.exists() or path.stat().st_size != size:
-            return False
-        with open(path, "rb") as stream:
-            return stream.read(len(header)) == header
-
-    def write(self, row: int, values: Array) -> None:
-        try:
-            self._stream.seek(self._start + row * self._row_bytes)
-            self._stream.write(values.data)
-        except OSError as problem:
-            raise _unwritable(self.path, problem) from problem
-
-    def sync(self) -> None:
-        """Wait until everything written is on disk."""
-        try:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-        except OSError as problem:
-            raise _unwritable(self.path, problem) from problem
-
-    def close(self) -> None:
-        self._stream.close()
+def _fits(path: Path, rows: int, width: int) -> bool:
+    """Whether the file is there with this shape, so that its rows may be kept."""
+    try:
+        there = np.load(path, mmap_mode="r")
+    except (OSError, ValueError):
+        return False
+    return bool(there.shape == (rows, width) and there.dtype == _STORED)
 
 
-def _unwritable(path: Path, problem: OSError) -> ModelFileError:
-    return ModelFileError(
-        f"cannot write {path}: {problem.strerror or problem}. What was done so far is kept."
-    )
+def _feature_file(path: Path, rows: int, width: int) -> np.memmap[Any, Any]:
+    """A .npy file of float32 rows, mapped to be written in place; a new one has its final size at once."""
+    with _writing(path):
+        if _fits(path, rows, width):
+            return open_memmap(path, mode="r+")
+        size, free = 4 * rows * width, shutil.disk_usage(path.parent).free
+        if free < size:
+            raise ModelFileError(
+                f"cannot write {path}: {size / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free. "
+                "Make room, or name another store (--store DIR)."
+            )
+        made = open_memmap(path, mode="w+", dtype=_STORED, shape=(rows, width))
+        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process
+            with open(path, "r+b") as stream:
+                os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
+        return made
+
+
+def _writing(path: Path) -> AbstractContextManager[None]:
+    return explained(f"cannot write {path}", "What was done so far is kept.", ModelFileError, OSError)

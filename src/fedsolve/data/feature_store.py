@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedsolve import container, formats
-from fedsolve.container import Array
-from fedsolve.data.datasets.dataset import Dataset, labels_of_names
+from fedsolve import container, version
+from fedsolve.arrays import Array
+from fedsolve.container import locked
+from fedsolve.data.datasets.dataset import Dataset
 from fedsolve.data.extraction import RECORD, ExtractionProgress, ExtractionRecord, extract
-from fedsolve.data.lock import locked
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, explained
 from fedsolve.labels import labels_from_note, labels_note
-from fedsolve.schema import Extractor
+from fedsolve.tables.schema import Extractor
 from fedsolve.version import __version__
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ __all__ = ["ExtractionProgress", "FeatureStore", "Features", "StoredFeatures"]
 MANIFEST = "manifest.json"
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _KEY = re.compile(r"[0-9a-f]{64}")
-_CHUNK = 1 << 20
 
 Limit = int | tuple[int | None, int | None] | None
 
@@ -83,20 +82,13 @@ class Features:
         x_train, y_train, x_test, y_test = arrays
         assert x_train is not None
         assert y_train is not None
-        identity = {"format": formats.STORE.version, "data": dataset.identity, "backbone": None}
+        identity = {"format": version.STORE, "data": dataset.identity, "backbone": None}
         manifest = _about(dataset, None) | {"identity": identity, "width": int(x_train.shape[1])}
         if dataset.is_images:
             manifest["own_features"] = f"those of {dataset.name.partition('?')[0]}"
-        return cls(
-            _key(identity),
-            x_train,
-            y_train,
-            x_test,
-            y_test,
-            dataset.class_names,
-            dataset.classes,
-            _as_stored(manifest),
-        )
+        names, classes = dataset.class_names, dataset.classes
+        stored = json.loads(json.dumps(manifest))  # as it comes back from a file
+        return cls(_key(identity), x_train, y_train, x_test, y_test, names, classes, stored)
 
     @property
     def extractor(self) -> Extractor | None:
@@ -111,6 +103,30 @@ class Features:
     def names(self, labels: Array) -> Array:
         """Names of the classes that labels stand for."""
         return np.array(self.class_names)[labels]
+
+    def compact(self, directions: int | None = None) -> dict[str, Array]:
+        """The arrays of an npz file, a byte for each number: features are offset + scale * x by columns.
+
+        directions: that many principal directions of the training rows, the largest first; None: all columns.
+        """
+        train, test = (
+            None if rows is None else np.asarray(rows, np.float64) for rows in (self.x_train, self.x_test)
+        )
+        assert train is not None
+        if directions is not None:
+            width = train.shape[1]
+            if not 1 <= directions <= width:
+                raise DataError(f"directions must be a whole number in [1, {width}]; got {directions}.")
+            turned = np.linalg.eigh(np.cov(train.T))[1][:, ::-1][:, :directions]
+            train, test = train @ turned, None if test is None else test @ turned
+        offset, spread = train.min(axis=0), np.ptp(train, axis=0)
+        scale = np.where(spread > 0, spread, 1.0) / 255
+        arrays = {"x_train": train, "y_train": self.y_train, "x_test": test, "y_test": self.y_test}
+        found = {name: rows for name, rows in arrays.items() if rows is not None}
+        for name in ("x_train", "x_test"):
+            if name in found:
+                found[name] = np.rint((found[name] - offset) / scale).clip(0, 255).astype(np.uint8)
+        return found | {"offset": offset, "scale": scale, "classes": np.array(self.class_names)}
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,7 @@ class FeatureStore:
             raise DataError(
                 f"{dataset.name} holds features already; leave out the backbone ({backbone.name})."
             )
-        identity = {"format": formats.STORE.version, "data": dataset.identity, "backbone": backbone.identity}
+        identity = {"format": version.STORE, "data": dataset.identity, "backbone": backbone.identity}
         key = _key(identity)
         if (self.folder / key / MANIFEST).exists():
             return self._labelled(key, dataset, address)
@@ -191,7 +207,7 @@ class FeatureStore:
             for path in folder.glob("*.npy"):
                 path.chmod(0o600)
             manifest = about | {
-                "format": formats.STORE.version,
+                "format": version.STORE,
                 "key": key,
                 "identity": identity,
                 "width": record.width,
@@ -201,16 +217,22 @@ class FeatureStore:
                 },
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "seconds": round(time.perf_counter() - started, 3),
-                "runtime": _runtime(backbone),
+                "runtime": {
+                    "fedsolve": __version__,
+                    "numpy": np.__version__,
+                    "python": platform.python_version(),
+                    "machine": platform.machine(),
+                    "backbone": getattr(backbone, "runtime", ""),
+                },
             }
             container.write_atomically(
-                folder / MANIFEST, container.sealed_json(_as_stored(manifest)), private=True
+                folder / MANIFEST, container.sealed_json(json.loads(json.dumps(manifest))), private=True
             )
             (folder / RECORD).unlink(missing_ok=True)
         return self._labelled(key, dataset, address)
 
     def _labelled(self, key: str, dataset: Dataset, address: str | None) -> Features:
-        """Features from the store with what is no part of the key: types of labels, a backbone's address."""
+        """Features from the store, with label types and backbone address, which the key leaves out."""
         found = self.get(key)
         named = found.manifest if address is None else found.manifest | {"address": address}
         return replace(found, classes=dataset.classes, manifest=named)
@@ -224,8 +246,8 @@ class FeatureStore:
         folder = self.folder / key
         manifest = _manifest(folder)
         arrays = {name: _open(folder / f"{name}.npy", facts) for name, facts in manifest["arrays"].items()}
-        # Older stores hold names alone.
-        classes = labels_from_note(manifest.get("classes"))
+        classes = labels_from_note(manifest["classes"])
+        assert classes is not None
         return Features(
             key,
             arrays["x_train"],
@@ -233,7 +255,7 @@ class FeatureStore:
             arrays.get("x_test"),
             np.array(arrays["y_test"]) if "y_test" in arrays else None,
             tuple(manifest["class_names"]),
-            labels_of_names(manifest["class_names"]) if classes is None else classes,
+            classes,
             manifest,
         )
 
@@ -267,16 +289,16 @@ class FeatureStore:
         key = self.resolve(key)
         folder = self.folder / key
         entry = self._entry(folder)
-        with locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"):
-            try:
-                # The manifest first: a set that is half deleted must not look complete.
-                for name in (MANIFEST, RECORD, *(f"{array}.npy" for array in _ARRAYS)):
-                    (folder / name).unlink(missing_ok=True)
-                for left in folder.glob(".*"):
-                    left.unlink()
-                folder.rmdir()
-            except OSError as problem:
-                raise ModelFileError(f"cannot remove {folder}: {problem.strerror or problem}.") from problem
+        with (
+            locked(self.folder / f"{key}.lock", f"these features ({key[:12]}) are being built"),
+            explained(f"cannot remove {folder}", error=ModelFileError, kinds=OSError),
+        ):
+            # The manifest first: a set that is half deleted must not look complete.
+            for name in (MANIFEST, RECORD, *(f"{array}.npy" for array in _ARRAYS)):
+                (folder / name).unlink(missing_ok=True)
+            for left in folder.glob(".*"):
+                left.unlink()
+            folder.rmdir()
         return entry
 
     def _entry(self, folder: Path) -> StoredFeatures:
@@ -320,38 +342,10 @@ def _about(dataset: Dataset, backbone: Backbone | None) -> dict[str, Any]:
     }
 
 
-def _as_stored(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest as it comes back from its file."""
-    stored: dict[str, Any] = json.loads(json.dumps(manifest))
-    return stored
-
-
-def _runtime(backbone: Backbone) -> dict[str, str]:
-    return {
-        "fedsolve": __version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "backbone": getattr(backbone, "runtime", ""),
-    }
-
-
 def _array_facts(path: Path) -> dict[str, Any]:
     array = np.load(path, mmap_mode="r")
-    return {
-        "shape": list(array.shape),
-        "dtype": array.dtype.str,
-        "bytes": path.stat().st_size,
-        "sha256": _digest(path),
-    }
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    facts = {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": path.stat().st_size}
+    return facts | {"sha256": container.file_digest(path)}
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -364,14 +358,14 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = container.from_sealed_json(
             container.read(path), what=str(path), error=ModelFileError, remedy=_rebuild(folder)
         )
-        if manifest["format"] != formats.STORE.version:
+        if manifest["format"] != version.STORE:
             raise ModelFileError(
                 f"{path}: written in format {manifest['format']}, this fedsolve reads "
-                f"{formats.STORE.version}. {_rebuild(folder)}"
+                f"{version.STORE}. {_rebuild(folder)}"
             )
         for name in ("arrays", "class_names", "rows", "dataset", "backbone", "width"):
             manifest[name]
-        labels_from_note(manifest.get("classes"))
+        labels_from_note(manifest["classes"])
     except (ValueError, KeyError, TypeError) as problem:
         raise ModelFileError(
             f"{path}: damaged or not a manifest ({problem}). {_rebuild(folder)}"
@@ -380,10 +374,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _open(path: Path, facts: dict[str, Any]) -> Array:
-    try:
-        digest = _digest(path)
-    except OSError as problem:
-        raise ModelFileError(f"{path}: cannot be read ({problem}). {_rebuild(path.parent)}") from problem
+    with explained(f"{path}: cannot be read", _rebuild(path.parent), ModelFileError, OSError):
+        digest = container.file_digest(path)
     if digest != facts["sha256"]:
         raise ModelFileError(
             f"{path}: contents changed since they were written (SHA-256 {digest[:12]}..., expected "

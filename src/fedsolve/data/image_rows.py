@@ -1,4 +1,4 @@
-"""Features of images by the backbone that a model knows, the same one or none; images without labels.
+"""Features of new images, made by exactly the backbone that the model was trained with.
 
 A model keeps how its backbone was named, its preprocessing and a digest of its weights (`Extractor`).
 Features by anything else are refused by name.
@@ -12,17 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.backbones import Backbone, load_backbone
+from fedsolve.data.extraction import features_of
 from fedsolve.data.images import SUFFIXES, FileImages, list_images
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.schema import Extractor
+from fedsolve.tables.schema import Extractor
 
+DEFAULT_BACKBONE = "efficientnet-lite0"
 _BATCH = 64
 
 
 def known_backbone(wanted: Extractor, named: str | None = None) -> tuple[str, Backbone]:
-    """The backbone that features came from, and its address; `named` where its files lie elsewhere now.
+    """The backbone of a model and its address; `named` if its files have moved.
 
     Another backbone, another preprocessing or other weights are refused.
     """
@@ -47,7 +49,7 @@ def known_backbone(wanted: Extractor, named: str | None = None) -> tuple[str, Ba
 
 
 def check_same(own: Extractor, wanted: Extractor, what: str) -> None:
-    """Refuse features by another backbone than that of a model, by what differs."""
+    """Refuse another backbone than the model's and say what differs."""
     differences = own.differences(wanted)
     if differences:
         raise DataError(
@@ -57,7 +59,7 @@ def check_same(own: Extractor, wanted: Extractor, what: str) -> None:
 
 
 def portable(address: str) -> str:
-    """The address without the folders of a file in it, to be shown at other places."""
+    """The address without local folders, to be shown to others."""
     place, mark, query = address.partition("?")
     kind, colon, target = place.partition(":")
     if colon and os.path.exists(os.path.expanduser(target)):
@@ -75,7 +77,7 @@ def is_images(path: str) -> bool:
 
 
 def image_files(paths: Sequence[str]) -> FileImages:
-    """The images that paths name: files themselves, and all of a folder, whatever its folders are called.
+    """The images that paths name: files, and everything in a folder.
 
     Images of a single folder are named as they are called in it; others as their paths are.
     """
@@ -100,12 +102,7 @@ def image_features(
     blocks = []
     for start in range(0, len(images), _BATCH):
         stop = min(start + _BATCH, len(images))
-        try:
-            features: Array = np.asarray(backbone.extract(images.read(slice(start, stop))), dtype=np.float32)
-        except DataError as problem:
-            raise DataError(f"images from {images.name(start)} on: {problem}") from problem
-        if not np.isfinite(features).all():
-            raise DataError(f"images from {images.name(start)} on: the backbone gave NaN or infinity.")
-        blocks.append(features)
+        span = slice(start, stop)
+        blocks.append(features_of(backbone, images, span, images.read(span), None))
         advance(stop, len(images))
     return np.concatenate(blocks)

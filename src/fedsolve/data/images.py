@@ -10,21 +10,21 @@ import os
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedsolve.container import Array
-from fedsolve.errors import DataError
+from fedsolve.arrays import Array
+from fedsolve.container import file_digest
+from fedsolve.errors import DataError, explained
 from fedsolve.threads import usable_cores
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 """Names of image files end like this, in any case."""
 
 _BLOCK = 4096
-_CHUNK = 1 << 20
 _ORIENTATION = 0x0112
 
 
@@ -44,7 +44,7 @@ class Images(Protocol):
         """The sequence of these images alone, still not decoded."""
 
     def name(self, row: int) -> str:
-        """What to call an image in a message."""
+        """The name of an image in a message."""
 
 
 class ArrayImages:
@@ -135,7 +135,9 @@ class FileImages:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        _pillow().preinit()  # loading Pillow's decoders is not safe from several threads at once
+        from PIL import Image
+
+        Image.preinit()  # loading Pillow's decoders is not safe from several threads at once
         return ThreadPoolExecutor(self.workers, thread_name_prefix="images")
 
     def _path(self, name: str) -> str:
@@ -144,19 +146,18 @@ class FileImages:
 
 def decode(path: str | os.PathLike[str]) -> Array:
     """The image in a file; one that cannot be read is a `DataError` that names it."""
-    library = _pillow()
+    from PIL import Image
+
     try:
-        with library.open(path) as image:
+        with Image.open(path) as image:
             return to_array(image)
-    except FileNotFoundError as problem:
-        raise DataError(
-            f"{path}: the image file is gone. Put it back, or start again without it."
-        ) from problem
-    except PermissionError as problem:
-        raise DataError(f"{path}: the image file may not be read. Change its permissions.") from problem
+    except (FileNotFoundError, PermissionError) as problem:
+        gone = isinstance(problem, FileNotFoundError)
+        remedy = "is gone. Put it back, or start again without it" if gone else "may not be read"
+        raise DataError(f"{path}: the image file {remedy}.") from problem
     except DataError as problem:
         raise DataError(f"{path}: {problem}") from problem
-    except library.DecompressionBombError as problem:
+    except Image.DecompressionBombError as problem:
         raise DataError(f"{path}: {problem} Scale the image down.") from problem
     # Pillow's decoders raise whatever error the damage leads to.
     except Exception as problem:
@@ -168,7 +169,7 @@ def decode(path: str | os.PathLike[str]) -> Array:
 
 
 def to_array(image: Any) -> Array:
-    """A Pillow image as (height, width, channels) bytes, turned upright as its camera recorded.
+    """A Pillow image as (height, width, channels) bytes; EXIF orientation is applied.
 
     Grey stays one channel, everything else becomes RGB; transparency is dropped, 16-bit grey keeps its
     upper 8 bits.
@@ -207,34 +208,18 @@ def _collect(folder: str, prefix: str, names: list[str], above: frozenset[tuple[
 
 
 def _state(path: str) -> tuple[os.stat_result, bool]:
-    """The file's state, and whether it may be reached by other names too."""
-    try:
+    """The file's state, and whether it may have other names."""
+    with _reading(path):
         state = os.lstat(path)
         if stat.S_ISLNK(state.st_mode):
             return os.stat(path), True
         return state, state.st_nlink > 1
-    except OSError as problem:
-        raise _unreadable(path, problem) from problem
 
 
 def _contents(path: str) -> bytes:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-    except OSError as problem:
-        raise _unreadable(path, problem) from problem
-    return digest.digest()
+    with _reading(path):
+        return bytes.fromhex(file_digest(path))
 
 
-def _unreadable(path: str | Path, problem: OSError) -> DataError:
-    return DataError(f"{path}: cannot read the image file: {problem.strerror or problem}.")
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as problem:
-        raise DataError("image files need Pillow. Install it: pip install pillow.") from problem
-    return Image
+def _reading(path: str) -> AbstractContextManager[None]:
+    return explained(f"{path}: cannot read the image file", kinds=OSError)

@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.checks import check_whole
-from fedsolve.container import Array
-from fedsolve.data.file_mark import FileMark
-from fedsolve.data.layout import damaged, unreadable
-from fedsolve.data.table_files import NEEDS_PYARROW
-from fedsolve.errors import DataError, FedsolveError
+from fedsolve.arrays import Array, StreamedRows, check_whole
+from fedsolve.errors import DataError, FedsolveError, damaged, unreadable
 from fedsolve.labels import plain_labels
-from fedsolve.streamed import StreamedRows
+from fedsolve.tables.fingerprints import FileStamp
 
 
 class ParquetRows(StreamedRows):
@@ -53,7 +49,7 @@ class ParquetRows(StreamedRows):
         self.memory = memory
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Array] = OrderedDict()
-        self._mark = FileMark.of(path)
+        self._stamp = FileStamp.of(path)
         with self._reading() as file:
             names = [str(name) for name in file.schema_arrow.names]
             self.columns = [name for name in names if name != label] if columns is None else list(columns)
@@ -68,7 +64,7 @@ class ParquetRows(StreamedRows):
             if label is not None:
                 self.labels = plain_labels(file.read(columns=[label]).column(0).to_numpy())
             width, self._lists = self._layout(file)
-        self._mark.check()
+        self._stamp.check()
         self.shape = (int(self._bounds[-1]), width)
         largest = max(groups, default=0) * width * self.dtype.itemsize
         if largest > memory:
@@ -78,17 +74,7 @@ class ParquetRows(StreamedRows):
             )
 
     def __getitem__(self, rows: slice | Array) -> Array:
-        if isinstance(rows, slice):
-            start, stop, step = rows.indices(len(self))
-            if step != 1:
-                return self[np.arange(start, stop, step)]
-            wanted = np.empty((max(0, stop - start), self.shape[1]), dtype=self.dtype)
-            for group in self._groups(start, stop):
-                first, last = self._bounds[group : group + 2]
-                low, high = max(start, first), min(stop, last)
-                wanted[low - start : high - start] = self._group(group)[low - first : high - first]
-            return wanted
-        rows = np.asarray(rows)
+        rows = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.asarray(rows)
         if rows.dtype == bool:
             if len(rows) != len(self):
                 raise IndexError(
@@ -114,12 +100,6 @@ class ParquetRows(StreamedRows):
         vars(self).update(state)
         self._lock = threading.Lock()
         self._kept = OrderedDict()
-
-    def _groups(self, start: int, stop: int) -> range:
-        if stop <= start:
-            return range(0)
-        first, last = np.searchsorted(self._bounds, [start, stop - 1], side="right") - 1
-        return range(int(first), int(last) + 1)
 
     def _group(self, group: int) -> Array:
         """The features of a row group: kept ones, or read now in place of those used longest ago."""
@@ -147,7 +127,7 @@ class ParquetRows(StreamedRows):
     def _check_file(self) -> None:
         """Refuse a file that is not the one that was opened, and keep nothing of either."""
         try:
-            self._mark = self._mark.check()
+            self._stamp = self._stamp.check()
         except FedsolveError:
             self._kept.clear()
             raise
@@ -219,11 +199,9 @@ class ParquetRows(StreamedRows):
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as problem:
-            raise DataError(NEEDS_PYARROW) from problem
+        import pyarrow
+        from pyarrow import parquet
+
         try:
             with parquet.ParquetFile(self.path) as file:
                 yield file

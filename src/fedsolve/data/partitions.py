@@ -1,4 +1,4 @@
-"""Which client owns each row. Every row is owned exactly once, every call ends, every draw is seeded.
+"""Which client owns each row: every row has one owner, and every draw is seeded.
 
 All functions return owners: (rows,) integers in [0, clients). Clients may come out empty unless
 `min_size` asks for at least that many rows each.
@@ -6,14 +6,28 @@ All functions return owners: (rows,) integers in [0, clients). Clients may come 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedsolve.checks import check_whole
-from fedsolve.container import Array
+from fedsolve.arrays import Array, check_whole
 from fedsolve.errors import DataError
-from fedsolve.owners import owned_rows
+from fedsolve.tables.owners import owned_rows
+
+KINDS: dict[str, str | None] = {
+    "iid": None,
+    "dirichlet": "alpha",
+    "shards": "per_client",
+    "pathological": "classes_per_client",
+}
+"""The partitions by name, each with the parameter that it takes."""
+
+
+def deal(kind: str, labels: Any, clients: int, seed: int, options: Mapping[str, Any]) -> Array:
+    """The owners by the partition of this name. options: its parameter, and min_size."""
+    owners: Array = globals()[kind](labels, clients, seed=seed, **options)
+    return owners
 
 
 def iid(labels: Any, clients: int, seed: int = 0, min_size: int = 0) -> Array:

@@ -11,84 +11,68 @@ Fitted on a DataFrame, an estimator refuses other columns or another order by na
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
-from sklearn.base import clone
 from sklearn.utils.validation import validate_data
 
 from fedsolve import registry
-from fedsolve.calibration import project_to_simplex
+from fedsolve.arrays import Array
+from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.auto import Auto
-from fedsolve.closedform.candidates import Tried
-from fedsolve.closedform.kernel_afl import KernelAFL
+from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
 from fedsolve.closedform.kernel_model import KernelModel
-from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.closedform.softmax_model import SoftmaxModel
-from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.estimators.estimator_bases import (
     REAL,
     DeepSilo,
     LinearSilo,
     SiloClassifier,
+    SiloEstimator,
     SiloRegressor,
+    calibrations_over,
     class_labels,
     plain_value,
     row_weights,
     seed_of,
 )
 from fedsolve.federation.method import Method
-
-__all__ = [
-    "AFLClassifier",
-    "AFLRegressor",
-    "AutoClassifier",
-    "DeepAFLClassifier",
-    "DeepAFLRegressor",
-    "KernelAFLClassifier",
-    "SoftmaxClassifier",
-    "project_to_simplex",
-]
+from fedsolve.federation.recipe import Tried
 
 _NEWTON_AT_HOME = 1024
 """Coefficients up to which Softmax takes Newton steps where nothing travels."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AFLClassifier(SiloClassifier, LinearSilo):
     """Linear classifier by least squares on one-hot labels, exact in one pass: AFL over one silo.
 
-    ridge:         penalty on the weights, not on the intercept. "auto" takes the one with the least k-fold
-                   error, exactly, from sums of the same pass; the paper's is 0.
+    ridge:         penalty on the weights, not on the intercept. "auto" takes the one with the least error of
+                   generalised cross-validation, from the same sums; the paper's is 0.
     fit_intercept: centre features and labels by their sums, since tables seldom pass through the
                    origin. The paper has no intercept: it starts from a backbone's features.
     class_weight:  "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
-    calibrate:     hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
+    calibrate:     hold a third of the rows out to calibrate `predict_proba`, then learn from all: two fits.
 
     Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`, `coef_`,
     `intercept_`, `n_features_in_`, `feature_names_in_`.
     """
 
-    def __init__(
-        self,
-        *,
-        ridge: float | Literal["auto"] = "auto",
-        fit_intercept: bool = True,
-        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-        calibrate: bool = True,
-    ) -> None:
-        super().__init__(ridge=ridge, fit_intercept=fit_intercept)
-        self.class_weight = class_weight
-        self.calibrate = calibrate
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
+    calibrate: bool = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows alone; `partial_fit` may add to them later."""
-        return self._learn_calibrated(*self._read(X, y, sample_weight))
-
-    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
-        return self._learn(features, labels, weights, first=True, classes=classes)
+        features, labels, weights = self._read(X, y, sample_weight)
+        silo = self._learn(features, labels, weights, first=True, classes=np.unique(labels))
+        if self.calibrate:
+            method = AFL(ridge=self.model_.parameters["ridge"], intercept=bool(self.fit_intercept))
+            self.model_.calibration = calibrations_over(silo, method).get("shared")
+            self._too_few = self.model_.calibration is None
+        return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Add rows: any sequence of batches gives the model of one `fit` on all their rows.
@@ -105,7 +89,8 @@ class AFLClassifier(SiloClassifier, LinearSilo):
         declared = self._declared(classes, first)
         features, y = validate_data(self, X, y, dtype=REAL, reset=first)
         labels = class_labels(y)
-        return self._learn(features, labels, row_weights(features, labels, sample_weight), first, declared)
+        self._learn(features, labels, row_weights(features, labels, sample_weight), first, declared)
+        return self
 
     def _declared(self, classes: Any, first: bool) -> Array:
         if classes is None:
@@ -133,20 +118,29 @@ class AFLClassifier(SiloClassifier, LinearSilo):
         return values[1:] - values[:1] if len(values) == 2 else values
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AFLRegressor(SiloRegressor, LinearSilo):
     """Linear regression by ridge least squares, exact in one pass: AFL over one silo.
 
-    Parameters and attributes as in `AFLClassifier`; y may hold several targets per row.
+    Parameters and attributes as in `AFLClassifier`; y may hold several targets per row. calibrate: hold a
+    third of the rows out for `predict_interval`, then learn from all: two fits.
     """
+
+    calibrate: bool = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows alone; `partial_fit` may add to them later."""
-        return self._learn(*self._read(X, y, sample_weight), first=True)
+        silo = self._learn(*self._read(X, y, sample_weight), first=True)
+        if self.calibrate:
+            method = AFL(ridge=self.model_.parameters["ridge"], intercept=bool(self.fit_intercept))
+            self.model_.spread = calibrations_over(silo, method).get("spread")
+        return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Add rows: any sequence of batches gives the model of one `fit` on all their rows."""
         first = not hasattr(self, "model_")
-        return self._learn(*self._read(X, y, sample_weight, first), first)
+        self._learn(*self._read(X, y, sample_weight, first), first)
+        return self
 
     @property
     def coef_(self) -> Array:
@@ -159,6 +153,7 @@ class AFLRegressor(SiloRegressor, LinearSilo):
         return self.model_.intercept[0] if self._flat else self.model_.intercept
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeepAFLClassifier(SiloClassifier, DeepSilo):
     """Deep residual classifier, layer by layer in closed form: DeepAFL over one silo.
 
@@ -173,7 +168,7 @@ class DeepAFLClassifier(SiloClassifier, DeepSilo):
     precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
-    calibrate:      hold a fifth of the rows out to calibrate `predict_proba`, then learn from all.
+    calibrate:      hold a third of the rows out to calibrate `predict_proba`, then learn from all.
 
     layers, width, ridge, residual_ridge, gain and scale are "auto": settings are compared on rows held out,
     and the best are trained on all rows; `model_.parameters` has what was chosen and `model_.tried` the
@@ -184,119 +179,33 @@ class DeepAFLClassifier(SiloClassifier, DeepSilo):
     `n_features_in_`, `feature_names_in_`.
     """
 
-    def __init__(
-        self,
-        layers: int | Literal["auto"] = "auto",
-        *,
-        width: int | Literal["auto"] = "auto",
-        hidden_width: int | None = None,
-        ridge: float | Literal["auto"] = "auto",
-        residual_ridge: float | Literal["auto"] = "auto",
-        activation: str = "gelu",
-        zero_activation: str = "tanh",
-        gain: float | Literal["auto"] = "auto",
-        block_input: Literal["previous", "initial"] = "previous",
-        scale: Literal["standard", "centred", "auto"] | None = "auto",
-        fit_intercept: bool = True,
-        precision: Literal["float64", "float32"] = "float64",
-        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-        preset: Literal["paper"] | None = None,
-        random_state: Any = 0,
-        calibrate: bool = True,
-    ) -> None:
-        super().__init__(
-            layers,
-            width=width,
-            hidden_width=hidden_width,
-            ridge=ridge,
-            residual_ridge=residual_ridge,
-            activation=activation,
-            zero_activation=zero_activation,
-            gain=gain,
-            block_input=block_input,
-            scale=scale,
-            fit_intercept=fit_intercept,
-            precision=precision,
-            preset=preset,
-            random_state=random_state,
-        )
-        self.class_weight = class_weight
-        self.calibrate = calibrate
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows."""
-        return self._learn_calibrated(*self._read(X, y, sample_weight))
-
-    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
-        method = self._method()
-        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
-        return self
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
+    calibrate: bool = True
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeepAFLRegressor(SiloRegressor, DeepSilo):
     """Deep residual regression, layer by layer in closed form: DeepAFL over one silo.
 
-    Parameters and attributes as in `DeepAFLClassifier`; y may hold several targets per row. Targets
-    are brought to unit variance for training and back afterwards, because a block's penalty is
-    weighed against squared weights: otherwise the fit would depend on the unit of y. `model_`
-    predicts in that unit; `model_.risk` is that of the scaled targets.
+    Parameters and attributes as in `DeepAFLClassifier`, calibrate as in `AFLRegressor`; y may hold several
+    targets per row. Targets are brought to unit variance for training and back afterwards (with an intercept
+    or a scale), because a block's penalty is weighed against squared weights: otherwise the fit would depend
+    on the unit of y. `model_` predicts in that unit; `model_.risk` is that of the scaled targets.
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows."""
-        method = self._method()
-        features, targets, weights = self._read(X, y, sample_weight)
-        spread = _spread(targets, weights, centred=method.intercept)
-        model = method.fit(self._silo(features, targets / spread, weights))
-        self.model_ = self._knowing_columns(_rescaled(model, spread))
-        return self
+    calibrate: bool = True
 
 
-class AutoClassifier(SiloClassifier):
-    """The best of the closed forms for these rows: Auto over one silo.
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoSilo(SiloEstimator):
+    """Auto over one silo: what was tried, and what was chosen."""
 
-    Linear models, logistic regression, kernel machines and deep networks, with several settings each, are
-    compared on rows held out by their content; the best is learnt from all rows.
+    methods: str = "all"
+    random_state: Any = 0
+    calibrate: bool = True
 
-    methods:      what is tried, such as "afl,kernelafl"; "all" of afl, softmax, kernelafl, kernelsoftmax and
-                  deepafl.
-    random_state: seed of landmarks and random projections, as in `DeepAFLClassifier`.
-    calibrate:    hold a fifth of the rows out to calibrate `predict_proba`, then learn from all; logits need
-                  none.
-    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
-
-    Attributes: `model_`, `tried_` (every candidate, with its mistakes and its squared error on the rows held
-    out), `method_` (what was chosen), `classes_`, `n_features_in_`, `feature_names_in_`.
-    """
-
-    def __init__(
-        self,
-        *,
-        methods: str = "all",
-        random_state: Any = 0,
-        calibrate: bool = True,
-        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-    ) -> None:
-        self.methods = methods
-        self.random_state = random_state
-        self.calibrate = calibrate
-        self.class_weight = class_weight
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Choose, and learn from these rows."""
-        return self._learn_calibrated(*self._read(X, y, sample_weight))
-
-    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
-        method = self._known or Auto(methods=self.methods, seed=seed_of(self.random_state))
-        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
-        return self
-
-    _known: Method[Any] | None = None
-
-    def _settled(self) -> Self:
-        other: Self = clone(self)
-        other._known = self.method_
-        return other
+    def _method(self, features: Array, labels: Array) -> Auto:
+        return Auto(methods=self.methods, seed=seed_of(self.random_state))
 
     @property
     def tried_(self) -> tuple[Tried, ...]:
@@ -313,18 +222,43 @@ class AutoClassifier(SiloClassifier):
         method: Method[Any] = registry.method_class(chosen.method)(**settings)
         return method
 
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoRegressor(SiloRegressor, AutoSilo):
+    """The best of the closed forms for these rows and targets: Auto over one silo.
+
+    Parameters and attributes as in `AutoClassifier`, without classes: linear models, kernel machines and deep
+    networks are compared by their squared error on rows held out. y may hold several targets per row;
+    calibrate: the same rows tell how far predictions are off (`predict_interval`).
+    """
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class AutoClassifier(SiloClassifier, AutoSilo):
+    """The best of the closed forms for these rows: Auto over one silo.
+
+    Linear models, logistic regression, kernel machines and deep networks, with several settings each, are
+    compared on rows held out by their content; the best is learnt from all rows.
+
+    methods:      what is tried, such as "afl,kernelafl"; "all" of afl, softmax, kernelafl, kernelsoftmax and
+                  deepafl.
+    random_state: seed of landmarks and random projections, as in `DeepAFLClassifier`.
+    calibrate:    calibrate `predict_proba` on the rows held out.
+    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
+
+    Attributes: `model_`, `tried_` (every candidate, with its mistakes and its squared error on the rows held
+    out), `method_` (what was chosen), `classes_`, `n_features_in_`, `feature_names_in_`.
+    """
+
+    calibrate: bool = True
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
+
     def decision_function(self, X: Any) -> Array:
         """Scores of the model, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
         return super().decision_function(X)
 
-    def predict_proba(self, X: Any) -> Array:
-        """Probabilities of the classes, (rows, classes): calibrated, or the softmax of the model's logits."""
-        features = self._features(X)  # says first whether it was fitted
-        if isinstance(self.model_, SoftmaxModel):
-            return self.model_.predict_proba(features)
-        return super().predict_proba(X)
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class SoftmaxClassifier(SiloClassifier):
     """Multinomial logistic regression at its optimum: Softmax over one silo.
 
@@ -335,53 +269,32 @@ class SoftmaxClassifier(SiloClassifier):
     tolerance:     relative length of the last step. steps: most gradients.
     class_weight:  "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
-    Attributes: `model_` (a fedsolve `Model`; `model_.coefficients()` has standard errors, for two classes at
-    ridge 0), `classes_`, `coef_`, `intercept_`, `n_features_in_`, `feature_names_in_`.
+    Attributes: `model_` (a fedsolve `Model`), `classes_`, `coef_`, `intercept_`, `n_features_in_`,
+    `feature_names_in_`.
     """
 
-    model_: SoftmaxModel
+    model_: SoftmaxModel = field(init=False)
     calibrate = False  # its logits are those of probabilities already
 
-    def __init__(
-        self,
-        *,
-        ridge: float | None = None,
-        fit_intercept: bool = True,
-        scale: Literal["standard"] | None = "standard",
-        tolerance: float = 1e-6,
-        steps: int = 500,
-        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-    ) -> None:
-        self.ridge = ridge
-        self.fit_intercept = fit_intercept
-        self.scale = scale
-        self.tolerance = tolerance
-        self.steps = steps
-        self.class_weight = class_weight
+    ridge: float | None = None
+    fit_intercept: bool = True
+    scale: Literal["standard"] | None = "standard"
+    tolerance: float = 1e-6
+    steps: int = 500
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows."""
-        return self._learn_calibrated(*self._read(X, y, sample_weight))
-
-    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
+    def _method(self, features: Array, labels: Array) -> Method[Any]:
         given = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
         del given["class_weight"]
-        method = Softmax(
+        return Softmax(
             intercept=bool(given.pop("fit_intercept")),
             curvature="exact" if _coefficients(features, labels) <= _NEWTON_AT_HOME else "auto",
             **given,
         )
-        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
-        return self
 
     def decision_function(self, X: Any) -> Array:
         """Logits, (rows, classes); for two classes (rows,), positive for `classes_[1]`."""
         return super().decision_function(X)
-
-    def predict_proba(self, X: Any) -> Array:
-        """Probabilities, (rows, classes): the softmax of the logits."""
-        features = self._features(X)  # says first whether it was fitted
-        return self.model_.predict_proba(features)
 
     @property
     def coef_(self) -> Array:
@@ -396,7 +309,47 @@ class SoftmaxClassifier(SiloClassifier):
         return values[1:] - values[:1] if len(values) == 2 else values
 
 
-class KernelAFLClassifier(SiloClassifier):
+@dataclass(eq=False, repr=False)
+class KernelSilo(SiloEstimator):
+    """KernelAFL over one silo."""
+
+    model_: KernelModel = field(init=False)
+
+    landmarks: int | None = None
+    _: KW_ONLY
+    steps: int = 12
+    ridge: float | Literal["auto"] = 0.01
+    bandwidth: float = 1.0
+    scale: Literal["standard"] | None = "standard"
+    random_state: Any = 0
+    calibrate: bool = True
+
+    def _method(self, features: Array, labels: Array) -> Method[Any]:
+        given = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
+        given = {name: value for name, value in given.items() if name not in ("calibrate", "class_weight")}
+        if len(features) == 1:
+            raise DataError("1 sample has no spread to draw landmarks from; give more rows.")
+        if given["landmarks"] is None and given["ridge"] == "auto":
+            given["landmarks"] = min(DIRECT_LANDMARKS, KernelAFL().count(len(features)))
+        # One silo draws its own landmarks, so that a class of few rows may have some.
+        return KernelAFL(seed=seed_of(given.pop("random_state")), least_rows=1, **given)
+
+
+@dataclass(eq=False, repr=False)
+class KernelAFLRegressor(SiloRegressor, KernelSilo):
+    """Gaussian kernel ridge regression by landmarks: KernelAFL over one silo.
+
+    Parameters and attributes as in `KernelAFLClassifier`, calibrate as in `AFLRegressor`; y may hold several
+    targets per row. ridge="auto": by generalised cross-validation, of 1,024 landmarks at most.
+    """
+
+    _: KW_ONLY
+    ridge: float | Literal["auto"] = "auto"
+    calibrate: bool = True
+
+
+@dataclass(eq=False, repr=False)
+class KernelAFLClassifier(SiloClassifier, KernelSilo):
     """Gaussian kernel machine by landmarks: KernelAFL over one silo.
 
     landmarks:    how many; None follows the number of rows. steps: of conjugate gradients, where there are
@@ -404,68 +357,17 @@ class KernelAFLClassifier(SiloClassifier):
     bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
     scale:        "standard" standardises columns by their sums; None leaves them as they are.
     random_state: seed of the landmarks, as in `DeepAFLClassifier`.
-    calibrate:    hold a fifth of the rows out to calibrate `predict_proba`, then learn from all: two fits.
+    calibrate:    hold a third of the rows out to calibrate `predict_proba`, then learn from all: two fits.
     class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
     Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
     """
 
-    model_: KernelModel
-
-    def __init__(
-        self,
-        landmarks: int | None = None,
-        *,
-        steps: int = 12,
-        ridge: float = 0.01,
-        bandwidth: float = 1.0,
-        scale: Literal["standard"] | None = "standard",
-        random_state: Any = 0,
-        calibrate: bool = True,
-        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-    ) -> None:
-        self.landmarks = landmarks
-        self.steps = steps
-        self.ridge = ridge
-        self.bandwidth = bandwidth
-        self.scale = scale
-        self.random_state = random_state
-        self.calibrate = calibrate
-        self.class_weight = class_weight
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows."""
-        return self._learn_calibrated(*self._read(X, y, sample_weight))
-
-    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
-        given = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
-        del given["calibrate"], given["class_weight"]
-        # One silo draws its own landmarks, so that a class of few rows may have some.
-        method = KernelAFL(seed=seed_of(given.pop("random_state")), least_rows=1, **given)
-        self.model_ = self._knowing_columns(method.fit(self._silo(features, labels, weights, classes)))
-        return self
+    _: KW_ONLY
+    calibrate: bool = True
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
 
 
 def _coefficients(features: Array, labels: Array) -> int:
     """How many numbers a softmax regression fits."""
     return int((features.shape[1] + 1) * len(np.unique(labels)))
-
-
-def _spread(targets: Array, weights: Array | None, centred: bool) -> Array:
-    """Root mean square of every target, about its mean when centred; 1 for a constant one."""
-    centre = np.average(targets, axis=0, weights=weights) if centred else np.zeros(targets.shape[1])
-    spread = np.sqrt(np.average((targets - centre) ** 2, axis=0, weights=weights))
-    rounding = 8 * np.finfo(np.float64).eps * np.abs(centre)
-    return np.where(spread > rounding, spread, 1.0)
-
-
-def _rescaled(model: DeepModel, spread: Array) -> DeepModel:
-    """The model whose scores are those of `model` times `spread`, target by target."""
-    preparation = model.preparation
-    if preparation is not None:
-        preparation = replace(preparation, target_mean=preparation.target_mean * spread)
-    classifiers = [weight * spread for weight in model.classifiers]
-    fixed = (model.parameters, model.risk)
-    scaled = DeepModel(model.network, None, model.outputs, classifiers, model.blocks, preparation, *fixed)
-    scaled.history = model.history
-    return scaled

@@ -1,41 +1,41 @@
-"""What the scikit-learn estimators share: one silo of rows in, a model, predictions the scikit-learn way."""
+"""What the scikit-learn estimators share: one silo of rows in, a model, predictions the scikit-learn way.
+
+Their parameters are the fields of dataclasses, whose constructors scikit-learn reads.
+"""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from numbers import Integral
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone, is_classifier
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from fedsolve.calibration import LEAST_ROWS, Calibration, fitted, project_to_simplex
-from fedsolve.checks import check_arrays, check_choice
+from fedsolve.arrays import Array, check_arrays, check_choice
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import CHOSEN, DeepAFL
 from fedsolve.closedform.predictors import DeepModel, LinearModel
-from fedsolve.closedform.softmax_model import SoftmaxModel
-from fedsolve.container import Array
 from fedsolve.errors import CalibrationWarning, DataError
-from fedsolve.federation.described import balanced_weights
+from fedsolve.federation.folds import row_hashes
 from fedsolve.federation.local import LOCAL_MEMORY, LocalFederation
 from fedsolve.federation.messages import Total
+from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.held_out import held_out, row_marks
-from fedsolve.labels import encode_labels, plain_labels
+from fedsolve.federation.preparing import balanced_weights
+from fedsolve.federation.recipe import Recipe
+from fedsolve.labels import plain_labels
 from fedsolve.model import Model
-from fedsolve.schema import Column, Schema
+from fedsolve.tables.schema import Schema
 
 REAL = (np.float64, np.float32)
-_SHARE, _KEY = 0.2, "calibration"
-"""Which rows are held out for the probabilities."""
 
 M = TypeVar("M", bound=Model)
 
@@ -45,8 +45,8 @@ class SiloRows(ClientData):
 
     given: Array
 
-    def marks(self, key: int | str = 0) -> Array:
-        return row_marks(self.given, self.labels, key)
+    def row_hashes(self, key: int | str = 0) -> Array:
+        return row_hashes(self.given, self.labels, key)
 
 
 # -- what is predicted: classes or numbers ---------------------------------------------------------
@@ -81,12 +81,13 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _knowing_columns(self, model: M) -> M:
         """The model, which knows the columns of a DataFrame it was fitted on and finds them by name."""
-        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        if names and len(set(names)) == len(names):
-            classes = () if model.classes is None else tuple(model.classes.tolist())
-            columns = tuple(Column(name, missing="refuse") for name in names)
-            model.schema = Schema(columns, classes=classes)
+        found = Schema.of_numbers(getattr(self, "feature_names_in_", ()), model.classes)
+        model.schema = found or model.schema
         return model
+
+    def _method(self, features: Array, labels: Array) -> Method[Any]:
+        """What learns from these rows."""
+        raise NotImplementedError
 
     @abstractmethod
     def _decide(self, scores: Array) -> Array:
@@ -137,16 +138,15 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
         others had not seen. Without, after `partial_fit`, and where rows are too few, the probability vectors
         nearest to the scores: zeros and ones are common then and mean "clipped", not "certain".
         """
-        scores = self._scores(X)
-        known = self.model_.calibration
-        if known is None and self._too_few:
+        features = self._features(X)
+        if self._too_few:
             warnings.warn(
                 "these probabilities are not calibrated: the rows, or those of a class, were too few to hold "
                 "some out. Pass calibrate=False if that is as it should be.",
                 CalibrationWarning,
                 stacklevel=2,
             )
-        return project_to_simplex(scores) if known is None else known.probabilities(scores)
+        return self.model_.predict_proba(features)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy, rows counted by their weight."""
@@ -155,44 +155,18 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
     def _decide(self, scores: Array) -> Array:
         return np.asarray(self.classes_[np.argmax(scores, axis=1)])
 
-    @abstractmethod
-    def _train(self, features: Array, labels: Array, weights: Array | None, classes: Array) -> Self:
-        """Learn from these rows, of which some classes may have none."""
-
-    def _learn_calibrated(self, features: Array, labels: Array, weights: Array | None) -> Self:
-        """Learn from all rows; the calibration is that of the model without those held out, on those."""
-        classes = np.unique(labels)
-        self._train(features, labels, weights, classes)
-        if not self.calibrate or isinstance(self.model_, SoftmaxModel):  # whose scores are logits already
-            return self
-        apart = held_out(features, labels, _SHARE, _KEY)
-        counted = apart if weights is None else apart & (weights > 0)
-        found = None
-        if np.count_nonzero(counted) >= LEAST_ROWS:
-            kept = None if weights is None else weights[~apart]
-            try:
-                other = self._settled()
-                other._train(features[~apart], labels[~apart], kept, classes)
-            except DataError:  # a class of which all rows are held out
-                pass
-            else:
-                scores = other.model_.decision_function(features[counted])
-                codes = encode_labels(labels[counted], classes)
-                found = fitted(scores, codes, None if weights is None else weights[counted])
-        self._too_few = found is None
-        if found is None:
-            return self
-        self.model_.calibration = Calibration(*found, _SHARE, _KEY, int(np.count_nonzero(counted)))
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        features, labels, weights = self._read(X, y, sample_weight)
+        silo = self._silo(features, labels, weights, np.unique(labels))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)  # told by predict_proba, to whom it concerns
+            recipe = Recipe(self._method(features, labels), calibrate=self.calibrate, biases=False)
+            self.model_ = self._knowing_columns(recipe.fit(silo))
+        self._too_few = self.calibrate and self.model_.calibration is None
         return self
 
-    def _settled(self) -> Self:
-        """One more that does not choose again what was chosen here."""
-        auto = [name for name, value in self.get_params(deep=False).items() if value == "auto"]
-        chosen = {name: self.model_.parameters[name] for name in auto}  # type: ignore[attr-defined]
-        other: Self = clone(self).set_params(**chosen)
-        return other
-
-    def _weighed(self, labels: Array, weights: Array | None) -> Array | None:
+    def _class_weighted(self, labels: Array, weights: Array | None) -> Array | None:
         """The weights of the rows, times those of their classes where classes are balanced."""
         if self.class_weight is None:
             return weights
@@ -209,7 +183,7 @@ class SiloClassifier(ClassifierMixin, SiloEstimator):  # type: ignore[misc]
         """Features, labels and weights of a whole training set."""
         features, y = validate_data(self, X, y, dtype=REAL)
         labels = class_labels(y)
-        weights = self._weighed(labels, row_weights(features, labels, sample_weight))
+        weights = self._class_weighted(labels, row_weights(features, labels, sample_weight))
         left = np.unique(labels if weights is None else labels[weights > 0])
         if len(left) < 2:
             raise DataError(
@@ -224,6 +198,27 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
 
     _task = "regression"
     _flat: bool
+    calibrate: bool
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from these rows."""
+        features, targets, weights = self._read(X, y, sample_weight)
+        recipe = Recipe(self._method(features, targets), calibrate=self.calibrate)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalibrationWarning)  # told by predict_interval, where it matters
+            self.model_ = self._knowing_columns(recipe.fit(self._silo(features, targets, weights)))
+        return self
+
+    def predict_interval(self, X: Any, level: float = 0.95) -> tuple[Array, Array]:
+        """Between which two numbers the targets lie with this probability, by the errors on rows held out."""
+        scores = self._scores(X)
+        if self.model_.spread is None:
+            raise DataError(
+                "no rows were held out, or too few, to learn how far predictions are off. Fit with "
+                "calibrate=True on more rows."
+            )
+        reach = self.model_.spread.reach(level)
+        return self._decide(scores - reach), self._decide(scores + reach)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -252,16 +247,16 @@ class SiloRegressor(RegressorMixin, SiloEstimator):  # type: ignore[misc]
 # -- which method learns: AFL or DeepAFL -----------------------------------------------------------
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LinearSilo(SiloEstimator):
     """AFL over one silo, with its sums kept, so that rows can be added at any time."""
 
-    model_: LinearModel
-    _total: Total
-    _origin: Array | None
+    model_: LinearModel = field(init=False)
+    _total: Total = field(init=False)
+    _origin: Array | None = field(init=False)
 
-    def __init__(self, *, ridge: float | Literal["auto"] = "auto", fit_intercept: bool = True) -> None:
-        self.ridge = ridge
-        self.fit_intercept = fit_intercept
+    ridge: float | Literal["auto"] = "auto"
+    fit_intercept: bool = True
 
     def _learn(
         self,
@@ -270,8 +265,8 @@ class LinearSilo(SiloEstimator):
         weights: Array | None,
         first: bool,
         classes: Array | None = None,
-    ) -> Self:
-        """Add the sums of these rows to those before (none when `first`) and solve anew."""
+    ) -> LocalFederation:
+        """Add the sums of these rows to those before (none when `first`) and solve anew; gives the silo."""
         method = AFL(ridge=plain_value(self.ridge), intercept=bool(self.fit_intercept))
         if not first and method.intercept != (self._origin is not None):
             raise DataError(
@@ -286,10 +281,8 @@ class LinearSilo(SiloEstimator):
             origin = np.average(features, axis=0, weights=weights) if first else self._origin
             features -= origin
         silo = self._silo(features, targets, weights, classes, given)
-        # A ridge may be given after one was chosen: the sums stay by fold.
-        folded = not first and "gram" not in self._total.term.arrays
-        collector = replace(method, ridge="auto") if folded else method
-        total, spec = collector.collect(silo), silo.describe()
+        # A ridge may be chosen after one was given: the sums are for either.
+        total, spec = replace(method, ridge="auto").collect(silo), silo.describe()
         if not first:
             term = self._total.term + total.term
             term.mirror()
@@ -300,46 +293,30 @@ class LinearSilo(SiloEstimator):
         if origin is not None:
             model.intercept = model.intercept - origin @ model.weight
         self._total, self._origin, self.model_ = total, origin, self._knowing_columns(model)
-        return self
+        return silo
 
 
+@dataclass(eq=False, repr=False)
 class DeepSilo(SiloEstimator):
     """DeepAFL over one silo."""
 
-    model_: DeepModel
+    model_: DeepModel = field(init=False)
 
-    def __init__(
-        self,
-        layers: int | Literal["auto"] = "auto",
-        *,
-        width: int | Literal["auto"] = "auto",
-        hidden_width: int | None = None,
-        ridge: float | Literal["auto"] = "auto",
-        residual_ridge: float | Literal["auto"] = "auto",
-        activation: str = "gelu",
-        zero_activation: str = "tanh",
-        gain: float | Literal["auto"] = "auto",
-        block_input: Literal["previous", "initial"] = "previous",
-        scale: Literal["standard", "centred", "auto"] | None = "auto",
-        fit_intercept: bool = True,
-        precision: Literal["float64", "float32"] = "float64",
-        preset: Literal["paper"] | None = None,
-        random_state: Any = 0,
-    ) -> None:
-        self.layers = layers
-        self.width = width
-        self.hidden_width = hidden_width
-        self.ridge = ridge
-        self.residual_ridge = residual_ridge
-        self.activation = activation
-        self.zero_activation = zero_activation
-        self.gain = gain
-        self.block_input = block_input
-        self.scale = scale
-        self.fit_intercept = fit_intercept
-        self.precision = precision
-        self.preset = preset
-        self.random_state = random_state
+    layers: int | Literal["auto"] = "auto"
+    _: KW_ONLY
+    width: int | Literal["auto"] = "auto"
+    hidden_width: int | None = None
+    ridge: float | Literal["auto"] = "auto"
+    residual_ridge: float | Literal["auto"] = "auto"
+    activation: str = "gelu"
+    zero_activation: str = "tanh"
+    gain: float | Literal["auto"] = "auto"
+    block_input: Literal["previous", "initial"] = "previous"
+    scale: Literal["standard", "centred", "auto"] | None = "auto"
+    fit_intercept: bool = True
+    precision: Literal["float64", "float32"] = "float64"
+    preset: Literal["paper"] | None = None
+    random_state: Any = 0
 
     def staged_predict(self, X: Any) -> Array:
         """Predictions after 0, 1, ..., layers blocks, stacked along the first axis; one pass."""
@@ -352,7 +329,7 @@ class DeepSilo(SiloEstimator):
         stages = self.staged_predict(X)
         return np.array([metric(truth, stage, sample_weight=sample_weight) for stage in stages])
 
-    def _method(self) -> DeepAFL:
+    def _method(self, features: Array, labels: Array) -> DeepAFL:
         parameters = {name: plain_value(value) for name, value in self.get_params(deep=False).items()}
         for name in ("calibrate", "class_weight"):
             parameters.pop(name, None)
@@ -365,6 +342,16 @@ class DeepSilo(SiloEstimator):
             seed=seed_of(parameters.pop("random_state")),
             **parameters,
         )
+
+
+def calibrations_over(silo: LocalFederation, method: Method[Any]) -> dict[str, Any]:
+    """What rows held out say of a method: the stages of a run before it trains on all rows."""
+    run = Recipe(method, calibrate=True, biases=False).start(silo.describe())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        while (asked := run.request(silo.clients)) is not None and run.stage != "training":
+            run.absorb(silo.exchange(asked, run.chain))
+    return dict(run.calibrations)
 
 
 # -- small checks ----------------------------------------------------------------------------------

@@ -1,16 +1,18 @@
 """Experiments from files: cells run once, kept as JSON lines, shown as tables beside the papers' own.
 
 config        an experiment and the cells it stands for; `reading` makes one of a TOML file
-algorithms    what a file can name as a method; `comparisons`, `softmax_fedavg`: those that are none
+algorithms    what a file can name as a method, and baselines that are none
 sources       features and labels of a dataset
 trials        a cell with its rows dealt, and the protocol of what runs on it
-cells         one cell: a partition, a method and a seed in, scores and costs (`outcomes`) out
-federated     a method over a federation; `local_cells`: by clients; `round_metrics`: round by round
+cells         one cell: a partition, a method and a seed in, scores, costs and rounds (`outcomes`) out
 runner        run the missing cells of an experiment
 run_folder    the folder of a run: `load_run(folder)` gives its experiment and its finished cells
 metrics       every metric: name, label, unit, direction, format, who measures it
 observations  a run's cells as models read at a depth, for tables, figures and findings alike
-result_tables mean and standard error over seeds, chi-squared tests; `rendering`: Markdown and LaTeX
+result_tables mean and standard error over seeds, paired tests; as Markdown and LaTeX
+findings      what the numbers say, in sentences; `report_page`: all of it as one HTML page
+run_figures   the figures of a run: `setting_plots`, `curve_plots`, `plot_words`
+digits_demo   the experiments of `fedsolve demo`
 papers        the numbers printed in the papers' tables
 
 One line of RUN/cells.jsonl is one JSON object:
@@ -26,8 +28,11 @@ One line of RUN/cells.jsonl is one JSON object:
     parameters  all parameters of the method but the seed; grid: those that the file varies
     depths      layers that tables read the model at; the last one where the list is empty
     noise       share of flipped training labels; seed: of partition, noise and method
-    accuracy, train_accuracy            of the final model, shares of one; test_correct, test_rows
-    accuracy_per_layer, train_accuracy_per_layer, test_correct_per_layer, risk, separability,
+    accuracy, train_accuracy            of the final model, shares of one; test_rows
+    hits        which test rows are right, a bit for each in base64, by the layers that tables read ("" where
+                there are none); null where accuracy is no share of them: a mean over clients or rounds, or a
+                best round, which the test rows chose
+    accuracy_per_layer, train_accuracy_per_layer, risk, separability,
     seconds_per_layer, exchanges_per_layer, bytes_up_per_layer, bytes_down_per_layer
                 lists over layers 0 to T (cumulative where they are costs), null where there are none;
                 separability is {train: [{csr, ifs, dm}, ...], test: ...}, null unless asked for

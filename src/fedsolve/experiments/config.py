@@ -11,10 +11,10 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from fedsolve import container, formats
-from fedsolve.errors import DataError
+from fedsolve import container, version
+from fedsolve.errors import DataError, naming
 from fedsolve.experiments.algorithms import algorithm_class, build, parameter_names
 from fedsolve.federation.method import Method
 from fedsolve.gradient.gradient_method import GradientMethod
@@ -31,9 +31,6 @@ PARTITIONS: dict[str, tuple[str, str] | None] = {
 
 "column" is the natural one: the column of that name, which may be text, says who owns each row.
 """
-
-SCORES = ("last", "best", "tail")
-"""Which rounds of a gradient method its accuracy is taken from."""
 
 AXES = ("dataset", "backbone", "partition", "clients", "method", "depth", "stage", "noise", "metric")
 """What rows and columns of a table can stand for, besides the methods' parameters."""
@@ -119,14 +116,12 @@ class TableSpec:
 
     values: metrics, one table each unless "metric" is an axis. baseline: method label to test against, and
         whose seconds are 1 in `relative_seconds`.
-    others: whether rows that only the paper has are shown.
     """
 
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     values: tuple[str, ...] = ("test",)
     baseline: str | None = None
-    others: bool = False
 
     @property
     def by_stage(self) -> bool:
@@ -136,11 +131,10 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class PaperRef:
-    """Tables of a paper to show beside ours; `dataset` when its numbers are for another dataset."""
+    """Tables of a paper; their numbers stand beside ours where they are about the same dataset."""
 
     key: str
     tables: tuple[str, ...]
-    dataset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -156,14 +150,9 @@ class Measure:
 
     train: bool = True
     separability: bool = False
-    score: str = "last"
+    score: Literal["last", "best", "tail"] = "last"
     local: bool = False
     representation: bool = False
-
-    def identity(self) -> dict[str, Any]:
-        """As part of a digest; what is not asked for leaves the digests of older cells as they were."""
-        later = {"score": "last", "local": False, "representation": False}
-        return {n: v for n, v in dataclasses.asdict(self).items() if n not in later or v != later[n]}
 
 
 @dataclass(frozen=True)
@@ -218,25 +207,18 @@ class Cell:
 
     def _digest(self, dataset: Mapping[str, Any]) -> str:
         description = {
-            "scheme": formats.CELLS.version,
+            "scheme": version.CELLS,
             "dataset": dataset,
             "partition": self.partition.identity(),
             "algorithm": self.method.algorithm,
-            "parameters": dict(self.parameters) | self._formerly(),
+            "parameters": dict(self.parameters),
             "noise": self.noise,
             "seed": self.seed,
-            "measure": self.measure.identity(),
+            "measure": dataclasses.asdict(self.measure),
+            "engine": self.engine,
+            "device": self.device,
         }
-        if self.engine != ENGINES[0]:  # cells of before there was a choice keep their digests
-            description["engine"] = self.engine
-        if self.partition.kind == "column":  # clients were numbered once, and drew other batches
-            description["named"] = True
         return hashlib.sha256(container.canonical_json(description).encode()).hexdigest()
-
-    def _formerly(self) -> dict[str, Any]:
-        """What was a parameter when older cells were digested; they keep their digests."""
-        retired = getattr(algorithm_class(self.method.algorithm), "retired", ())
-        return {name: getattr(self, name) for name in retired}
 
 
 @dataclass(frozen=True)
@@ -245,16 +227,16 @@ class Experiment:
 
     name: str
     title: str
-    notes: str
-    paper: PaperRef | None
     seeds: tuple[int, ...]
     datasets: tuple[DatasetSpec, ...]
     partitions: tuple[PartitionSpec, ...]
     methods: tuple[MethodSpec, ...]
-    noise: tuple[float, ...]
     measure: Measure
     table: TableSpec
-    text: str
+    noise: tuple[float, ...] = (0.0,)
+    notes: str = ""
+    paper: PaperRef | None = None
+    text: str = ""
     engine: str = ENGINES[0]
     device: str = "cpu"
 
@@ -306,10 +288,8 @@ def _parameters(dataset: DatasetSpec, method: MethodSpec, grid: Mapping[str, Any
     """All parameters but the seed: grid before method before dataset before default."""
     known = parameter_names(method.algorithm)
     shared = {name: value for name, value in dataset.parameters.items() if name in known}
-    try:
+    with naming(method.name):
         built = build(method.algorithm, shared | dict(method.parameters) | dict(grid))
-    except DataError as problem:
-        raise DataError(f"{method.name}: {problem}") from problem
     own = isinstance(built, Method)  # comparisons are plain dataclasses
     parameters: dict[str, Any] = built.parameters() if own else dataclasses.asdict(built)
     parameters.pop("seed", None)

@@ -1,4 +1,5 @@
-"""Every metric in one table: what it is called, its unit and direction, how it is written, who measures it.
+"""Every metric in one table: what it is called, its unit and direction, how it is written, who measures it;
+and the labels of axes, their values and parameters.
 
 Tables, figures, findings, the report and the terminal look here, so that a new metric is one entry.
 """
@@ -16,10 +17,10 @@ Form = Literal["hundredths", "count", "time", "power", "number"]
 _DIGITS = {"count": 3, "time": 3, "number": 4}
 _MORE_DECIMALS = 3
 _FACTORS = {"%": 100.0, "points": 100.0, "MB": 1e-6}
-"""Cells keep shares of one and bytes."""
+"""Cells hold shares of one, and bytes."""
 
 Read = Callable[[Mapping[str, Any], int | None], Any]
-"""Gives what a cell has after so many layers (None where there are none); None where it was not measured."""
+"""Reads a value of a cell after a number of layers (None without layers); None if not measured."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Metric:
 
 
 def per_layer(name: str) -> Read:
-    """What a cell keeps under `name`, and layer by layer beside it."""
+    """Reads `name` of a cell, or its value after a layer."""
 
     def read(cell: Mapping[str, Any], depth: int | None) -> Any:
         if depth is None:
@@ -151,3 +152,71 @@ def _table() -> Iterator[Metric]:
 
 
 METRICS: dict[str, Metric] = {metric.key: metric for metric in _table()}
+
+
+_SIGNS = {
+    "depth": "T",
+    "clients": "K",
+    "ridge": "λ",
+    "residual_ridge": "γ",
+    "regulariser": "γ",
+    "width": "d",
+    "hidden_width": "d_F",
+    "reconstruction": "1 - ρ",
+    "refinement_ridge": "β",
+    "refinement_width": "d_R",
+}
+"""The papers' signs, where they have one."""
+
+_SHARES = {"noise": "τ", "participation": "η"}
+_WORDS = {
+    "consistent": {True: "consistent", False: "inconsistent"},
+    "remove": {True: "removed (RI)", False: "left in"},
+}
+_PLAIN = (
+    "dataset",
+    "backbone",
+    "partition",
+    "stage",
+    "network",
+    "feedback",
+    "activation",
+    "zero_activation",
+    "refinement_activation",
+)
+_NAMES = {"remove": "regulariser", "noise": "flipped labels", "regulariser": "regulariser"}
+
+
+def axis_name(axis: str) -> str:
+    """The name of an axis in the head of a table."""
+    return _NAMES.get(axis, axis.replace("_", " "))
+
+
+def axis_label(axis: str, value: Any) -> str:
+    """A value along an axis; empty where a model has none."""
+    if axis == "method":
+        name, depth = value if isinstance(value, tuple) else (value, None)
+        return str(name) if depth is None else f"{name} ({axis_label('depth', depth)})"
+    if value is None:
+        return ""
+    if axis == "metric":
+        return METRICS[value].label
+    if axis in _WORDS:
+        return _WORDS[axis][value]
+    if axis in _SHARES:
+        return f"{_SHARES[axis]} = {100 * value:g} %"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if axis in _PLAIN else f"{_SIGNS.get(axis, axis.replace('_', ' '))} = {text}"
+
+
+def spoken(parameter: str) -> str:
+    """A parameter's name as an axis shows it: in words, with the papers' sign where there is one."""
+    words = parameter.replace("_", " ")
+    sign, equals, _ = axis_label(parameter, 0).partition(" = ")
+    return f"{words} {sign}" if equals and sign != words else words
+
+
+def tell(parameter: str, value: Any) -> str:
+    """A parameter's value without its name."""
+    label = axis_label(parameter, value)
+    return label.partition(" = ")[2] or label

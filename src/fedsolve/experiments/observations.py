@@ -1,18 +1,24 @@
-"""What a run says, one model at a time: every cell at every depth that its experiment asks for."""
+"""The results of a run, one model at a time: every cell at every depth that its experiment asks for.
+
+Also means and standard errors over seeds, and a paired test of two accuracies on the same test rows.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
+
+from fedsolve.arrays import Array
 from fedsolve.experiments.config import PartitionSpec
-from fedsolve.experiments.metrics import METRICS
+from fedsolve.experiments.metrics import METRICS, axis_label
+from fedsolve.experiments.outcomes import unpacked
 from fedsolve.experiments.run_folder import RunFolder
-from fedsolve.experiments.significance import Counts
-from fedsolve.experiments.wording import axis_label
 from fedsolve.gradient.networks.stages import stage_of
 
 T = TypeVar("T", bound=Hashable)
@@ -21,6 +27,7 @@ BACKBONES = {
     "torchvision:resnet18": "ResNet-18",
     "torchvision:vgg11": "VGG11",
     "torchvision:vit_b_16": "ViT-B-16",
+    "timm:vit_base_patch16_224.augreg_in21k": "ViT-B-16 (21K)",
     "efficientnet-lite0": "EfficientNet-Lite0",
 }
 """Names the papers use for backbones."""
@@ -66,12 +73,12 @@ class Observation:
 
     @property
     def accuracy(self) -> float:
-        """Of the test rows, in per cent."""
+        """Test accuracy in per cent."""
         return self.values["test"]
 
     @property
     def named_depth(self) -> int | None:
-        """The depth where the experiment asks for some; None where only the last layer counts."""
+        """The depth, if the experiment asks for depths; None if only the last layer counts."""
         return self.depth if self.cell["depths"] else None
 
     @property
@@ -92,11 +99,9 @@ class Observation:
         return [value for value in values if value is not None] if None not in values else []
 
     @property
-    def counts(self) -> Counts | None:
-        """Test rows read correctly, and all of them; None without test rows, or where only a mean is kept."""
-        layers = self.cell["test_correct_per_layer"]
-        correct = layers[self.depth] if layers and self.depth is not None else self.cell["test_correct"]
-        return None if correct is None else (int(correct), int(self.cell["test_rows"]))
+    def kept_hits(self) -> str | None:
+        """Which test rows are right, packed; None where its accuracy is no share of them."""
+        return (self.cell.get("hits") or {}).get("" if self.depth is None else str(self.depth))
 
     @cached_property
     def coordinates(self) -> dict[str, Any]:
@@ -159,7 +164,7 @@ def chosen_stages(cell: Mapping[str, Any]) -> dict[str, float]:
 
 
 def with_relative_seconds(items: Sequence[Observation], baseline: str | None) -> list[Observation]:
-    """With seconds as multiples of those of the baseline on the same rows, dealt alike."""
+    """The observations with seconds relative to those of the baseline on the same partition."""
 
     def where(one: Observation) -> tuple[Any, ...]:
         return (*(one.coordinates[name] for name in ("dataset", "backbone", "partition", "noise")), one.seed)
@@ -211,7 +216,7 @@ def varied(items: Iterable[Observation]) -> dict[str, list[Any]]:
 
 
 def names_of(items: Sequence[Observation], without: Sequence[str] = ()) -> Callable[[Observation], str]:
-    """A function that names an observation by what varies among `items`: method, depth, grid, noise.
+    """A function that names an observation by what varies in `items`: method, depth, grid, noise.
 
     without: parameters (and "noise", "depth") that an axis shows already.
     """
@@ -229,3 +234,92 @@ def names_of(items: Sequence[Observation], without: Sequence[str] = ()) -> Calla
         return ", ".join(words) or item.method
 
     return name
+
+
+def pairs(items: Sequence[Observation]) -> list[tuple[list[Observation], list[Observation]]]:
+    """Pairs of observations without and with feedback alignment; settings and seeds are the same."""
+    plain: dict[Any, list[Observation]] = {}
+    aligned: dict[Any, list[Observation]] = {}
+    for item in items:
+        parameters = item.cell["parameters"]
+        if "feedback" not in parameters:
+            continue
+        settings = [(name, str(value)) for name, value in sorted(parameters.items())]
+        others = tuple(pair for pair in settings if not pair[0].startswith("feedback"))
+        host = (item.cell["algorithm"], item.noise, item.partition, others)
+        if parameters["feedback"] is None:
+            plain.setdefault(host, []).append(item)
+        else:
+            own = tuple(pair for pair in settings if pair[0].startswith("feedback"))
+            aligned.setdefault((host, own), []).append(item)
+    matches = []
+    for (host, _), of in aligned.items():
+        # An unfinished run may have a seed for one and not for the other.
+        seeds = {item.seed for item in of} & {item.seed for item in plain.get(host, [])}
+        if seeds:
+            sides = [[item for item in side if item.seed in seeds] for side in (plain[host], of)]
+            matches.append((sides[0], sides[1]))
+    return matches
+
+
+def compare(first: Iterable[Observation], second: Iterable[Observation]) -> float | None:
+    """p-value for equal accuracy of two methods, paired by run: same rows, same partition.
+
+    None if no runs can be paired, or their hits were not kept.
+    """
+
+    def run(one: Observation) -> tuple[str, int, str, int]:
+        return one.cell["dataset"]["name"], one.cell["test_rows"], one.partition, one.seed
+
+    rivals = {run(one): one.kept_hits for one in second}
+    both = [(one.kept_hits, rivals.get(run(one)), one.cell["test_rows"]) for one in first]
+    sides = [(unpacked(a, rows), unpacked(b, rows)) for a, b, rows in both if a is not None and b is not None]
+    return paired(*zip(*sides, strict=True)) if sides else None
+
+
+LEVEL = 0.05
+"""Below this p-value a difference is marked."""
+MANY = 20_000
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error s / sqrt(n), with s from n - 1; no error for a single value."""
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return float(array.mean()), None
+    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array)))
+
+
+def mean_error(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and standard error for figures: NaN values are skipped, and missing results are NaN."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan, math.nan
+    mean, error = mean_and_error(known)
+    return mean, math.nan if error is None else error
+
+
+def paired(first: Sequence[Array], second: Sequence[Array]) -> float:
+    """p-value for equal accuracy of two methods on the same test rows.
+
+    first, second: which rows are right, (rows,) of each run; runs at the same place belong together. With
+    d_i the difference of a row's hits over all runs, the statistic is |sum d_i|. If both are right equally
+    often, every d_i could have the other sign: an exact sign-flip test, and McNemar's for one run each (by
+    its normal limit where differences are more than `MANY`). The sample is the test rows. Further seeds see
+    the same rows and so add no evidence.
+    """
+    from scipy.stats import binom  # takes a second to import; most commands need no test
+
+    differences = np.sum(first, axis=0, dtype=np.int64) - np.sum(second, axis=0, dtype=np.int64)
+    if np.abs(differences).sum() > MANY:
+        return math.erfc(abs(int(differences.sum())) / math.sqrt(2.0 * float(np.sum(differences**2))))
+    counts = np.bincount(np.abs(differences))
+    # The number of positive signs among m rows of |d| = k is binomial; all k together add up.
+    chances = np.ones(1)
+    for size, rows in enumerate(counts[1:].tolist(), start=1):
+        own = np.zeros(size * rows + 1)
+        own[::size] = binom.pmf(np.arange(rows + 1), rows, 0.5)
+        chances = np.convolve(chances, own)
+    reach = len(chances) - 1
+    sums = 2 * np.arange(reach + 1) - reach
+    return min(1.0, float(chances[np.abs(sums) >= abs(int(differences.sum()))].sum()))

@@ -1,26 +1,34 @@
-"""The outcome of a cell: scores and costs as JSON values, and the model that they are of."""
+"""The outcome of a cell: scores and costs as JSON values, and the model."""
 
 from __future__ import annotations
 
+import base64
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.closedform.predictors import DeepModel, StagedModel
+from fedsolve.federation.card import totals
 from fedsolve.federation.followers import Follower, Followers
-from fedsolve.federation.history import totals
-from fedsolve.federation.local_scores import LocalScores
-from fedsolve.federation.method import Record
+from fedsolve.federation.method import Method, Record
 from fedsolve.model import Model
+from fedsolve.scoring.client_scores import ClientScores
+
+if TYPE_CHECKING:
+    from fedsolve.experiments.config import Measure
+    from fedsolve.experiments.sources import ExperimentRows
 
 _COSTS = ("exchanges", "bytes_up", "bytes_down")
-_LAYERED = ("accuracy", "train_accuracy", "test_correct", "seconds", *_COSTS)
+_LAYERED = ("accuracy", "train_accuracy", "seconds", *_COSTS)
 FIELDS = (
     *_LAYERED,
     *(f"{name}_per_layer" for name in _LAYERED),
     "test_rows",
+    "hits",
     "risk",
     "separability",
     "local",
@@ -29,7 +37,7 @@ FIELDS = (
 
 
 class Outcome:
-    """values: the fields of a cell and its `measures`. model: what was trained, for whoever needs it."""
+    """values: the fields of a cell and its `measures`. model: the trained model."""
 
     def __init__(self, model: Any = None, **known: Any) -> None:
         self.model = model
@@ -49,21 +57,26 @@ class Outcome:
             self.values |= {f"{name}_per_layer": [layer[name] for layer in layers] for name in _COSTS}
             self.values["seconds_per_layer"] = [clock[end - 1] for end in ends]
 
-    def enter_scores(self, part: str, correct: Sequence[int], rows: int, staged: bool = False) -> None:
-        """Correct predictions of the rows of a part, "train" or "test", after each layer."""
+    def enter_scores(self, part: str, hits: Array, depths: Sequence[int] | None = None) -> None:
+        """Which rows of a part, "train" or "test", are right after each layer, (layers, rows).
+
+        depths: of a staged model, the layers that tables read; the last where there are none.
+        """
         prefix = "train_" if part == "train" else ""
-        self.values[f"{prefix}accuracy"] = correct[-1] / rows
-        if staged:
-            self.values[f"{prefix}accuracy_per_layer"] = [count / rows for count in correct]
+        shares = hits.mean(axis=1).tolist()
+        self.values[f"{prefix}accuracy"] = shares[-1]
+        if depths is not None:
+            self.values[f"{prefix}accuracy_per_layer"] = shares
         if part == "test":
-            self.values |= {"test_correct": correct[-1], "test_rows": rows}
-            if staged:
-                self.values["test_correct_per_layer"] = list(correct)
+            last = len(hits) - 1
+            kept = {"": last} if depths is None else {str(depth): depth for depth in depths or (last,)}
+            self.values["test_rows"] = hits.shape[1]
+            self.values["hits"] = {name: packed(hits[layer]) for name, layer in kept.items()}
 
     def enter_local(
         self,
-        scores: LocalScores,
-        compared: Mapping[str, LocalScores] | None = None,
+        scores: ClientScores,
+        compared: Mapping[str, ClientScores] | None = None,
         balances: Sequence[Any] = (),
     ) -> None:
         """Scores by clients. A mean over clients is no share of the rows, so counts are left out.
@@ -82,8 +95,18 @@ class Outcome:
         }
 
 
+def packed(hits: Array) -> str:
+    """Which rows are right, a bit for each, as text."""
+    return base64.b64encode(np.packbits(hits).tobytes()).decode()
+
+
+def unpacked(text: str, rows: int) -> Array:
+    """The rows that are right, (rows,) of 0 and 1."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=rows)
+
+
 class Clock(Follower):
-    """Notes when each exchange ended, in seconds from the start, and reports how far training has got.
+    """Records when each exchange ended, in seconds from the start, and reports progress.
 
     besides: who else follows; looking at test rows and writing to trackers is not training.
     """
@@ -110,3 +133,92 @@ def _risks(model: Model) -> list[float | None]:
     else:
         risks = [record.risk for record in model.history if record.solved]
     return [risk if risk is not None and np.isfinite(risk) else None for risk in risks]
+
+
+REPRESENTATION = ("intra", "inter", "ratio")
+"""FLFA, Eqs. 56-58, of the features that enter the classifier."""
+
+TAIL = 0.1
+"""Share of the rounds, the last ones, over which FLFA averages."""
+
+
+def watches(method: Method[Any], rows: ExperimentRows, measure: Measure) -> list[Follower]:
+    """Followers that score test rows after every round; only gradient methods have them."""
+    from fedsolve.gradient.gradient_method import GradientMethod
+
+    if not isinstance(method, GradientMethod):
+        return []
+    from fedsolve.gradient.networks import build_network
+
+    # Torch loads some of its parts at their first use, which is not training.
+    build_network("mlp:1", 1, 1)
+    if rows.x_test is None or rows.y_test is None:
+        return []
+    from fedsolve.gradient.watch import Watch
+
+    return [Watch(rows.x_test, rows.y_test, representation=measure.representation)]
+
+
+def enter_rounds(outcome: dict[str, Any], history: Sequence[Record], score: str) -> None:
+    """Add the rounds of a gradient method to its outcome; `score` says which of them are its accuracy."""
+    seen = [record.metrics for record in history if "loss" in record.metrics]
+    if not seen:
+        return
+    outcome["loss_per_round"] = [metrics["loss"] for metrics in seen]
+    drifts = [d for record in history if (d := record.metrics.get("drift")) is not None]
+    if drifts:
+        outcome["measures"]["drift"] = float(np.mean(drifts))
+        outcome["drift_per_round"] = drifts
+    _enter_feedback(outcome, seen)
+    reached = [metrics["test_accuracy"] for metrics in seen if "test_accuracy" in metrics]
+    if not reached:
+        return
+    outcome["accuracy_per_round"] = reached
+    tail = float(np.mean(_last(reached)))
+    scores = {"last": reached[-1], "best": max(reached), "tail": tail}
+    outcome["measures"] |= {"best_round": scores["best"], "tail_rounds": tail}
+    outcome["accuracy"] = scores[score]
+    if score != "last":
+        outcome["hits"] = None  # those of the last round are not those of its score
+    _enter_representation(outcome, seen)
+
+
+def _enter_representation(outcome: dict[str, Any], seen: Sequence[Mapping[str, Any]]) -> None:
+    looks = [metrics["representation"] for metrics in seen if "representation" in metrics]
+    if not looks:
+        return
+    per_round = {name: [_finite(look[name]) for look in looks] for name in REPRESENTATION}
+    outcome["representation_per_round"] = per_round
+    for name, values in per_round.items():
+        known = [value for value in _last(values) if value is not None]
+        if known:
+            outcome["measures"][name] = float(np.mean(known))
+
+
+def _enter_feedback(outcome: dict[str, Any], seen: Sequence[Mapping[str, Any]]) -> None:
+    """How often each layer was chosen, and how far clients agreed on it, at first and on average."""
+    choices = [layer for metrics in seen for layer in metrics.get("feedback", ())]
+    scores = [metrics["alignment"] for metrics in seen if "alignment" in metrics]
+    layers = list(dict.fromkeys([*(layer for by_layer in scores for layer in by_layer), *choices]))
+    if not layers:
+        return
+    outcome["feedback"] = {
+        "layers": layers,
+        "rounds": [choices.count(layer) for layer in layers],
+        "first": [_finite(scores[0].get(layer)) if scores else None for layer in layers],
+        "mean": [_mean([by_layer[layer] for by_layer in scores if layer in by_layer]) for layer in layers],
+    }
+
+
+def _last(values: Sequence[Any]) -> Sequence[Any]:
+    return values[-max(1, round(TAIL * len(values))) :]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.mean(known)) if known else None
+
+
+def _finite(value: float | None) -> float | None:
+    """The value; None for NaN and infinity, which JSON cannot express."""
+    return value if value is not None and math.isfinite(value) else None

@@ -29,8 +29,11 @@ class Printed:
     table: str
 
     def about(self, coordinates: Mapping[str, Any]) -> bool:
-        """Whether all that the paper says of this number holds for `coordinates`."""
-        return all(
+        """Whether all that the paper says of this number holds for `coordinates`.
+
+        A number whose dataset the paper does not name is about no dataset of ours.
+        """
+        return "dataset" in self.coordinates and all(
             name in coordinates and same(value, coordinates[name]) for name, value in self.coordinates.items()
         )
 
@@ -44,7 +47,7 @@ def papers() -> dict[str, Any]:
 
 
 def check_tables(key: str, tables: Sequence[str]) -> None:
-    """Refuse a paper or a table that is not there, by name."""
+    """Refuse an unknown paper or table, by name."""
     if key not in papers():
         raise DataError(f"unknown paper '{key}'; known are {', '.join(papers())}.")
     known = papers()[key]["tables"]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedsolve.experiments.config import Experiment, TableSpec
-from fedsolve.experiments.metrics import METRICS
+from fedsolve.experiments.metrics import METRICS, axis_label, axis_name
 from fedsolve.experiments.observations import (
+    LEVEL,
     Observation,
     by_stage,
+    compare,
+    mean_and_error,
     observations,
     with_relative_seconds,
 )
 from fedsolve.experiments.papers import Printed, papers, printed, same
 from fedsolve.experiments.run_folder import RunFolder
-from fedsolve.experiments.significance import LEVEL, compare, mean_and_error
-from fedsolve.experiments.wording import axis_label, axis_name
+from fedsolve.pages.written_tables import latex_table, latex_text, markdown_table, markdown_text
 
 Place = tuple[Any, ...]
 
@@ -75,21 +77,29 @@ class ResultTable:
 
     def as_dict(self) -> dict[str, Any]:
         """The table as JSON values."""
-        return {
-            "title": self.title,
-            "corner": self.corner,
-            "columns": list(self.columns),
-            "rows": [
-                {
-                    "label": row.label,
-                    "paper": row.paper,
-                    "entries": [None if entry is None else vars(entry) for entry in row.entries],
-                }
-                for row in self.rows
-            ],
-            "notes": list(self.notes),
-            "remark": self.remark,
-        }
+        return asdict(self)
+
+    def to_markdown(self) -> str:
+        """The table under a heading; rows of a paper are in italics."""
+        notes = [f"{markdown_text(note)}  " for note in self._all_notes]
+        table = markdown_table((self.corner, *self.columns), *self._lines)
+        return "\n".join([f"### {markdown_text(self.title)}", "", table, "", *notes]).rstrip() + "\n"
+
+    def to_latex(self) -> str:
+        """A table environment, with the rules of the package booktabs."""
+        caption = f"{latex_text(self.title)}. {' '.join(map(latex_text, self._all_notes))}".rstrip()
+        begin = rf"\begin{{table}}[t]\n\centering\n\caption{{{caption}}}".replace(r"\n", "\n")
+        return f"{begin}\n{latex_table((self.corner, *self.columns), *self._lines)}\n\\end{{table}}\n"
+
+    @property
+    def _all_notes(self) -> list[str]:
+        return [*self.notes, *([self.remark] if self.remark else [])]
+
+    @property
+    def _lines(self) -> tuple[list[list[str]], list[int]]:
+        """The rows as text, and which of them are a paper's."""
+        texts = [[row.label, *("" if one is None else one.text for one in row.entries)] for row in self.rows]
+        return texts, [place for place, row in enumerate(self.rows) if row.paper]
 
 
 def tables_of(run: RunFolder) -> list[ResultTable]:
@@ -194,7 +204,6 @@ class _Builder:
     items: Sequence[Observation]
     layout: _Layout
     metrics: tuple[str, ...]
-    _used: set[int] = field(default_factory=set)
 
     def table(self, title: str) -> ResultTable:
         cells: dict[tuple[Place, Place], list[tuple[Observation, str]]] = {}
@@ -202,19 +211,21 @@ class _Builder:
         columns: dict[Place, Place] = {}
         for metric in self.metrics:
             for one in self.items:
-                row, column = (self.layout.place(axes, one, metric) for axes in self._sides)
+                row, column = (
+                    self.layout.place(axes, one, metric) for axes in (self.layout.rows, self.layout.columns)
+                )
                 columns.setdefault(_key(column), column)
                 rows.setdefault(_key(row), row)
                 cells.setdefault((_key(row), _key(column)), []).append((one, metric))
         rows, columns = _ordered(rows), _ordered(columns)
-        numbers = self._printed()
+        ref = self._experiment.paper
+        numbers = [] if ref is None else printed(ref.key, ref.tables)
         lines: list[Row] = []
         for row_key, row in rows.items():
             groups = [cells.get((row_key, column_key)) for column_key in columns]
             label = self._label(self.layout.rows, row)
             lines.append(Row(label, tuple(None if group is None else self._entry(group) for group in groups)))
             lines += self._paper_rows(groups, numbers)
-        lines += self._other_rows(columns, numbers)
         return ResultTable(
             title,
             ", ".join(axis_name(axis) for axis in self.layout.rows),
@@ -223,10 +234,6 @@ class _Builder:
             tuple(self._notes(lines)),
             self._experiment.notes,
         )
-
-    @property
-    def _sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self.layout.rows, self.layout.columns
 
     @property
     def _experiment(self) -> Experiment:
@@ -246,17 +253,13 @@ class _Builder:
         return TableCell(metric, mean, error, len(values), p)
 
     def _p(self, group: list[Observation]) -> float | None:
-        """Against the baseline under the same conditions."""
+        """The p-value against the baseline under the same conditions."""
         baseline = self._experiment.table.baseline
         first = group[0]
         if baseline is None or first.method == baseline:
             return None
         rivals = [one for one in self.items if one.method == baseline and _alike(one, first)]
-        return compare([one.counts for one in group], [one.counts for one in rivals])
-
-    def _printed(self) -> list[Printed]:
-        ref = self._experiment.paper
-        return [] if ref is None else printed(ref.key, ref.tables)
+        return compare(group, rivals)
 
     def _paper_rows(
         self, groups: Sequence[list[tuple[Observation, str]] | None], numbers: Sequence[Printed]
@@ -267,69 +270,13 @@ class _Builder:
             if group is None:
                 continue
             one, metric = group[0]
-            coordinates = self._compared(one) | {"metric": metric}
-            for index, value in enumerate(numbers):
+            coordinates = _spelled(one) | {"metric": metric}
+            for value in numbers:
                 if value.about(coordinates):
-                    self._used.add(index)
                     entries = by_table.setdefault(value.table, [None] * len(groups))
                     entries[column] = TableCell(metric, value.mean, value.spread)
         for table, entries in by_table.items():
-            yield Row(self._paper_label(table), tuple(entries), table)
-
-    def _other_rows(self, columns: Mapping[Place, Place], numbers: Sequence[Printed]) -> Iterator[Row]:
-        """Rows that only the paper has, where the experiment wants them and their columns are ours."""
-        if not self._experiment.table.others or not set(self.layout.rows) <= {"dataset", "method", "depth"}:
-            return
-        where = [self._common(key) for key in columns]
-        rows: dict[tuple[Any, str], tuple[Place, list[TableCell | None]]] = {}
-        for index, value in enumerate(numbers):
-            if index in self._used:
-                continue
-            about = dict(value.coordinates)
-            metric = about.pop("metric")
-            method, depth = about.pop("method", None), about.pop("depth", None)
-            if method is None or metric not in self.metrics:
-                continue
-            for column, common in enumerate(where):
-                if all(name in common and same(common[name], wanted) for name, wanted in about.items()):
-                    named = {**common, **about, "method": method, "depth": depth}
-                    merged = "depth" not in self.layout.axes
-                    place = tuple(
-                        (method, depth) if axis == "method" and merged else named.get(axis)
-                        for axis in self.layout.rows
-                    )
-                    fresh: list[TableCell | None] = [None] * len(where)
-                    _, entries = rows.setdefault((_key(place), value.table), (place, fresh))
-                    entries[column] = TableCell(metric, value.mean, value.spread)
-        for (_, table), (place, entries) in rows.items():
-            label = f"{self._label(self.layout.rows, place)} ({self._paper_label(table)})"
-            yield Row(label, tuple(entries), table)
-
-    def _common(self, column: Place) -> dict[str, Any]:
-        """The coordinates that all models of a column share, as the paper would spell them."""
-        shared: dict[str, Any] | None = None
-        for metric in self.metrics:
-            for one in self.items:
-                if _key(self.layout.place(self.layout.columns, one, metric)) == column:
-                    named = self._compared(one)
-                    if shared is None:
-                        shared = named
-                    shared = {n: v for n, v in shared.items() if n in named and same(v, named[n])}
-        return shared or {}
-
-    def _compared(self, one: Observation) -> dict[str, Any]:
-        """Coordinates as the paper would spell them."""
-        ref = self._experiment.paper
-        named = {**one.coordinates, "partition": one.setting}
-        if ref is not None and ref.dataset is not None:
-            named["dataset"] = ref.dataset
-        return named
-
-    def _paper_label(self, table: str) -> str:
-        ref = self._experiment.paper
-        assert ref is not None
-        name = table if table.startswith("figure") else f"Table {table}"
-        return f"paper, {name}" + ("" if ref.dataset is None else f", {ref.dataset}")
+            yield Row(_paper_label(table), tuple(entries), table)
 
     def _notes(self, lines: Sequence[Row]) -> Iterator[str]:
         experiment = self._experiment
@@ -339,14 +286,13 @@ class _Builder:
             spread = "; ± is the standard error" if seeds[-1] > 1 else ""
             yield f"Mean over {count} seed{'s' if count != '1' else ''}{spread}."
         if any(entry is not None and entry.marked for row in lines for entry in row.entries):
-            test = f"chi-squared test of independence, p < {LEVEL}"
+            test = f"paired test on the test rows, p < {LEVEL}"
             yield f"* differs from {experiment.table.baseline} ({test})."
         if any(row.paper is not None for row in lines) and experiment.paper is not None:
             paper = papers()[experiment.paper.key]
-            other = "" if experiment.paper.dataset is None else f" for {experiment.paper.dataset}"
             spreads = any(e is not None and e.error is not None for r in lines if r.paper for e in r.entries)
             sign = f"; ± there is the {paper['spread']}" if spreads else ""
-            yield f"paper: {paper['paper']}, printed numbers{other}{sign}."
+            yield f"paper: {paper['paper']}, printed numbers{sign}."
         scored = {"best": "in its best round on the test rows", "tail": "over the last tenth of its rounds"}
         rounds = any(cell.get("accuracy_per_round") for cell in self.run.cells)
         if rounds and "test" in self.metrics and experiment.measure.score in scored:
@@ -355,6 +301,15 @@ class _Builder:
             yield "–: not measured, or no model came out of a singular system."
         if self.run.missing:
             yield f"{self.run.missing} cells of this experiment have not been run yet."
+
+
+def _spelled(one: Observation) -> dict[str, Any]:
+    """Coordinates as the papers spell them."""
+    return {**one.coordinates, "partition": one.setting}
+
+
+def _paper_label(table: str) -> str:
+    return f"paper, {table if table.startswith('figure') else f'Table {table}'}"
 
 
 def _alike(baseline: Observation, one: Observation) -> bool:

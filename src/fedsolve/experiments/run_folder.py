@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsolve import container
-from fedsolve.errors import ModelFileError
+from fedsolve.errors import ModelFileError, explained
 from fedsolve.experiments.config import Experiment
 from fedsolve.experiments.reading import read_experiment
 
@@ -82,12 +82,8 @@ def read_partitions(folder: Path) -> list[dict[str, Any]]:
 def _read_json(path: Path, default: Any) -> Any:
     if not path.is_file():
         return default
-    try:
+    with explained(f"{path} is damaged", "Remove it and run the experiment again.", ModelFileError):
         return json.loads(container.read(path))
-    except ValueError as problem:
-        raise ModelFileError(
-            f"{path} is damaged ({problem}). Remove it and run the experiment again."
-        ) from problem
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
@@ -98,7 +94,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
     for line in container.read(path).splitlines(keepends=True):
         try:
             record = json.loads(line)
-            # A line without its end was cut off, even where what is left happens to be JSON.
+            # A line without a newline was cut off, even if the rest happens to be JSON.
             whole = line.endswith(b"\n") and isinstance(record, dict) and {"key", "cell"} <= set(record)
         except ValueError:
             whole = False
@@ -110,7 +106,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
 
 
 class Journal:
-    """The finished cells of a run, open for more."""
+    """The finished cells of a run; more can be appended."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / CELLS
@@ -141,16 +137,11 @@ class Journal:
     def append(self, record: dict[str, Any]) -> None:
         """Add a finished cell in a single write, on disk when this returns."""
         line = container.canonical_json(record).encode() + b"\n"
-        try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                if os.write(descriptor, line) < len(line):
-                    raise OSError("only a part could be written; the disk may be full")
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as problem:
-            raise ModelFileError(f"cannot write {self._path}: {problem.strerror or problem}.") from problem
+        # Unbuffered: a line is one write.
+        with explained(f"cannot write {self._path}", "", ModelFileError), open(self._path, "ab", 0) as stream:
+            if stream.write(line) < len(line):
+                raise OSError("only a part could be written; the disk may be full")
+            os.fsync(stream.fileno())
         self._note(record)
 
     def _note(self, record: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from fedsolve import container
-from fedsolve.data.lock import locked
+from fedsolve.container import locked
 from fedsolve.data.partitions import class_counts
 from fedsolve.experiments.algorithms import lacking
-from fedsolve.experiments.cells import run_cell
+from fedsolve.experiments.cells import train_cell
 from fedsolve.experiments.config import ENGINES, Cell, Experiment
 from fedsolve.experiments.run_folder import OPTIONS, PARTITIONS, TEXT, Journal, read_partitions
 from fedsolve.experiments.sources import ExperimentRows, Source
@@ -29,12 +29,12 @@ from fedsolve.threads import usable_cores
 from fedsolve.version import __version__
 
 LARGEST_COUNTS = 1 << 16
-"""Entries of a (clients, classes) table that is still kept for drawing."""
+"""Largest (clients, classes) table, in entries, that is kept for drawing."""
 
 
 @dataclass(frozen=True)
 class CellProgress:
-    """Where a run stands: finished cells (those found at the start among them) of all, what is under way.
+    """The progress of a run: finished cells (including those found at the start) of all, and the current one.
 
     seconds_left: estimated from finished cells of the same method; None before the first.
     """
@@ -108,15 +108,15 @@ def run_experiment(
             key = cell.key(rows.key)
             if journal.has(cell.id, key):
                 tally.found += 1
-                pace.skip(cell)
+                pace.finish(cell)
             elif lacking(cell.method.algorithm) is not None:
                 tally.left_out[cell.method.name] = tally.left_out.get(cell.method.name, 0) + 1
-                pace.skip(cell)
+                pace.finish(cell)
             else:
                 tick("")
                 before = time.perf_counter()
                 heard = Within(follow, str(cell), _about(experiment, cell))
-                outcome = run_cell(cell, rows, workers, tick, heard)
+                outcome = train_cell(cell, rows, workers, tick, heard).values
                 journal.append(record_of(experiment, cell, key, rows, outcome))
                 tally.ran += 1
                 pace.finish(cell, time.perf_counter() - before)
@@ -125,7 +125,7 @@ def run_experiment(
 
 
 def _about(experiment: Experiment, cell: Cell) -> dict[str, Any]:
-    """What followers are told of a cell."""
+    """The description of a cell for followers."""
     return {
         "experiment": experiment.name,
         "cell": cell.id,
@@ -169,7 +169,7 @@ def record_of(
 
 @cache
 def versions(networks: bool = False) -> dict[str, str]:
-    """Versions of what computes: fedsolve, numpy, scipy and Python; torch where networks are trained."""
+    """Versions of fedsolve, numpy, scipy and Python; of torch too where networks are trained."""
     names = ("numpy", "scipy", "torch") if networks else ("numpy", "scipy")
     installed = {name: importlib.metadata.version(name) for name in names}
     return {"fedsolve": __version__, **installed, "python": platform.python_version()}
@@ -200,34 +200,24 @@ def _gpu(device: str) -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name(place)} if place.type == "cuda" else {}
 
 
-@dataclass
 class _Pace:
-    """Guesses the time left: cells of one method on one dataset take about the same time."""
+    """Estimates the time left: cells of one method on one dataset take about the same time."""
 
-    cells: list[Cell]
-    _waiting: dict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
-    _seen: dict[tuple[Any, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._waiting = Counter(map(self._group, cells))
+        self._seen: dict[tuple[Any, ...], list[float]] = defaultdict(list)
 
-    def __post_init__(self) -> None:
-        for cell in self.cells:
-            self._waiting[self._group(cell)] += 1
-
-    def skip(self, cell: Cell) -> None:
+    def finish(self, cell: Cell, seconds: float | None = None) -> None:
+        """Count a cell as done. seconds: how long it took; None if it was not run."""
         self._waiting[self._group(cell)] -= 1
-
-    def finish(self, cell: Cell, seconds: float) -> None:
-        self.skip(cell)
-        self._seen[self._group(cell)].append(seconds)
+        if seconds is not None:
+            self._seen[self._group(cell)].append(seconds)
 
     def left(self) -> float | None:
         seen = [seconds for group in self._seen.values() for seconds in group]
         if not seen:
             return None
-        usual = float(np.mean(seen))
-        return sum(
-            count * (float(np.mean(self._seen[group])) if self._seen.get(group) else usual)
-            for group, count in self._waiting.items()
-        )
+        return sum(float(np.mean(self._seen.get(of) or seen)) * count for of, count in self._waiting.items())
 
     @staticmethod
     def _group(cell: Cell) -> tuple[Any, ...]:
@@ -235,7 +225,7 @@ class _Pace:
 
 
 class _Partitions:
-    """Who owned which class, once for each dataset and partition."""
+    """Keeps who owned which class, once for each dataset and partition."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PARTITIONS

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedsolve import container
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.partitions import named_rng
 from fedsolve.experiments.config import DatasetSpec
 
 Tick = Callable[[str], None]
-"""Called with words that say how far something has got."""
+"""Called with the progress in words."""
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data import partitions
-from fedsolve.data.noise import flip_labels
+from fedsolve.data.partitions import named_rng
 from fedsolve.errors import DataError
 from fedsolve.experiments.config import Cell, PartitionSpec
 from fedsolve.experiments.outcomes import Outcome
 from fedsolve.experiments.sources import ExperimentRows, Tick
 from fedsolve.federation.followers import Followers
-from fedsolve.federation.local_scores import LocalScores, client_rows, local_scores
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import positions
+from fedsolve.scoring.client_scores import ClientScores, client_rows, client_scores
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class LocalParts:
     test: list[ClientData]
     names: tuple[str, ...]
 
-    def score(self, predictors: Any) -> LocalScores:
-        return local_scores(predictors, self.test, self.names)
+    def score(self, predictors: Any) -> ClientScores:
+        return client_scores(predictors, self.test, self.names)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Trial:
         return LocalParts(train, test, self.names or numbered)
 
     def refuse_local(self, name: str) -> None:
-        """Refuse a cell that is measured client by client, for what gives one model for all."""
+        """Refuse `local` measurement for something that gives one model for all clients."""
         if self.cell.measure.local:
             raise DataError(f"{name} is not measured client by client; leave it out, or leave out 'local'.")
 
@@ -125,7 +125,7 @@ class Contender(Protocol):
 
 
 def deal(partition: PartitionSpec, labels: Array, seed: int, rows: ExperimentRows | None = None) -> Array:
-    """Which client owns each training row; `rows` where they may say it themselves."""
+    """Which client owns each training row. rows: needed where a column of the data says it."""
     if partition.kind == "column":
         column = partition.options["column"]
         if rows is None or rows.owners is None or rows.owner_column != column:
@@ -135,13 +135,28 @@ def deal(partition: PartitionSpec, labels: Array, seed: int, rows: ExperimentRow
             )
         # Names in the order of text, in which a federation has its clients.
         return np.searchsorted(owner_names(rows), rows.owners.astype(str))
-    owners: Array = getattr(partitions, partition.kind)(
-        labels, partition.clients, seed=seed, **partition.options
-    )
-    return owners
+    return partitions.deal(partition.kind, labels, partition.clients, seed, partition.options)
 
 
 def owner_names(rows: ExperimentRows) -> tuple[str, ...]:
     """The owners that the column of the data names, sorted: batches and cohorts are drawn by these names."""
     assert rows.owners is not None
     return tuple(np.unique(rows.owners.astype(str)).tolist())
+
+
+def flip_labels(labels: Any, rate: float, seed: int = 0) -> Array:
+    """A copy in which a random share `rate` of the labels is another class, drawn uniformly.
+
+    Exactly round(rate * rows) labels change (DeepAFL, Appendix O).
+    """
+    flipped: Array = np.array(labels)
+    if not 0.0 <= rate <= 1.0:
+        raise DataError(f"the noise rate must lie in [0, 1]; got {rate!r}.")
+    classes, codes = np.unique(flipped, return_inverse=True)
+    if len(classes) < 2:
+        raise DataError("labels of a single class cannot be flipped to another.")
+    rng = named_rng(seed, "label noise")
+    rows = rng.permutation(len(flipped))[: round(rate * len(flipped))]
+    shift = rng.integers(1, len(classes), size=len(rows))
+    flipped[rows] = classes[(codes[rows] + shift) % len(classes)]
+    return flipped

@@ -1,10 +1,9 @@
 """Models for other programs: ONNX files from raw rows to labels, and writers for models of one's own."""
 
-from fedsolve.export import traced_networks  # its definitions enter the writers of networks
+from fedsolve.export import formulas, traced_networks  # their definitions enter the writers
 from fedsolve.export.families import writes, writes_estimates
-from fedsolve.export.onnx_file import CARD, OnnxFile, write_onnx
+from fedsolve.export.onnx_file import CARD, OnnxFile, register_converters, write_onnx
 from fedsolve.export.onnx_graph import OPSET, PRECISIONS, OnnxGraph
-from fedsolve.export.sklearn_pipelines import register_converters
 
 __all__ = [
     "CARD",
@@ -12,6 +11,7 @@ __all__ = [
     "PRECISIONS",
     "OnnxFile",
     "OnnxGraph",
+    "formulas",
     "register_converters",
     "traced_networks",
     "write_onnx",

@@ -1,4 +1,4 @@
-"""A model as one ONNX file: raw rows in, label, probabilities and scores out."""
+"""A model as one ONNX file: raw rows in, label, probabilities and scores out; whole pipelines by skl2onnx."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from fedsolve import container
 from fedsolve.container import canonical_json
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, require
 from fedsolve.export.families import estimates, scores
 from fedsolve.export.onnx_functions import probabilities, simplex
-from fedsolve.export.onnx_graph import OnnxGraph
+from fedsolve.export.onnx_graph import OPSET, OnnxGraph
 from fedsolve.export.raw_rows import finite, prepared, raw_rows
 from fedsolve.federation.card import card
 from fedsolve.model import Model
@@ -39,11 +39,11 @@ class OnnxFile:
 def write_onnx(
     model: Model, path: str | os.PathLike[str], precision: str = "float64", images: bool | str = False
 ) -> OnnxFile:
-    """Write `model` as an ONNX file that was checked; one client's own is for its owner to read.
+    """Write `model` as a checked ONNX file. Only its owner can read the file of a personal model.
 
     precision: "float64", or "float32" for wide layers of half the size, and probabilities near to 1e-5.
     images: whether the backbone of a model of image features is joined, so that pixels go in; the backbone's
-            address where its files do not lie where they were.
+            address if its files have moved.
     """
     graph, proto = onnx_model(model, precision, images)
     content = proto.SerializeToString(deterministic=True)
@@ -67,9 +67,13 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
     graph = OnnxGraph(precision)
     found = scores_of(graph, model, raw_rows(graph, model, images))
     if model.classes is None:
-        graph.output(
-            "prediction", graph.cast(found), precision, ("rows", model.outputs), "the predicted targets"
-        )
+        told, shape = estimates(graph, model, found), ("rows", model.outputs)
+        graph.output("prediction", graph.cast(told), precision, shape, "the predicted targets")
+        if model.spread is not None:
+            reach = model.spread.reach()
+            for name, side in (("low", -reach), ("high", reach)):
+                edge = graph.op("Add", graph.cast(told, "float64"), graph.constant(side, "float64"))
+                graph.output(name, graph.cast(edge), precision, shape, "an interval of 95 % of the truths")
     else:
         _answers(graph, model, found)
     proto = graph.model({CARD: canonical_json(card(model))}, repr(model), __version__)
@@ -83,7 +87,7 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
 
 
 def scores_of(graph: OnnxGraph, model: Model, rows: str) -> str:
-    """The scores of float64 rows, prepared as the model does it; those that it would refuse fail."""
+    """The scores of float64 rows, prepared as the model does; the graph fails where the model refuses."""
     if model.calibration is not None:
         # Of p = softmax(slope * s), dp/ds = slope * p (1 - p): slope / 4 at most, and rarely near it.
         graph.steepness = model.calibration.slope / 8
@@ -91,7 +95,7 @@ def scores_of(graph: OnnxGraph, model: Model, rows: str) -> str:
 
 
 def labels_and_shares(graph: OnnxGraph, model: Model, found: str) -> tuple[str, str, str]:
-    """Of scores, the labels, the probabilities in float64, and the type of the labels."""
+    """Labels, float64 probabilities, and the type of the labels, from scores."""
     classes = model.classes
     assert classes is not None
     kind = _LABELS.get(classes.dtype.kind)
@@ -114,3 +118,85 @@ def _answers(graph: OnnxGraph, model: Model, found: str) -> None:
     graph.output("label", label, kind, ("rows",), "the class with the largest score")
     graph.output("probabilities", graph.cast(shares), graph.precision, shape, f"of the classes {told}")
     graph.output("scores", graph.cast(found), graph.precision, shape, "as decision_function gives them")
+
+
+_LEAST_OPSET = 18
+"""The first in which sums and maxima take their axes as we write them."""
+
+_NEEDS = "export", "a scikit-learn pipeline as an ONNX file"
+_OPTIONS = {"zipmap": [True, False, "columns"], "nocl": [True, False], "output_class_labels": [False, True]}
+
+
+def register_converters() -> None:
+    """Make fedsolve's estimators known to skl2onnx, so that pipelines with them convert whole.
+
+    Doubles go in where the pipeline's inputs are DoubleTensorType, and probabilities are then those of
+    `predict_proba` to 1e-9; with FloatTensorType, to 1e-5 as far as the steps before keep their digits.
+    """
+    from fedsolve import estimators  # scikit-learn takes longer to import than all the rest
+
+    skl2onnx = require("skl2onnx", *_NEEDS)
+    shapes = require("skl2onnx.common.shape_calculator", *_NEEDS)
+    known: list[tuple[list[Any], Any, dict[str, Any]]] = [
+        (
+            [
+                estimators.AFLClassifier,
+                estimators.AutoClassifier,
+                estimators.DeepAFLClassifier,
+                estimators.KernelAFLClassifier,
+                estimators.SoftmaxClassifier,
+            ],
+            shapes.calculate_linear_classifier_output_shapes,
+            {"convert_fct": _classifier, "options": _OPTIONS},
+        ),
+        (
+            [
+                estimators.AFLRegressor,
+                estimators.AutoRegressor,
+                estimators.DeepAFLRegressor,
+                estimators.KernelAFLRegressor,
+            ],
+            shapes.calculate_linear_regressor_output_shapes,
+            {"convert_fct": _regressor},
+        ),
+    ]
+    for kinds, shape, how in known:
+        for kind in kinds:
+            skl2onnx.update_registered_converter(kind, f"Fedsolve{kind.__name__}", shape, **how)
+
+
+def _classifier(scope: Any, operator: Any, container: Any) -> None:
+    model = operator.raw_operator.model_
+    graph, rows = _entered(scope, operator, container)
+    label, shares, _ = labels_and_shares(graph, model, scores_of(graph, model, rows))
+    if model.classes.dtype.kind != "U":
+        label = graph.cast(label, "int64")
+    _leave(graph, operator, container, [label, graph.cast(shares)])
+
+
+def _regressor(scope: Any, operator: Any, container: Any) -> None:
+    graph, rows = _entered(scope, operator, container)
+    found = scores_of(graph, operator.raw_operator.model_, rows)
+    _leave(graph, operator, container, [graph.cast(found)])
+
+
+def _entered(scope: Any, operator: Any, container: Any) -> tuple[OnnxGraph, str]:
+    """A graph for the nodes of an operator, and the rows that come into it, in float64."""
+    target = container.target_opset_any_domain("")
+    if target < _LEAST_OPSET:
+        raise DataError(
+            f"fedsolve's estimators need opset {_LEAST_OPSET}; pass target_opset={OPSET} instead of {target}."
+        )
+    (given,) = operator.inputs
+    double = type(given.type).__name__ == "DoubleTensorType"
+    graph = OnnxGraph("float64" if double else "float32", scope.get_unique_operator_name("fedsolve"))
+    return graph, graph.cast(given.full_name, "float64")
+
+
+def _leave(graph: OnnxGraph, operator: Any, container: Any, values: list[str]) -> None:
+    """Give the values as the operator's outputs, and the nodes to the container."""
+    for value, place in zip(values, operator.outputs, strict=True):
+        graph.nodes.append(graph.onnx.helper.make_node("Identity", [value], [place.full_name]))
+    container.nodes.extend(graph.nodes)
+    container.initializers.extend(graph.initialisers)
+    container.node_domain_version_pair_sets.add(("", min(OPSET, container.target_opset_any_domain(""))))

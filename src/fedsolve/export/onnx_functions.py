@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from scipy.special import erfcx
 
+from fedsolve.arrays import Array
 from fedsolve.calibration import Calibration
-from fedsolve.container import Array
 from fedsolve.errors import DataError
 from fedsolve.export.onnx_graph import OnnxGraph
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
-from fedsolve.data.backbones.common import require
-from fedsolve.errors import DataError
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, require
 
 OPSET = 20
 """The version of the operators: the first with RegexFullMatch, which recognises categories."""
@@ -51,7 +50,7 @@ class OnnxGraph:
         return self._edge(self.inputs, name, dtype, ("rows", *sides), about)
 
     def output(self, name: str, value: str, dtype: str, shape: tuple[Any, ...], about: str = "") -> str:
-        """Give a value to whoever runs the graph; under a longer name where an input is called `name`."""
+        """Make a value an output of the graph; its name gets longer if an input has the same."""
         while name in self._taken:
             name = f"predicted_{name}"
         self.nodes.append(self.onnx.helper.make_node("Identity", [value], [name]))
@@ -108,7 +107,7 @@ class OnnxGraph:
 
     @contextmanager
     def computing(self, precision: str) -> Iterator[None]:
-        """Within it, what is written in the graph's precision is in this one."""
+        """A block in which the graph's precision is this one."""
         before, self.precision = self.precision, precision
         try:
             yield
@@ -128,8 +127,8 @@ class OnnxGraph:
     def refuse(self, value: str, wrong: str, message: str) -> str:
         """The float64 value (rows, ...); running the graph fails where `wrong` (rows, 1) holds in any row.
 
-        ONNX knows no assertion. What is wrong picks the second of a list of one number, which onnxruntime
-        refuses on a CPU; the node is called by the message, and the error names it.
+        ONNX has no assertion. A wrong row picks the second entry of a list with one entry, which onnxruntime
+        refuses on a CPU. The node is named by the message, so the error shows it.
         """
         place = self.cast(wrong, "int64")
         named = message if self.prefix == PREFIX else f"{message} ({self.prefix})"

@@ -7,16 +7,20 @@ regular expressions, which is how " 3 ", "3.0" and "3" stay the same value.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 
-from fedsolve.encoder import MISSING, category_text
-from fedsolve.errors import DataError
-from fedsolve.export.image_pixels import image_rows
-from fedsolve.export.onnx_graph import OnnxGraph
+from fedsolve.data.backbones.onnx import OnnxBackbone
+from fedsolve.data.backbones.pixels import Pixels
+from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing
+from fedsolve.data.image_rows import known_backbone
+from fedsolve.errors import DataError, explained
+from fedsolve.export.onnx_graph import OPSET, OnnxGraph
 from fedsolve.model import Model
-from fedsolve.preparation import TablePreparation
-from fedsolve.schema import Column, Schema
+from fedsolve.tables.encoder import MISSING, category_text
+from fedsolve.tables.preparation import Preparation
+from fedsolve.tables.schema import Column, Schema
 
 FEATURES = "features"
 """The input of models that know no names of columns."""
@@ -27,7 +31,7 @@ _LARGEST = sys.float_info.max
 def raw_rows(graph: OnnxGraph, model: Model, images: bool | str = False) -> str:
     """The rows (rows, features) that a model is given, float64, from new inputs.
 
-    images: whether they are images for the model's backbone; its address where its files lie elsewhere.
+    images: whether they are images for the model's backbone; its address if its files have moved.
     """
     schema = model.schema
     if images:
@@ -39,21 +43,21 @@ def raw_rows(graph: OnnxGraph, model: Model, images: bool | str = False) -> str:
     return graph.cast(rows, "float64")
 
 
-def prepared(graph: OnnxGraph, rows: str, preparing: TablePreparation | None) -> str:
-    """`TablePreparation.apply`: standardised, then what is missing takes the mean's place."""
+def prepared(graph: OnnxGraph, rows: str, preparing: Preparation | None) -> str:
+    """`Preparation.apply`: standardised, then what is missing takes the mean's place."""
     if preparing is None:
         return rows
-    values = graph.standardised(rows, preparing.centre, preparing.scale)
-    fill = graph.constant((preparing.mean - preparing.centre) / preparing.scale, "float64")
+    values = graph.standardised(rows, preparing.origin, preparing.scale)
+    fill = graph.constant(preparing.fill, "float64")
     return graph.op("Where", graph.op("IsNaN", values), fill, values)
 
 
-def finite(graph: OnnxGraph, rows: str) -> str:
-    """The same rows; a row with NaN or infinity fails."""
+def finite(graph: OnnxGraph, rows: str, what: str = "a feature") -> str:
+    """The same rows; NaN and infinity make the graph fail."""
     within = graph.op("LessOrEqual", graph.op("Abs", rows), graph.constant(_LARGEST, "float64"))
     wrong = graph.cast(graph.op("Not", within), "int64")
     any_ = graph.op("ReduceMax", wrong, graph.constant([1], "int64"), keepdims=1)
-    return graph.refuse(rows, any_, "refused: a feature is NaN or infinite")
+    return graph.refuse(rows, any_, f"refused: {what} is NaN or infinite")
 
 
 def _columns(graph: OnnxGraph, schema: Schema) -> str:
@@ -77,7 +81,13 @@ def _number(graph: OnnxGraph, column: Column) -> list[str]:
     unit = f" in {column.unit}" if column.unit else ""
     about = "days since 1970-01-01, in UTC" if column.kind == "date" else f"a number{unit}"
     value = graph.input(column.name, "float64", 1, about=f"{about}; NaN where it is missing")
+    for sentinel in column.sentinels:
+        found = graph.op("Equal", value, graph.constant(sentinel, "float64"))
+        value = graph.op("Where", found, graph.constant(np.nan, "float64"), value)
     missing = graph.op("IsNaN", value)
+    if column.bounds:
+        least, most = (graph.constant(bound, "float64") for bound in column.bounds)
+        value = graph.op("Where", missing, value, graph.op("Clip", value, least, most))
     if column.kind == "date":
         value = graph.standardised(value, np.array([column.reference]), np.array([column.scale]))
     if column.missing == "refuse":
@@ -131,3 +141,92 @@ def _literal(text: str) -> str:
 
 _SPACE = "[" + "".join(f"\\x{{{code:x}}}" for code in range(0x3001) if chr(code).isspace()) + "]"
 """What `str.strip` takes away."""
+
+
+PIXELS = "pixels"
+"""The input of models that are joined with their backbone."""
+
+
+def image_rows(graph: OnnxGraph, model: Model, named: str | None) -> str:
+    """The features (images, width) that the model's backbone gives of a new input of bytes.
+
+    Resizing is left to whoever runs the graph: Pillow's filters round to bytes between their passes, and no
+    ONNX operator gives the same pixels.
+
+    named: the backbone's address if its files have moved.
+    """
+    extractor = None if model.schema is None else model.schema.extractor
+    if extractor is None:
+        raise DataError(
+            "this model does not take features of images by a backbone, so that there is none to join. Leave "
+            "out --images (images=True)."
+        )
+    address, backbone = known_backbone(extractor, named)
+    if isinstance(backbone, OnnxBackbone):
+        network = _network(graph, backbone)
+        values = _normalised(graph, address, backbone.preprocessing)
+        if backbone.layout == "nchw":
+            values = graph.op("Transpose", values, perm=[0, 3, 1, 2])
+        features = graph.joined(network, graph.cast(values, backbone.input_type), "backbone", {})
+    elif isinstance(backbone, Pixels):
+        features = _normalised(graph, address, backbone.preprocessing)
+        if backbone.order == "channels":
+            features = graph.op("Transpose", features, perm=[0, 3, 1, 2])
+    else:
+        raise DataError(
+            f"the backbone {address} is no ONNX file and cannot be joined; onnx:FILE, efficientnet-lite0 and "
+            "pixels can. Leave out --images (images=True), and run the backbone before the graph."
+        )
+    features = graph.op("Reshape", features, graph.constant([-1, model.features], "int64"))
+    return graph.cast(graph.cast(features, "float32"), "float64")
+
+
+def _normalised(graph: OnnxGraph, address: str, preprocessing: Preprocessing) -> str:
+    """(pixel / scale - mean) / std in float32, of a new input (images, height, width, channels)."""
+    channels = CHANNELS[preprocessing.channels]
+    if preprocessing.size is None or channels is None:
+        raise DataError(
+            f"the backbone {address} takes images of any size or number of channels, and a graph has one "
+            "shape. Train with both, such as pixels:32?channels=rgb."
+        )
+    how = preprocessing.interpolation
+    if preprocessing.shorter_side is not None:
+        how += f", the shorter side to {preprocessing.shorter_side}, cut out of the middle"
+    about = f"images as bytes, {'gray' if channels == 1 else 'red, green, blue'}, resized ({how})"
+    pixels = graph.input(PIXELS, "uint8", *preprocessing.size, channels, about=about)
+    values = graph.cast(pixels, "float64")
+    if preprocessing.channels == "bgr":
+        values = graph.op("Gather", values, graph.constant([2, 1, 0], "int64"), axis=3)
+    values = graph.op("Div", values, graph.constant(preprocessing.scale, "float64"))
+    values = graph.standardised(values, np.array(preprocessing.mean), np.array(preprocessing.std))
+    return graph.cast(values, "float32")
+
+
+def _network(graph: OnnxGraph, backbone: OnnxBackbone) -> Any:
+    """The backbone's ONNX model in the graph's opset, with its one output."""
+    onnx: Any = graph.onnx
+    model = onnx.load(backbone.file)
+    strange = sorted({each.domain for each in model.opset_import} - {"", "ai.onnx"})
+    if strange or model.functions:
+        raise DataError(
+            f"{backbone.file.name} uses operators from outside ONNX ({', '.join(strange) or 'functions'}), "
+            "and cannot be joined. Export it again without them, or run it before the graph."
+        )
+    if backbone.fixed is not None:
+        raise DataError(
+            f"{backbone.file.name} takes {backbone.fixed} images at a time, no more and no fewer, and cannot "
+            "be joined. Export it again with a free number of images."
+        )
+    if any(each.version != OPSET for each in model.opset_import):
+        remedy = "Export it again with that opset, or run it before the graph."
+        with explained(f"{backbone.file.name} cannot be brought to opset {OPSET}", remedy):
+            model = onnx.version_converter.convert_version(model, OPSET)
+    constants = {each.name for each in model.graph.initializer}
+    for edges, kept in (
+        (model.graph.input, lambda edge: edge.name not in constants),
+        (model.graph.output, lambda edge: edge.name == backbone.output),
+    ):
+        wanted = [edge for edge in edges if kept(edge)]
+        del edges[:]
+        edges.extend(wanted)
+    return model

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.data.backbones.common import first_line, require
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, first_line, require
 from fedsolve.export.families import softmax_estimates, writes, writes_estimates
 from fedsolve.export.onnx_functions import erf
 from fedsolve.export.onnx_graph import OPSET, OnnxGraph
@@ -21,30 +20,9 @@ from fedsolve.gradient.networks import features_of
 _EXAMPLE_ROWS = 3
 """Rows that are traced: more than one, so that no operation looks like one of a single row."""
 
-_LAYERS = (
-    "AveragePool",
-    "Conv",
-    "ConvTranspose",
-    "GlobalAveragePool",
-    "GlobalLpPool",
-    "GlobalMaxPool",
-    "InstanceNormalization",
-    "MeanVarianceNormalization",
-)
-_CURVES = (
-    "Celu",
-    "Elu",
-    "HardSigmoid",
-    "HardSwish",
-    "LeakyRelu",
-    "Mish",
-    "PRelu",
-    "Selu",
-    "Softplus",
-    "Softsign",
-    "ThresholdedRelu",
-)
-SINGLE_ONLY = frozenset(_LAYERS + _CURVES)
+_LAYERS = "AveragePool Conv ConvTranspose GlobalAveragePool GlobalLpPool GlobalMaxPool InstanceNormalization"
+_CURVES = "Celu Elu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Softplus Softsign ThresholdedRelu"
+SINGLE_ONLY = frozenset(f"MeanVarianceNormalization {_LAYERS} {_CURVES}".split())
 """Operators of networks that onnxruntime's CPU kernels compute in float32 alone."""
 
 

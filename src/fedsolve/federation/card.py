@@ -1,21 +1,22 @@
 """The card of a model: how it came about, what it reached, and how to read it.
 
 `training_card` gives what a model does not know by itself, to be kept as `model.card`; `card` joins it with
-what the model holds, for `fedsolve info`.
+what the model holds, for `fedsolve info`. `traffic` tells what a training took.
 """
 
 from __future__ import annotations
 
+import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy
 
-from fedsolve import formats
-from fedsolve.federation.history import totals
-from fedsolve.federation.method import Method, unwrapped
+from fedsolve import version
+from fedsolve.federation.method import Record
+from fedsolve.federation.recipe import Recipe
 from fedsolve.model import Model
 from fedsolve.version import __version__
 
@@ -28,28 +29,37 @@ LICENCE = (
 )
 
 
-def training_card(model: Model, method: Method[Any], **more: Any) -> dict[str, Any]:
+def training_card(model: Model, recipe: Recipe[Any], **more: Any) -> dict[str, Any]:
     """How a model came about, as JSON values; no times, nor what clients had to catch up with, so that a run
     that was interrupted gives the same file.
 
     more: what else is known, such as rows and accuracies.
     """
     cohort = sorted({client for record in model.history for client in record.cohort})
-    kinds: dict[str, dict[str, int]] = {}
+    parts: dict[tuple[str, str], dict[str, int]] = {}
     for record in model.history:
-        sums = kinds.setdefault(record.kind, {"exchanges": 0, "bytes_up": 0, "bytes_down": 0})
+        part = record.stage, record.kind
+        sums = parts.setdefault(part, {"exchanges": 0, "bytes_up": 0, "bytes_down": 0})
         sums["exchanges"] += 1
         sums["bytes_up"] += record.bytes_up
         sums["bytes_down"] += record.bytes_down
+    private = recipe.method.agreement().get("privacy")
+    if (
+        private is not None
+    ):  # exact counts, and mistakes on the rows themselves, would say more than the noise
+        accuracy = {name: one for name, one in (more.pop("accuracy", None) or {}).items() if name == "test"}
+        noise = getattr(model, "parameters", {}).get("noise")
+        more = {"accuracy": accuracy, "privacy": {**private, "noise": noise}}
+    if digests := [record.digest for record in model.history if record.digest]:
+        more["totals"] = hashlib.sha256("".join(digests).encode()).hexdigest()
     risks = [record.risk for record in model.history if record.risk is not None]
-    plain = unwrapped(method)
     return {
-        "method": plain.key,
-        "parameters": plain.parameters(),
+        "method": recipe.method.key,
+        "parameters": recipe.method.parameters(),
         "clients": len(cohort),
         "cohort": cohort[:MOST_NAMES],
         **{name: count for name, count in totals(model.history).items() if name != "catch_up_bytes"},
-        "history": [{"kind": kind, **sums} for kind, sums in kinds.items()],
+        "history": [{"stage": stage, "kind": kind, **sums} for (stage, kind), sums in parts.items()],
         "risk": risks[-1] if risks else None,
         "versions": {
             "fedsolve": __version__,
@@ -66,11 +76,10 @@ def card(model: Model) -> dict[str, Any]:
     told: Mapping[str, Any] = model.card or {}
     trained_with = getattr(model, "parameters", None) or {}
     arrays, _ = model.contents()
-    calibration = model.calibration
     return {
         "model": repr(model),
         "family": model.family,
-        "format": formats.MODEL.version,
+        "format": version.MODEL,
         "private": model.private,
         "features": model.features,
         "classes": None if model.classes is None else model.classes.tolist(),
@@ -79,20 +88,28 @@ def card(model: Model) -> dict[str, Any]:
         "method": told.get("method"),
         "parameters": told.get("parameters") or trained_with or None,
         "settings": _chosen(trained_with, told.get("parameters")),
-        "schema": None if model.schema is None else _schema(model),
+        "schema": None
+        if model.schema is None
+        else model.schema.to_note() | {"classes": list(model.schema.classes)},
         "prepared": model.preparing is not None,
-        "calibration": None
-        if calibration is None
-        else {
-            "slope": calibration.slope,
-            "biases": None if calibration.biases is None else calibration.biases.tolist(),
-            "held_out_rows": calibration.rows,
-            "held_out_share": calibration.share,
-            "metrics": dict(calibration.metrics),
-        },
+        **held_out_card(model),
         "training": {k: v for k, v in told.items() if k not in ("method", "parameters")} or None,
         "licence": _licence(model),
     }
+
+
+def held_out_card(model: Model) -> dict[str, Any]:
+    """What rows held out told of a model: its calibration, or the intervals of a regression."""
+    told: dict[str, Any] = {"calibration": None, "intervals": None}
+    for name, known in (("calibration", model.calibration), ("intervals", model.spread)):
+        if known is not None:
+            told[name] = {"held_out_rows": known.rows, "metrics": dict(known.metrics)}
+    if (calibration := model.calibration) is not None:
+        biases = None if calibration.biases is None else calibration.biases.tolist()
+        told["calibration"] |= {"slope": calibration.slope, "biases": biases}
+    if model.spread is not None:
+        told["intervals"] |= {"level": 0.95, "reach": model.spread.reach().tolist()}
+    return told
 
 
 def _chosen(trained_with: Mapping[str, Any], asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -102,15 +119,35 @@ def _chosen(trained_with: Mapping[str, Any], asked: Mapping[str, Any] | None) ->
     return {name: value for name, value in trained_with.items() if asked.get(name, "auto") != value} or None
 
 
-def _schema(model: Model) -> dict[str, Any]:
-    assert model.schema is not None
-    note = model.schema.to_note()
-    return note | {"classes": list(model.schema.classes)}
-
-
 def _licence(model: Model) -> str:
     extractor = None if model.schema is None else model.schema.extractor
     backbone = getattr(model, "parameters", {}).get("backbone") if extractor is None else extractor.address
     if not backbone:
         return LICENCE
     return f"{LICENCE} The backbone {backbone} has a licence of its own."
+
+
+def totals(history: Sequence[Record]) -> dict[str, int]:
+    """Exchanges, and bytes up, down and for catching up, over all clients together."""
+    return {
+        "exchanges": len(history),
+        "bytes_up": sum(record.bytes_up for record in history),
+        "bytes_down": sum(record.bytes_down for record in history),
+        "catch_up_bytes": sum(record.catch_up_bytes for record in history),
+    }
+
+
+_TOLD = (
+    *("exchange", "kind", "step", "bytes_up", "bytes_down", "seconds"),
+    *("risk", "accuracy", "solved", "metrics", "error_bounds"),
+)
+
+
+def traffic(history: Sequence[Record]) -> dict[str, Any]:
+    """The totals, the last risk, and what each exchange took, as JSON can hold it."""
+    risks = [record.risk for record in history if record.risk is not None]
+    each = [
+        {name: getattr(record, name) for name in _TOLD} | {"clients": len(record.cohort)}
+        for record in history
+    ]
+    return {**totals(history), "risk": risks[-1] if risks else None, "history": each}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array, as_features, check_arrays
 from fedsolve.backends import Kernels
-from fedsolve.checks import check_arrays
-from fedsolve.container import Array
+from fedsolve.backends.devices import torch_type
 from fedsolve.errors import DataError
+from fedsolve.federation.folds import RowCells, row_hashes
 from fedsolve.federation.messages import Chain
-from fedsolve.held_out import row_marks
 from fedsolve.labels import encode_labels, labels_from_note, plain_labels
-from fedsolve.preparation import TablePreparation
-from fedsolve.schema import Schema
-from fedsolve.streamed import as_features
+from fedsolve.tables.preparation import Preparation
+from fedsolve.tables.schema import Schema
 
 TABLE_MOMENTS = "table-moments"
 """The kind of request whose answer a table is prepared by."""
@@ -29,9 +28,6 @@ TABLE_BLOCK = "table preparation"
 _ROWS = 65536
 """Rows read at a time where all are looked at."""
 
-_PLACED = tuple(map(np.dtype, (np.float16, np.float32, np.float64, np.uint8)))
-"""Types in which features are copied to a device; of others float64 is made."""
-
 
 class ClientData:
     """A client's rows: features, and labels (classification) or targets (regression), never copied whole.
@@ -41,6 +37,7 @@ class ClientData:
     rows:     which rows of the source belong to this client; all when None.
     weights:  (rows of the source,) non-negative sample weights; they enter sums, never the row count.
     schema:   what the features are, where `encoder.encode` made them of a table; NaN is a missing value then.
+    cells:    which rows may only be asked about together, under secure sums.
     """
 
     def __init__(
@@ -52,12 +49,14 @@ class ClientData:
         *,
         checked: bool = False,
         schema: Schema | None = None,
+        cells: RowCells | None = None,
     ) -> None:
         self.source = as_features(features)
         self.labels = plain_labels(labels)
         self.weights = None if weights is None else np.asarray(weights, dtype=np.float64)
         self.rows = rows
         self.schema = schema
+        self.cells = cells
         if not checked:
             check_arrays(self.source, self.labels, self.weights, missing=schema is not None)
         if schema is not None and schema.width != self.width:
@@ -77,16 +76,20 @@ class ClientData:
         """The features of this client's rows `span`, as a contiguous array."""
         return np.ascontiguousarray(self._own(self.source, span), dtype=dtype)
 
+    def spans(self, rows: int = 16384) -> Iterator[slice]:
+        """This client's rows, some thousand at a time."""
+        return (slice(start, start + rows) for start in range(0, len(self), rows))
+
     def placed(self, kernels: Kernels) -> Any | None:
         """This client's features where these kernels compute, as they are stored: copied once and kept.
 
-        None where they do not fit beside what is there already.
+        None where the device has no room for them.
         """
         copies: dict[str, Any] = vars(self).setdefault("_copies", {})
         if kernels.device not in copies:
-            stored = self.features(slice(0, 0), None).dtype
-            known = stored.newbyteorder("=") in _PLACED  # devices have no others, such as longdouble
-            kind = stored.newbyteorder("=") if known else np.dtype(np.float64)
+            kind = torch_type(self.features(slice(0, 0), None).dtype)
+            if kind.kind != "f" and kind != np.uint8:
+                kind = np.dtype(np.float64)
             fits = len(self) * self.width * kind.itemsize <= kernels.budget(0)
             copies[kernels.device] = kernels.array(self.features(slice(None), kind)) if fits else None
         return copies[kernels.device]
@@ -97,19 +100,38 @@ class ClientData:
     def own_weights(self) -> Array | None:
         return None if self.weights is None else self._own(self.weights, slice(None))
 
-    def marks(self, key: int | str = 0) -> Array:
-        """A number for each of this client's rows that its content alone decides: see `held_out`."""
+    def row_hashes(self, key: int | str = 0) -> Array:
+        """A number for each of this client's rows that its content alone decides: see `held_out`.
+
+        Rows in cells have the hash of their fold, whatever the key.
+        """
+        if self.cells is not None:
+            return self.cells.hashes
         labels = self.own_labels()
-        spans = [slice(start, start + _ROWS) for start in range(0, max(1, len(self)), _ROWS)]
-        marks = [row_marks(self._own(self.source, span), labels[span], key) for span in spans]
-        return np.concatenate(marks)
+        spans = list(self.spans(_ROWS)) or [slice(0)]
+        return np.concatenate([row_hashes(self._own(self.source, s), labels[s], key) for s in spans])
 
     def taking(self, chosen: Array) -> ClientData:
-        """The rows of this client where `chosen` is true, nothing copied."""
-        rows = np.flatnonzero(chosen) if self.rows is None else self.rows[chosen]
-        return ClientData(self.source, self.labels, rows, self.weights, checked=True, schema=self.schema)
+        """The rows of this client where `chosen` is true, nothing copied.
 
-    def prepared(self, preparation: TablePreparation) -> ClientData:
+        Rows in cells: columns that few rows of a fold set are zero, in a copy.
+        """
+        rows = np.flatnonzero(chosen) if self.rows is None else self.rows[chosen]
+        source, cells = self.source, None if self.cells is None else self.cells.taking(chosen)
+        if cells is not None and np.any(cells.left_out):
+            source = np.array(source[:])
+            source[:, cells.left_out] = 0
+        return ClientData(
+            source, self.labels, rows, self.weights, checked=True, schema=self.schema, cells=cells
+        )
+
+    def within(self, cells: RowCells) -> ClientData:
+        """The same rows, which may only be asked about in these cells."""
+        return ClientData(
+            self.source, self.labels, self.rows, self.weights, checked=True, schema=self.schema, cells=cells
+        )
+
+    def prepared(self, preparation: Preparation) -> ClientData:
         """The same rows as methods see them under this preparation."""
         return PreparedData(self, preparation, self.own_weights())
 
@@ -126,16 +148,17 @@ class ClientData:
 class PreparedData(ClientData):
     """A client's rows with missing values filled and columns standardised, computed as they are read.
 
-    Whoever wants them all at once, as `source`, gets them computed once and kept.
+    `source` gives them all at once; they are then computed once and kept.
     """
 
-    def __init__(self, raw: ClientData, preparation: TablePreparation, weights: Array | None) -> None:
+    def __init__(self, raw: ClientData, preparation: Preparation, weights: Array | None) -> None:
         self._raw = raw
         self._preparation = preparation
         self.labels = raw.own_labels()
         self.weights = weights
         self.rows = None
         self.schema = None
+        self.cells = raw.cells
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -148,8 +171,8 @@ class PreparedData(ClientData):
     def source(self) -> Array:
         return self._preparation.apply(self._raw.features(slice(None)))
 
-    def marks(self, key: int | str = 0) -> Array:
-        return self._raw.marks(key)
+    def row_hashes(self, key: int | str = 0) -> Array:
+        return self._raw.row_hashes(key)
 
     def features(self, span: slice, dtype: Any = np.float64) -> Array:
         if "source" in vars(self):
@@ -172,41 +195,54 @@ class WeightedData(ClientData):
         return WeightedData(super().taking(chosen), self.weights[chosen])
 
 
+def joined(parts: Sequence[ClientData]) -> ClientData:
+    """The rows of several clients of one schema, copied, one client after the other."""
+    weights = None
+    if any(part.weights is not None for part in parts):
+        each = [part.own_weights() for part in parts]
+        weights = np.concatenate(
+            [np.ones(len(part)) if own is None else own for part, own in zip(parts, each, strict=True)]
+        )
+    return ClientData(
+        np.concatenate([part.features(slice(None), None) for part in parts]),
+        np.concatenate([part.own_labels() for part in parts]),
+        weights=weights,
+        checked=True,
+        schema=parts[0].schema,
+    )
+
+
 def rows_for(data: ClientData, kind: str, chain: Chain, cache: dict[str, Any]) -> ClientData:
     """A client's rows as the model so far shows them to a step that answers requests of this kind.
 
     The schemas of the run and of the rows must agree. What is derived from rows is dropped from the cache
     when the preparation changes.
     """
-    place, mark = shown_by(chain)
+    place = next((i for i, block in enumerate(chain.blocks) if TABLE_BLOCK in block.note), None)
+    blocks = chain.digests[1], "" if place is None else chain.digests[place + 1]
     known = cache.get("table")
-    if known is None or known[0] != mark:
+    if known is None or known[0] != blocks:
         rows, schema = data, run_schema(chain)
         if schema is not None:
             _check_schema(data, schema)
         if place is not None:
-            rows = _shown(data, chain.blocks[place].arrays, chain.blocks[0].note["opening"])
-        if known is not None and known[0][1] != mark[1]:
+            rows = _shown(data, chain.blocks[place].arrays, chain.opening)
+        if known is not None and known[0][1] != blocks[1]:
             cache.clear()
-        known = cache["table"] = (mark, rows)
-    if kind != TABLE_MOMENTS and known[1].incomplete:
+        known = cache["table"] = (blocks, rows)
+    takes = kind == TABLE_MOMENTS or chain.opening.get("incomplete", False)
+    if not takes and known[1].incomplete:
         raise DataError(
             "this client has missing values, and the run does not fill them. Train with the schema that the "
-            "rows were encoded with (Described), or remove the rows."
+            "rows were encoded with (schema=), or remove the rows."
         )
     shown: ClientData = known[1]
     return shown
 
 
-def shown_by(chain: Chain) -> tuple[int | None, tuple[str, str]]:
-    """Where in a chain the preparation of a table stands, if anywhere, and what tells it from others."""
-    place = next((i for i, block in enumerate(chain.blocks) if TABLE_BLOCK in block.note), None)
-    return place, (chain.digests[1], "" if place is None else chain.digests[place + 1])
-
-
 def run_schema(chain: Chain) -> Schema | None:
     """The schema of the rows that a run is about; None where it describes none."""
-    note = chain.blocks[0].note.get("opening", {}).get("schema") if len(chain) else None
+    note = chain.opening.get("schema")
     return None if note is None else Schema.from_note(note)
 
 
@@ -219,7 +255,7 @@ def _shown(data: ClientData, arrays: Mapping[str, Array], opening: Mapping[str, 
         by_class = arrays["class_weight"][encode_labels(data.own_labels(), classes)]
         weights = by_class if weights is None else weights * by_class
     if "centre" in arrays:
-        return PreparedData(data, TablePreparation.from_arrays(arrays), weights)
+        return PreparedData(data, Preparation.from_arrays(arrays), weights)
     return data if weights is None else WeightedData(data, weights)
 
 

@@ -1,21 +1,170 @@
-"""Who took part in an exchange and what it cost: the report of every engine, and its errors."""
+"""Who took part in an exchange, and the sum of what they answered: the same for every engine.
+
+Each term is checked, added in client order, and entered in the report. The report also says what the exchange
+cost, and words its errors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedsolve.errors import CohortError, DataError, DivergenceError, FedsolveError
-from fedsolve.federation.blocks import BlockSum
-from fedsolve.federation.messages import Request, Total
-from fedsolve.federation.running_sum import Answer, Contradiction, RunningSum
+import numpy as np
+
+from fedsolve.errors import CohortError, DataError, DivergenceError, FedsolveError, TermError
+from fedsolve.federation.messages import Request, Term, Total, packed_size
 
 UNKNOWN = "not part of the federation"
 """Why a client that the engine does not know is missing."""
 
+_LARGEST_COUNT = 2**53
 _LONGEST = 2000
 _DIVERGED = "DivergenceError: "
+
+
+class Contradiction(TermError):
+    """A term unlike the only one before it, that of `first`; which of the two is wrong is not known.
+
+    It stops every engine: either of them may be the wrong one.
+    """
+
+    def __init__(self, first: str, text: str) -> None:
+        super().__init__(text)
+        self.first = first
+
+
+@dataclass(frozen=True)
+class TermLayout:
+    """What a term looks like: the shape of every array, as methods read it, and whether it is symmetric.
+
+    A client's own arrays are named without the client; these names end in @.
+    """
+
+    forms: Mapping[str, tuple[tuple[int, ...], bool]]
+
+    @classmethod
+    def of(cls, term: Term, *clients: str, shared: bool = False) -> TermLayout:
+        """What the term of these clients looks like.
+
+        shared: only the arrays that are added to those of others; methods that gather have some besides.
+        """
+        named = {n: n if "@" not in n else _shared_name(n, clients) for n in term.arrays}
+        kept = {name: called for name, called in named.items() if not (shared and "@" in called)}
+        return cls({called: (term.shape(n), n in term.symmetric) for n, called in kept.items()})
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers such a term sends."""
+        return sum(
+            packed_size(shape[0]) if symmetric else int(np.prod(shape, dtype=np.int64))
+            for shape, symmetric in self.forms.values()
+        )
+
+    def check(self, other: TermLayout, who: str) -> None:
+        """Refuse the layout of another term unless it equals this one; who: sent that term."""
+        remedy = "All participants must answer the same request."
+        for name, form in other.forms.items():
+            if form != (expected := self.forms.get(name, form)):
+                raise TermError(
+                    f"terms do not fit together: '{name}' of {who} has shape {_shown(form)}, expected "
+                    f"{_shown(expected)}. {remedy}"
+                )
+        if other.forms.keys() != self.forms.keys():
+            raise TermError(
+                f"terms do not fit together: {who} sent {sorted(other.forms)}, expected "
+                f"{sorted(self.forms)}. {remedy}"
+            )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A term that can be added: of one client, or of several that answered together.
+
+    empty: those of the clients that have no rows.
+    bytes_up, catch_up_bytes: what the clients send, and are sent in addition to the request, in all.
+    """
+
+    clients: tuple[str, ...]
+    term: Term
+    empty: tuple[str, ...]
+    bytes_up: int
+    catch_up_bytes: int = 0
+
+
+def named(clients: tuple[str, ...]) -> str:
+    """One client by its name, several by the first and the last."""
+    return f"'{clients[0]}'" if len(clients) == 1 else f"'{clients[0]}' to '{clients[-1]}'"
+
+
+class RunningSum:
+    """Adds answers in the order given, which is that of the clients' names in every engine.
+
+    Terms may be in memory or packed as they travel (`Term.symmetric`). All terms of a sum have the same form,
+    and both forms give the same bits. The sum takes as much memory as one term.
+
+    layout: what a term must look like; when None, like the first.
+    term:   the sum as an addend of another one, symmetric arrays as upper triangles.
+    """
+
+    def __init__(self, layout: TermLayout | None = None) -> None:
+        self.term = Term()
+        self._layout = layout
+        self._first: tuple[str, TermLayout] | None = None
+        self._alike = 0
+
+    def check(
+        self, term: Term, *clients: str, empty: tuple[str, ...] = (), catch_up_bytes: int = 0
+    ) -> Answer:
+        """The term of these clients as an answer, unless it is wrong whatever the others are.
+
+        May be called from several threads: it does not depend on what was added before.
+        """
+        who = named(clients)
+        for name in term.arrays:
+            if "@" in name and _shared_name(name, clients) == name:
+                raise TermError(
+                    f"{who} sent '{name}': what is gathered ends in @ and the name of its own client."
+                )
+        if self._layout is not None and not _abstains(term):
+            self._layout.check(TermLayout.of(term, *clients), who)
+        term.check_finite(who)
+        for name, count in term.counts.items():
+            if abs(count) > _LARGEST_COUNT:
+                raise TermError(f"{who}: the count '{name}' has {len(str(count))} digits, too many.")
+        for name, factor in term.factors.items():
+            if not np.isfinite(factor):
+                raise TermError(f"{who}: the factor of '{name}' is {factor}. Check its rows and weights.")
+        return Answer(clients, term, empty, len(clients) * term.nbytes, catch_up_bytes)
+
+    def check_fits(self, answer: Answer) -> None:
+        """Refuse an answer that cannot be added to those before it."""
+        if self._first is None or _abstains(answer.term):
+            return
+        first, layout = self._first
+        who = named(answer.clients)
+        try:
+            layout.check(TermLayout.of(answer.term, *answer.clients, shared=True), who)
+        except TermError as problem:
+            if self._alike == 1:
+                raise Contradiction(first, str(problem)) from problem
+            raise
+
+    def add(self, answer: Answer) -> None:
+        """Add an answer, or refuse it and leave the sum as it is."""
+        self.check_fits(answer)
+        self.term.add(answer.term)
+        if _abstains(answer.term):
+            return
+        if self._first is None:
+            layout = TermLayout.of(answer.term, *answer.clients, shared=True)
+            self._first = named(answer.clients), layout
+        self._alike += 1
+
+    def take(self) -> Term:
+        """The sum as methods read it; nothing can be added afterwards."""
+        self.term.mirror()
+        return self.term
 
 
 class Missing(Exception):
@@ -24,6 +173,17 @@ class Missing(Exception):
     def __init__(self, kind: Literal["failed", "late", "absent"], why: str) -> None:
         super().__init__(why)
         self.kind = kind
+
+
+def departed(gone: Collection[str], staying: Collection[str]) -> CohortError:
+    """The refusal of secure sums without sites whose rows are in earlier ones, with what can be done."""
+    names = ", ".join(sorted(gone)[:5])
+    return CohortError(
+        f"{names} took part in earlier sums and would be missing: the difference would show what they added. "
+        f"Nothing was sent. Bring {names} back; or let them sign a withdrawal that all {len(staying)} who "
+        "stay accept (fedsolve certificate withdraw, accept); or train with noise (--epsilon); or let all "
+        "who stay allow changes (changing = true, in each policy), where three or more leave together."
+    )
 
 
 @dataclass
@@ -69,17 +229,25 @@ class CohortReport:
 
     def enter(self, answer: Answer) -> None:
         """Note that this answer was added."""
-        self.answered.append(answer.client)
-        self.bytes_up += answer.term.nbytes
-        if answer.empty:
-            self.empty.append(answer.client)
+        self.answered += answer.clients
+        self.empty += answer.empty
+        self.bytes_up += answer.bytes_up
+        self.catch_up_bytes += answer.catch_up_bytes
 
-    def enter_block(self, block: BlockSum) -> None:
-        """Note that the sum of these answers was added."""
-        self.answered += block.answered
-        self.empty += block.empty
-        self.bytes_up += block.bytes_up
-        self.catch_up_bytes += block.catch_up_bytes
+    def take(
+        self, sums: RunningSum, answers: Iterable[Answer], failed: dict[str, Exception]
+    ) -> dict[str, Exception]:
+        """Add answers to a sum and note who is in it; gives those that are not, with the reason."""
+        for answer in answers:
+            try:
+                sums.add(answer)
+            except TermError as problem:
+                failed |= dict.fromkeys(answer.clients, problem)
+            else:
+                self.enter(answer)
+        for name, cause in sorted(failed.items()):
+            self.lose(name, cause)
+        return failed
 
     def lose(self, name: str, cause: Exception) -> None:
         """Note that a member is not in the sum, and why."""
@@ -110,7 +278,7 @@ class CohortReport:
         """The error that stops a run because this member is missing."""
         if isinstance(cause, Contradiction):
             return CohortError(
-                f"{self._where}: '{cause.first}' and '{name}' contradict each other; which of them is wrong "
+                f"{self._where}: {cause.first} and '{name}' contradict each other; which of them is wrong "
                 f"is not known ({plain(cause).rstrip('.')}). Mend one of them and resume."
             )
         why = self.missing[name]
@@ -147,3 +315,18 @@ def plain(said: Any) -> str:
     """Somebody else's text as a single line that is safe to print on a terminal."""
     text = " ".join(str(said).split())
     return "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST])
+
+
+def _shared_name(name: str, clients: tuple[str, ...]) -> str:
+    """The name of a client's own array, such as "own@client", without the client."""
+    return next((name.removesuffix(client) for client in clients if name.endswith(f"@{client}")), name)
+
+
+def _abstains(term: Term) -> bool:
+    """Whether a term has counts alone, of a client without rows for instance: these fit any sum."""
+    return not term.arrays and bool(term.counts)
+
+
+def _shown(form: tuple[tuple[int, ...], bool]) -> str:
+    shape, symmetric = form
+    return f"{shape} (symmetric)" if symmetric else f"{shape}"

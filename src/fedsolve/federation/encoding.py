@@ -5,23 +5,19 @@ Safetensors with a version field; symmetric arrays are packed as their upper tri
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from fedsolve import formats
-from fedsolve.container import Array, from_bytes, to_bytes, views, with_prefix
+from fedsolve import version
+from fedsolve.arrays import Array
+from fedsolve.container import from_bytes, to_bytes, views, with_prefix
 from fedsolve.errors import TermError
-from fedsolve.federation.messages import (
-    Block,
-    Needs,
-    Request,
-    Term,
-    check_triangle,
-    pack_triangle,
-)
+from fedsolve.federation.messages import Block, Needs, Request, Term, check_triangle
 
 
 def encode_request(request: Request) -> bytes:
@@ -32,7 +28,7 @@ def encode_request(request: Request) -> bytes:
     return to_bytes(
         arrays,
         {
-            "wire": formats.MESSAGE.version,
+            "wire": version.MESSAGE,
             "message": "request",
             "kind": request.kind,
             "exchange": request.exchange,
@@ -70,15 +66,11 @@ def decode_request(data: bytes) -> Request:
 def encode_term(term: Term | Needs) -> bytes:
     """The exact bytes of a participant's answer, symmetric arrays packed."""
     if isinstance(term, Needs):
-        return to_bytes({}, {"wire": formats.MESSAGE.version, "message": "needs", "have": term.have})
-    arrays = {
-        name: pack_triangle(array) if name in term.symmetric and array.ndim == 2 else array
-        for name, array in term.arrays.items()
-    }
+        return to_bytes({}, {"wire": version.MESSAGE, "message": "needs", "have": term.have})
     return to_bytes(
-        arrays,
+        term.packed().arrays,
         {
-            "wire": formats.MESSAGE.version,
+            "wire": version.MESSAGE,
             "message": "term",
             "counts": term.counts,
             "symmetric": sorted(term.symmetric),
@@ -144,10 +136,15 @@ def _brief(value: Any) -> str:
 
 def _check_note(note: dict[str, Any], *messages: str) -> None:
     what = f"this {messages[0]}"
-    if note.get("wire") != formats.MESSAGE.version:
+    if note.get("wire") != version.MESSAGE:
         raise TermError(
-            f"{what} uses wire version {note.get('wire')!r}; this fedsolve speaks {formats.MESSAGE.version}. "
+            f"{what} uses wire version {note.get('wire')!r}; this fedsolve speaks {version.MESSAGE}. "
             "Install the same fedsolve version on both sides."
         )
     if note.get("message") not in messages:
         raise TermError(f"expected a {messages[0]}, received a {note.get('message')!r}.")
+
+
+def request_digest(request: Request) -> str:
+    """SHA-256 over what is asked, without blocks: they vary in repeats, and the chain's digest is in it."""
+    return hashlib.sha256(encode_request(dataclasses.replace(request, blocks=()))).hexdigest()

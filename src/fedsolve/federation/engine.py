@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from fedsolve.container import Array
-from fedsolve.federation.holdings import Holdings
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain, Request, Total
+from fedsolve.labels import class_list
+from fedsolve.tables.fingerprints import Holdings
+from fedsolve.tables.schema import Schema
+
+if TYPE_CHECKING:
+    from fedsolve.model import Model
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,7 @@ class Spec:
 
     prefers: what is worth saving where a method can choose, bytes or exchanges.
     device:  where the server solves, see `backends`; the model does not depend on it.
+    standardised: whether a schema brings numbers to unit variance before a method sees them.
     """
 
     features: int
@@ -25,69 +34,95 @@ class Spec:
     outputs: int
     prefers: Literal["bytes", "exchanges"]
     device: str = "cpu"
+    standardised: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        width: int,
+        labels: Iterable[tuple[str, Array]],
+        task: str,
+        classes: Sequence[Any] | None,
+        prefers: Literal["bytes", "exchanges"],
+        device: str = "cpu",
+    ) -> Spec:
+        """What follows from the labels of all clients, by name; classes: those that were declared."""
+        found = dict(labels)
+        if task != "regression":
+            known = class_list(classes, list(found.values()))
+            return cls(width, known, len(known), prefers, device)
+        for name, targets in found.items():
+            if targets.dtype.kind not in "fiub":
+                raise DataError(f"'{name}' has targets of type {targets.dtype}; regression needs numbers.")
+        outputs = sorted({1 if targets.ndim == 1 else int(targets.shape[1]) for targets in found.values()})
+        if len(outputs) > 1:
+            raise DataError(f"participants have different numbers of targets: {outputs}.")
+        return cls(width, None, outputs[0], prefers, device)
 
 
-class Federation(Protocol):
-    """Carries requests to a cohort and returns the total; it knows nothing about what is summed."""
+class Federation:
+    """An engine: carries requests to a cohort and returns the total; it knows nothing about what is summed.
 
-    prefers: Literal["bytes", "exchanges"]
+    told: the most numbers that clients tell for each number that their rows hold, where sums are secure.
+    """
+
+    prefers: Literal["bytes", "exchanges"] = "exchanges"
+    told: float = math.inf
 
     @property
-    def clients(self) -> tuple[str, ...]: ...
+    @abstractmethod
+    def clients(self) -> tuple[str, ...]:
+        """Names of those who can be asked, sorted."""
 
-    def describe(self) -> Spec: ...
+    @abstractmethod
+    def describe(self) -> Spec:
+        """What a method needs to know before the first exchange."""
 
-    def exchange(self, request: Request, chain: Chain) -> Total: ...
+    @abstractmethod
+    def exchange(self, request: Request, chain: Chain) -> Total:
+        """Carry the request to its cohort and return the sum of the terms."""
 
+    @property
+    def within(self) -> Federation:
+        """The engine inside this one, such as that of secure sums."""
+        return self
 
-@runtime_checkable
-class KeepsStates(Protocol):
-    """An engine whose clients live in this process, so that a checkpoint can hold their states too."""
+    def plan(self, exchanges: int, recipe: Any = None, done: int = 0) -> None:
+        """Prepare for a run of so many exchanges more; done: those behind it, where it is resumed."""
 
-    def keep_states(self, folder: Path | None) -> None: ...
+    def seeded(self, recipe: Any, spec: Spec) -> Any:
+        """The recipe with a seed that the clients draw together, where they do."""
+        return recipe
 
-
-@runtime_checkable
-class KnowsHoldings(Protocol):
-    """An engine that knows whose rows are which, so that a checkpoint is not resumed with others."""
+    def keep_states(self, folder: Path | None) -> None:
+        """Keep the clients' shares of a method's state in this folder, where they live in this process."""
 
     def holdings(self) -> Holdings | None:
-        """Who holds what at this moment; None where clients may change as they like, as over a network."""
+        """Who holds which rows now; None where clients may change as they like, as over a network."""
+        return None
+
+    def evaluate(self, model: Model) -> float:
+        """Federated accuracy (R² for regression): each client scores its own rows and sends sums."""
+        from fedsolve.scoring.evaluation import evaluate
+
+        return evaluate(self, model)
 
 
-@runtime_checkable
-class PlansAhead(Protocol):
-    """An engine that prepares a run, and so is told before it starts how many exchanges it takes."""
-
-    def plan(self, exchanges: int, method: Any = None, done: int = 0) -> None:
-        """Begin a run of so many exchanges more; done: those behind it, where it is resumed."""
-
-
-@runtime_checkable
-class DrawsSeeds(Protocol):
-    """An engine whose clients draw the seed of a method together."""
-
-    def seeded(self, method: Any, spec: Spec) -> Any:
-        """The method with that seed."""
-
-
-@runtime_checkable
-class Wraps(Protocol):
-    """An engine around another one."""
-
-    @property
-    def federation(self) -> Federation: ...
+def schema_of(federation: Federation) -> Schema | None:
+    """What the rows of a federation are, where it says so."""
+    found: Schema | None = getattr(federation.within, "schema", None)
+    return found
 
 
 @runtime_checkable
 class CarriesLetters(Protocol):
     """An engine that hands bytes to clients and brings back theirs, without knowing what they mean.
 
-    channel: which of the client's functions they are for. largest: bytes that a reply may have; None: any
-    number. A letter that failed gives the error in its place; replies come in any order, and only as they are
-    asked for.
+    channel: which of the client's functions they are for. largest: bytes that a reply may have; over a
+    network a larger one is refused by its sender's name, before it is read. A letter that failed gives the
+    error in its place; replies come in any order, and only as they are asked for.
     """
 
     def carry(
-        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+        self, channel: str, letters: Mapping[str, bytes], largest: int
     ) -> Iterator[tuple[str, bytes | Exception]]: ...

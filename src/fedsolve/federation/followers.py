@@ -1,32 +1,18 @@
-"""Who hears of a training while it goes on: bars, looks at test rows, trackers and pages are all followers.
-
-Of one training, in this order:
-
-started    what is trained, over whom, and the exchanges that an earlier part of it had
-asked      an exchange begins: whom it asks, and for what
-look       it has ended; what a follower measures of the run joins the metrics of its record
-advanced   its record: bytes, seconds, risk, accuracy, metrics; the checkpoint holds it
-finished   the model; None of what an experiment compares with and has none
-scored     what the model was found to do on rows, where somebody counted that
-stopped    instead of `finished`: what ended the training, which is raised after it
-close      nothing more comes; a training after this one would begin with `started`
-"""
+"""Who follows a training while it goes on: bars, looks at test rows, trackers and pages."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Request
-from fedsolve.model import Model
 
 if TYPE_CHECKING:
-    from fedsolve.federation.method import Record, Run
+    from fedsolve.federation.method import Record
 
 
 @dataclass(frozen=True)
@@ -54,25 +40,22 @@ class Training:
 
 
 class Follower:
-    """Hears a training from its beginning to its end; a subclass has the events that it wants to hear.
+    """Hears a training from its beginning to its end; a subclass defines the events that it wants to hear.
+
+    Of one training, in this order:
+
+    started(training)           what is trained, over whom, and the exchanges that are done already
+    planned(plan)               what a choice will try, and what that takes, in words
+    asked(request, expected)    an exchange begins: whom it asks, and for what
+    look(run)                   it has ended; the dictionary that is returned joins the metrics of its record
+    advanced(record, expected)  its record: bytes, seconds, risk, accuracy, metrics; the checkpoint holds it
+    finished(model)             the model; None of what an experiment compares with and has none
+    scored(scores)              what the model was found to do on rows, where somebody counted that
+    stopped(problem)            instead of `finished`: what ended the training, which is raised after it
+    close()                     nothing more comes; a training after this one would begin with `started`
 
     What it raises stops the training, which its checkpoint can go on with.
     """
-
-    def started(self, training: Training) -> None: ...
-
-    def asked(self, request: Request, expected: int) -> None: ...
-
-    def look(self, run: Run[Any]) -> Mapping[str, Any]:
-        return {}
-
-    def advanced(self, record: Record, expected: int) -> None: ...
-
-    def finished(self, model: Model | None) -> None: ...
-
-    def scored(self, scores: Mapping[str, float]) -> None: ...
-
-    def stopped(self, problem: BaseException) -> None: ...
 
     def close(self) -> None: ...
 
@@ -83,18 +66,25 @@ class Follower:
         self.close()
 
 
-def hears(event: str, function: Callable[..., Any] | Follower | None) -> Follower:
-    """A follower of one event by a function; one that is a follower already stays as it is."""
-    if isinstance(function, Follower):
-        return function
+def hears(event: str, function: Callable[..., Any]) -> Follower:
+    """A follower of one event by a function."""
     follower = Follower()
-    if function is not None:
-        setattr(follower, event, function)
+    setattr(follower, event, function)
     return follower
 
 
+Follow = Follower | Callable[..., Any] | Sequence[Follower | Callable[..., Any]]
+"""Who follows: followers, and functions that are called with every record and the expected exchanges."""
+
+
+def following(follow: Follow) -> Followers:
+    """All who follow, as one."""
+    several = list(follow) if isinstance(follow, Sequence) else [follow]
+    return Followers(*(one if isinstance(one, Follower) else hears("advanced", one) for one in several))
+
+
 class Followers(Follower):
-    """Several as one, each told in turn.
+    """Several as one: of every event, those that want to hear it are told in turn.
 
     seconds: the time that they took; the training itself was not under way in it.
     """
@@ -103,51 +93,23 @@ class Followers(Follower):
         self.followers = followers
         self.seconds = 0.0
 
-    def started(self, training: Training) -> None:
-        with self._timed():
-            for follower in self.followers:
-                follower.started(training)
+    def __getattr__(self, event: str) -> Any:
+        if event.startswith("_"):
+            raise AttributeError(event)
+        return partial(self.tell, event)
 
-    def asked(self, request: Request, expected: int) -> None:
-        with self._timed():
-            for follower in self.followers:
-                follower.asked(request, expected)
-
-    def look(self, run: Run[Any]) -> Mapping[str, Any]:
-        with self._timed():
-            return {name: value for each in self.followers for name, value in each.look(run).items()}
-
-    def advanced(self, record: Record, expected: int) -> None:
-        with self._timed():
-            for follower in self.followers:
-                follower.advanced(record, expected)
-
-    def finished(self, model: Model | None) -> None:
-        with self._timed():
-            for follower in self.followers:
-                follower.finished(model)
-
-    def scored(self, scores: Mapping[str, float]) -> None:
-        with self._timed():
-            for follower in self.followers:
-                follower.scored(scores)
-
-    def stopped(self, problem: BaseException) -> None:
-        with self._timed():
-            for follower in self.followers:
-                follower.stopped(problem)
-
-    def close(self) -> None:
-        for follower in self.followers:
-            follower.close()
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def tell(self, event: str, *given: Any) -> dict[str, Any]:
+        """Tell all of an event; what they measured, together."""
         began = time.perf_counter()
         try:
-            yield
+            heard = [getattr(each, event, None) for each in self.followers]
+            found = [hear(*given) for hear in heard if hear is not None]
         finally:
             self.seconds += time.perf_counter() - began
+        return {name: value for one in found if one is not None for name, value in one.items()}
+
+    def close(self) -> None:
+        self.tell("close")
 
 
 class Within(Followers):
@@ -158,6 +120,6 @@ class Within(Followers):
         self._name, self._about = name, about
 
     def started(self, training: Training) -> None:
-        super().started(dataclasses.replace(training, name=self._name, about=self._about))
+        self.tell("started", dataclasses.replace(training, name=self._name, about=self._about))
 
     def close(self) -> None: ...

@@ -1,8 +1,7 @@
 """Whether two machines mean the same: numbers that honest machines compute differ in signs and last bits.
 
 A site that checks a server's blocks computes them itself, from the totals that were opened (`settling`). What
-a method sends is compared by `Run.differs`, which a method overrides where equal meaning is not equal
-numbers.
+a method sends is compared by `differs`, which knows where equal meaning is not equal numbers.
 """
 
 from __future__ import annotations
@@ -10,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.activations import ACTIVATIONS, activate
+from fedsolve.container import with_prefix
 from fedsolve.federation.messages import Block
 
 if TYPE_CHECKING:
@@ -80,22 +82,34 @@ def differing(
     return None
 
 
-def arrays_differ(run: Run[Any], mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
-    """Why arrays that a server sent do not mean what those of a run mean: each is compared by the run inside
-    it that knows the name, see `Run.within`.
+@singledispatch
+def differs(run: Any, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+    """Why `theirs`, arrays of a block, a request or a model that a server sent, do not mean the same as
+    `mine`, which a run made of the totals; None where they do.
+
+    Numbers are equal but for rounding, unless something is registered for the kind of run: where others are
+    as good, such as factors of one product.
     """
-    inside = run.within()
-    if mine.keys() != theirs.keys() or not inside:
-        return run.differs(mine, theirs)
-    groups: dict[str | None, list[str]] = {}
-    for name in mine:
-        known = [prefix for prefix in inside if name.startswith(prefix)]
-        groups.setdefault(max(known, key=len) if known else None, []).append(name)
-    for prefix, names in groups.items():
-        cut = 0 if prefix is None else len(prefix)
-        one, other = ({name[cut:]: arrays[name] for name in names} for arrays in (mine, theirs))
-        found = run.differs(one, other) if prefix is None else arrays_differ(inside[prefix], one, other)
-        if found is not None:
+    return differing(mine, theirs)
+
+
+@singledispatch
+def bounds(run: Any, note: Mapping[str, Any]) -> dict[str, float]:
+    """What no number of a client's answer to this request can exceed, by array, where that is known."""
+    return {}
+
+
+def differ_by_name(
+    runs: Mapping[str, Any], mine: Mapping[str, Array], theirs: Mapping[str, Array]
+) -> str | None:
+    """The same of arrays of several runs, each under the name of its run: "NAME.array"."""
+    if mine.keys() != theirs.keys():
+        return differing(mine, theirs)
+    names: dict[str, None] = dict.fromkeys(key.partition(".")[0] for key in mine)
+    for name in names:
+        own, other = (with_prefix(dict(arrays), f"{name}.") for arrays in (mine, theirs))
+        alone = differing({k: mine[k] for k in mine if k == name}, {k: theirs[k] for k in mine if k == name})
+        if found := differs(runs.get(name), own, other) or alone:
             return found
     return None
 
@@ -127,3 +141,18 @@ def notes_differ(mine: Any, theirs: Any, unlike: Collection[str] = (), place: st
         if found is not None:
             return found
     return None
+
+
+def flat_activations(parameters: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Parameters whose activation has one value on a whole stretch of what standardised rows make it see, so
+    that a unit may be equal for all rows but one: (parameter, activation, gain).
+    """
+    given, found = parameters.get("gain"), []
+    for name, chosen in parameters.items():
+        gain = float(given) if isinstance(given, int | float) and name != "zero_activation" else 1.0
+        told = name.endswith("activation") and not name.startswith("refinement")  # which stays at its client
+        if told and chosen in ACTIVATIONS:
+            reach = max(4.0, np.sqrt(3.0) * gain)  # three deviations of a random projection
+            if np.any(np.diff(activate(chosen, np.linspace(-reach, reach, 2001))) == 0):
+                found.append((name, chosen, gain))
+    return found

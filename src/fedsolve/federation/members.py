@@ -1,30 +1,35 @@
 """The clients of one process by name; those whose rows lie in common arrays are made when they are needed.
 
 A participant takes some kilobytes by itself. A hundred thousand of them that only ever take part in sums over
-rows are never made: neighbours answer as one (`Deal.pooled`).
+rows are never made: neighbours answer together (`batch.Batch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array, as_features, check_arrays, check_choice
 from fedsolve.backends.devices import resolve
-from fedsolve.container import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.holdings import Held, Holdings, held_by
+from fedsolve.federation.batch import Batch
+from fedsolve.federation.client_data import ClientData, joined
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.schema import Schema
+from fedsolve.federation.participant import Participant, kind_of
+from fedsolve.labels import TASKS, Task, plain_labels, task_of
+from fedsolve.tables.fingerprints import Held, Holdings, held_by
+from fedsolve.tables.owners import owners_of, rows_by_client
+from fedsolve.tables.schema import Schema
 
 
 @dataclass(frozen=True)
-class Deal:
-    """Rows of common arrays, dealt to clients.
+class PartitionedRows:
+    """Rows of common arrays, divided among clients.
 
     order, bounds: client k has the rows order[bounds[k]:bounds[k + 1]].
     memory: bytes that all clients together may keep.
@@ -53,76 +58,123 @@ class Deal:
     @cached_property
     def held(self) -> dict[str, Held]:
         """What each client holds."""
-        return {name: held_by(self._rows(client, client)) for name, client in self.places.items()}
+        return {name: held_by(self.rows(client, client)) for name, client in self.places.items()}
 
     def size(self, client: int) -> int:
         return int(self.bounds[client + 1] - self.bounds[client])
 
-    def participant(self, name: str, device: str) -> Participant:
-        return self._holding(name, self.places[name], self.places[name], device)
-
-    def pooled(self, names: Sequence[str], device: str) -> Participant | None:
-        """One participant that has the rows of all these; None unless they are neighbours."""
-        first, last = self.places.get(names[0]), self.places.get(names[-1])
-        if first is None or last is None or last - first + 1 != len(names):
-            return None
-        return self._holding(f"{names[0]} to {names[-1]}", first, last, device)
-
-    def _holding(self, name: str, first: int, last: int, device: str) -> Participant:
-        data = self._rows(first, last)
-        share = self.memory * len(data) // len(self.features)
-        return Participant(name, data, memory_budget=share, scratch=self.scratch, device=device)
-
-    def _rows(self, first: int, last: int) -> ClientData:
+    def rows(self, first: int, last: int) -> ClientData:
+        """The rows of these clients and of those between them."""
         rows = self.order[self.bounds[first] : self.bounds[last + 1]]
         return ClientData(self.features, self.labels, rows, self.weights, checked=True, schema=self.schema)
 
+    def participant(self, first: str, last: str, device: str) -> Participant:
+        """One participant with the rows of these clients and of those between them."""
+        name = first if first == last else f"{first} to {last}"
+        data = self.rows(self.places[first], self.places[last])
+        share = self.memory * len(data) // len(self.features)
+        return Participant(name, data, memory_budget=share, scratch=self.scratch, device=device)
+
+
+def partitioned(
+    features: Any,
+    labels: Any,
+    owners: Any,
+    clients: int | None = None,
+    sample_weight: Any = None,
+    memory: int = 0,
+    scratch: str | Path | None = None,
+    schema: Schema | None = None,
+) -> PartitionedRows:
+    """The rows where `owners == k` for client k, checked; see `LocalFederation.from_arrays`."""
+    features, labels = as_features(features), plain_labels(labels)
+    weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+    check_arrays(features, labels, weights, missing=schema is not None)
+    if len(features) == 0:
+        raise DataError("no rows at all: features and labels are empty. Check the file or the query.")
+    names, owners, count = owners_of(owners, len(features), clients)
+    folder = None if scratch is None else Path(scratch)
+    order, bounds = rows_by_client(owners, count)
+    return PartitionedRows(features, labels, weights, schema, order, bounds, memory, folder, names)
+
+
+def task_for(
+    task: Task | None, classes: Sequence[Any] | None, schema: Schema | None, labels: Iterable[Array]
+) -> Task:
+    """The task that is given, that classes or a schema imply, or that the labels show."""
+    if task is not None:
+        check_choice("task", task, TASKS)
+        return task
+    if classes is not None:
+        return "classification"
+    if schema is not None and schema.task is not None:
+        return schema.task
+    found = [each for each in labels if len(each)]
+    return task_of(np.concatenate(found)) if found else "classification"
+
+
+@dataclass(frozen=True)
+class Union:
+    """A participant that has the rows of several clients.
+
+    made_of: the rows that were joined; none where they lie in common arrays.
+    """
+
+    participant: Participant
+    made_of: tuple[ClientData, ...]
+
 
 class Members:
-    """Participants by name, sorted; names that are given twice and features of another width are refused."""
+    """Participants by name; names that are given twice and features of another width are refused.
 
-    def __init__(self, deal: Deal | None = None, device: str | None = None) -> None:
+    made: those that were needed so far.
+    """
+
+    def __init__(self, partition: PartitionedRows | None = None, device: str | None = None) -> None:
         """device: where all compute; each where it says itself when None."""
-        self.device = None if device is None else resolve(device)
-        self._deal = deal
-        self._made: dict[str, Participant] = {}
-        self._unmade: dict[str, int] = {} if deal is None else dict(deal.places)
+        self.made: dict[str, Participant] = {}
+        self._device = None if device is None else resolve(device)
+        self._partition = partition
+        self._unmade: dict[str, int] = {} if partition is None else dict(partition.places)
         self._sorted: tuple[str, ...] | None = None
-        self._everybody: tuple[Participant, ...] | None = None
         self._states: Path | None = None
         self._held: dict[str, tuple[ClientData, Held]] = {}
-        self._width = None if deal is None else int(deal.features.shape[1])
+        self._width = None if partition is None else int(partition.features.shape[1])
+        self._unions: dict[tuple[str, ...], Union | None] = {}
+        self._unions_before: dict[tuple[str, ...], Union | None] = {}
+        self._asked: tuple[Any, ...] = ()
+        self._known = Chain()
 
     def __len__(self) -> int:
-        return len(self._made) + len(self._unmade)
+        return len(self.made) + len(self._unmade)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._made or name in self._unmade
+        return name in self.made or name in self._unmade
 
     def __getitem__(self, name: str) -> Participant:
         # Two workers never ask for the same client at a time.
         if name in self._unmade:
-            assert self._deal is not None
-            participant = self._deal.participant(name, self.device or "cpu")
-            participant.keep_states(self._states)
-            self._made[name] = participant
+            assert self._partition is not None
+            participant = self._partition.participant(name, name, self._device or "cpu")
+            if self._states is not None:
+                participant.keep_states(self._states)
+            self.made[name] = participant
             del self._unmade[name]
-        return self._made[name]
+        return self.made[name]
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def clients(self) -> tuple[str, ...]:
+        """Names of the participants, sorted: the order of every sum."""
         if self._sorted is None:
-            self._sorted = tuple(sorted([*self._made, *self._unmade]))
+            self._sorted = tuple(sorted([*self.made, *self._unmade]))
         return self._sorted
 
     @property
-    def everybody(self) -> tuple[Participant, ...]:
-        """All participants, in the order of their names; those that were not made yet are."""
-        if self._everybody is None:
-            self._everybody = tuple(self[name] for name in self.names)
-        return self._everybody
+    def participants(self) -> tuple[Participant, ...]:
+        return tuple(self[name] for name in self.clients)
 
     def add(self, participant: Participant) -> None:
+        """Let a participant join; it takes part from the next exchange on."""
         name, width = participant.name, participant.data.width
         if name in self:
             raise DataError(f"two participants are called '{name}'; names must differ.")
@@ -133,141 +185,185 @@ class Members:
                 f"'{name}' has {width} features per row, the others {[self._width]}. "
                 "All must use the same backbone."
             )
-        self._made[name] = participant
-        self._sorted = self._everybody = None
-        if self.device is not None:
-            participant.move(self.device)
+        self.made[name] = participant
+        self._sorted = None
+        if self._device is not None:
+            participant.move(self._device)
         participant.keep_states(self._states)
 
     def remove(self, name: str) -> Participant:
+        """Let a participant leave; it is not asked any more."""
         if name not in self:
             raise DataError(f"no participant is called '{name}'.")
         participant = self[name]
-        del self._made[name]
-        self._sorted = self._everybody = None
+        del self.made[name]
+        self._sorted = None
         if not len(self):
             self._width = None
         return participant
 
     def keep_states(self, folder: Path | None) -> None:
-        """Let all keep their states in this folder, also those that join or are made later."""
+        """Keep the clients' shares of a method's state in this folder, so that a resumed run finds them.
+
+        Those that join or are made later follow. None: in each participant's own folder, or in memory.
+        """
         self._states = folder
-        for participant in self._made.values():
+        for participant in self.made.values():
             participant.keep_states(folder)
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether somebody computes on a device other than the host."""
-        return (self.device or "cpu") != "cpu" or any(each.device != "cpu" for each in self._made.values())
+    def device_of(self, name: str) -> str:
+        """Where a client computes."""
+        return self.made[name].memory.device if name in self.made else self._device or "cpu"
 
     def rows(self, name: str) -> int:
         """How many rows a client has."""
         client = self._unmade.get(name)
         if client is None:
-            return len(self._made[name])
-        assert self._deal is not None
-        return self._deal.size(client)
+            return len(self.made[name].data)
+        assert self._partition is not None
+        return self._partition.size(client)
 
     @property
-    def width(self) -> int:
-        """Features per row."""
-        assert self._width is not None
-        return self._width
+    def schema(self) -> Schema | None:
+        """What the rows are, where they came with a schema: the partition, or the first that has one."""
+        if self._partition is not None:
+            return self._partition.schema
+        return next((each.data.schema for each in self.made.values() if each.data.schema is not None), None)
 
     def label_sets(self) -> list[tuple[str, Array]]:
         """Labels of every client with its name; those of clients that are not made yet stand together."""
-        held = [(name, participant.data.own_labels()) for name, participant in sorted(self._made.items())]
+        found = [(name, participant.data.own_labels()) for name, participant in sorted(self.made.items())]
         if self._unmade:
-            assert self._deal is not None
-            labels, order, bounds = self._deal.labels, self._deal.order, self._deal.bounds
+            assert self._partition is not None
+            labels, order, bounds = self._partition.labels, self._partition.order, self._partition.bounds
             if len(self._unmade) < len(bounds) - 1:
                 spans = [order[bounds[client] : bounds[client + 1]] for client in self._unmade.values()]
                 labels = labels[np.concatenate(spans)]
-            held.append((next(iter(self._unmade)), labels))
-        return held
+            found.append((next(iter(self._unmade)), labels))
+        return found
 
     def holdings(self) -> Holdings:
-        """Who holds what; looked at once for as long as a client has the same rows."""
-        deal = self._deal
-        if deal is not None and not self._made and len(self._unmade) == len(deal.places):
-            return Holdings(deal.held, dealt=True)  # of a hundred thousand clients, too
-        found = {name: self._held_by(name) for name in self.names}
-        return Holdings(found, deal is not None and found.keys() == deal.places.keys())
+        """Who holds what: a run is resumed only with the rows that its clients had.
+
+        Looked at once for as long as a client has the same rows.
+        """
+        partition = self._partition
+        if partition is not None and not self.made and len(self._unmade) == len(partition.places):
+            return Holdings(partition.held, dealt=True)  # of a hundred thousand clients, too
+        found = {name: self._held_by(name) for name in self.clients}
+        return Holdings(found, partition is not None and found.keys() == partition.places.keys())
 
     def _held_by(self, name: str) -> Held:
-        if self._deal is not None and (name in self._unmade or self._has_dealt_rows(name)):
-            return self._deal.held[name]
-        data, known = self._made[name].data, self._held.get(name)
+        if self._partition is not None and self._as_given(name):
+            return self._partition.held[name]
+        data, known = self.made[name].data, self._held.get(name)
         if known is None or known[0] is not data:
             known = self._held[name] = (data, held_by(data))
         return known[1]
 
     @property
-    def deal(self) -> Deal:
-        """The deal, where all clients have what it gave them and nobody joined or left."""
-        deal = self._deal
-        if deal is None or len(self) != len(deal.places) or not all(map(self._as_dealt, deal.places)):
-            raise DataError("these clients have arrays of their own; their rows lie in no common ones.")
-        return deal
+    def partition(self) -> PartitionedRows:
+        """The common arrays, if all clients still have the rows they were given and none joined or left."""
+        found = self._partition
+        if found is None or len(self) != len(found.places) or not all(map(self._as_given, self.clients)):
+            raise DataError("these clients have separate arrays; there are no common arrays with all rows.")
+        return found
 
-    def _as_dealt(self, name: str) -> bool:
-        return name in self._unmade or (name in self._made and self._dealt(name))
-
-    def pooled(self, names: Sequence[str]) -> Participant | None:
-        """One participant that has the rows of all these; None where they lie in arrays of their own.
-
-        Whether one of them was made does not matter: what a participant keeps besides its rows is not asked.
-        """
-        if self._deal is None or not all(map(self._as_dealt, names)):
-            return None
-        return self._deal.pooled(names, self.device or "cpu")
-
-    def _dealt(self, name: str) -> bool:
-        """Whether a participant that was made is still the one that was dealt its rows."""
-        return self._made[name].device == (self.device or "cpu") and self._has_dealt_rows(name)
-
-    def _has_dealt_rows(self, name: str) -> bool:
-        assert self._deal is not None
-        data = self._made[name].data
-        client = self._deal.places.get(name)
-        rows = data.rows
+    def _as_given(self, name: str) -> bool:
+        """Whether a client has the rows of the common arrays that it was given."""
+        common = self._partition
+        if common is None or name in self._unmade:
+            return common is not None
+        data = self.made[name].data
         return (
-            client is not None
-            and data.source is self._deal.features
-            and rows is not None
-            and rows.base is self._deal.order
-            and len(rows) == self._deal.size(client)
+            name in common.places
+            and data.source is common.features
+            and data.labels is common.labels
+            and data.rows is not None
+            and data.rows.base is common.order
+            and len(data.rows) == common.size(common.places[name])
         )
 
+    # -- clients that answer together --------------------------------------------------------------
 
-class Pools:
-    """Participants that stand for blocks of clients, kept as long as the blocks stay the same."""
+    def batches(
+        self, batches: Sequence[tuple[str, ...]], request: Request, chain: Chain, *, whole: bool = True
+    ) -> list[Batch]:
+        """These clients as batches for an exchange. Batches that stay the same keep what they derived from
+        their rows; what earlier exchanges kept for others is dropped.
 
-    def __init__(self) -> None:
-        self._chain = Chain()
-        self._held: dict[tuple[str, ...], Participant | None] = {}
+        whole: whether these are all batches of the exchange; otherwise it may ask for more of them.
+        """
+        if not kind_of(request.kind).over_rows:
+            return [Batch(names, self) for names in batches]
+        asked = request.exchange, request.kind, request.step, request.digest
+        if whole or asked != self._asked:
+            self._asked, self._unions_before, self._unions = asked, self._unions, {}
+        for names in batches:
+            if len(names) > 1:
+                kept = self._unions.get(names) or self._unions_before.get(names)
+                self._unions[names] = self.union(names, kept)
+        if whole:
+            self._unions_before = {}
+        lacking = self._share_model(request, chain) if any(self._unions.values()) else 0
+        unions = {names: union.participant for names, union in self._unions.items() if union is not None}
+        return [Batch(names, self, unions.get(names), lacking) for names in batches]
 
-    def begin(
-        self, blocks: Sequence[Sequence[str]], members: Members, request: Request, chain: Chain
-    ) -> None:
-        """Prepare an exchange with these blocks; they share one model so far."""
-        held = {}
-        for block in map(tuple, blocks):
-            pool = members.pooled(block)
-            kept = self._held.get(block)
-            if pool is not None and kept is not None and _same_rows(pool, kept):
-                pool = kept
-            held[block] = pool
-            if pool is not None:
-                pool.take_back(self._chain)
-        self._held = held
-        if not self._chain.accept(request):
-            self._chain.accept(request.starting_at(0, chain))
+    def _share_model(self, request: Request, chain: Chain) -> int:
+        """Let all batches know the model so far; gives the bytes that each client lacked of it."""
+        if request.position == 0:
+            return 0
+        have = len(self._known) if self._known.digests == chain.digests[: len(self._known) + 1] else 0
+        self._known = chain.copy(request.position)
+        for names, union in self._unions.items():
+            if union is not None:
+                union.participant.memory.chain = self._known
+                for member in filter(None, map(self.made.get, names)):
+                    member.memory.chain = chain.copy(request.position)
+        return 0 if have >= request.first else request.starting_at(have, chain).nbytes
 
-    def of(self, names: Sequence[str]) -> Participant | None:
-        return self._held.get(tuple(names))
+    def union(self, names: Sequence[str], kept: Union | None = None) -> Union | None:
+        """One participant that has the rows of all these; None where they should be asked one by one.
+
+        kept: an earlier one of the same names, which is used again where the rows are the same.
+        """
+        device = self.device_of(names[0])
+        made = [participant for participant in map(self.made.get, names) if participant is not None]
+        if any(
+            each.memory.device != device or each.guard is not None or each.data.cells is not None
+            for each in made
+        ):
+            return None  # it computes elsewhere, may refuse, or answers about whole cells of its own rows
+        made_of: tuple[ClientData, ...] = ()
+        if not self._are_neighbours(names):
+            if device == "cpu":
+                return None  # to copy rows would take longer than it saves
+            made = [self[name] for name in names]
+            made_of = tuple(participant.data for participant in made)
+        if kept is not None and kept.participant.memory.device == device and _same(kept.made_of, made_of):
+            return kept
+        if not made_of:
+            assert self._partition is not None
+            return Union(self._partition.participant(names[0], names[-1], device), ())
+        budget = sum(each.memory.budget for each in made)
+        if any(data.schema != made_of[0].schema for data in made_of) or _size(made_of) > budget:
+            return None
+        name, scratch = f"{names[0]} to {names[-1]}", made[0].memory.scratch
+        whole = Participant(name, joined(made_of), memory_budget=budget, scratch=scratch, device=device)
+        return Union(whole, made_of)
+
+    def _are_neighbours(self, names: Sequence[str]) -> bool:
+        """Whether these have all rows of common arrays from those of the first to those of the last."""
+        places = {} if self._partition is None else self._partition.places
+        first, last = places.get(names[0]), places.get(names[-1])
+        if first is None or last is None or last - first + 1 != len(names):
+            return False
+        return all(map(self._as_given, names))
 
 
-def _same_rows(one: Participant, other: Participant) -> bool:
-    mine, theirs = one.data, other.data
-    return mine.source is theirs.source and np.array_equal(mine.rows, theirs.rows)  # type: ignore[arg-type]
+def _same(one: Sequence[ClientData], other: Sequence[ClientData]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _size(parts: Sequence[ClientData]) -> int:
+    return sum(len(data) * data.width * 8 for data in parts)

@@ -8,14 +8,15 @@ made whole once before a method reads their `Total`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of
-from fedsolve.container import Array, canonical_json
+from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
 
 _TRIANGLE_ROWS = 128
@@ -64,6 +65,12 @@ class Chain:
     @property
     def digest(self) -> str:
         return self.digests[-1]
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """What both sides agreed on before the first answer; empty where no run has begun."""
+        found: dict[str, Any] = self.blocks[0].note.get("opening", {}) if self.blocks else {}
+        return found
 
     def append(self, block: Block) -> None:
         self.digests.append(block.digest(self.digests[-1]))
@@ -142,17 +149,7 @@ class Request:
 
     def starting_at(self, first: int, chain: Chain) -> Request:
         """The same request carrying every block from chain position `first` on."""
-        return Request(
-            self.kind,
-            self.exchange,
-            self.step,
-            self.cohort,
-            self.note,
-            self.arrays,
-            self.position,
-            self.digest,
-            tuple(chain.blocks[first : self.position]),
-        )
+        return replace(self, blocks=tuple(chain.blocks[first : self.position]), sizes=dict)
 
 
 @dataclass(frozen=True)
@@ -197,35 +194,31 @@ class Term:
 
     def add(self, other: Term, sign: int = 1) -> None:
         """Add `sign * other` in place; differing names are united, equal names must agree in shape."""
-        self.check_fits(other)
+        for name in [name for name in other.arrays if name in self.arrays]:
+            mine, theirs = self.arrays[name], other.arrays[name]
+            if mine.shape != theirs.shape or (name in self.symmetric) != (name in other.symmetric):
+                kinds = ["symmetric" if name in t.symmetric else "plain" for t in (other, self)]
+                raise TermError(
+                    f"terms do not fit together: '{name}' has shape {theirs.shape} ({kinds[0]}), expected "
+                    f"{mine.shape} ({kinds[1]}). All participants must answer the same request."
+                )
         for name in [name for name in self.factors if name in other.arrays]:
             self.arrays[name] = _times(self.arrays[name], self.factors.pop(name))
         for name, array in other.arrays.items():
-            mine = self.arrays.get(name)
+            summed = self.arrays.get(name)
             factor = sign * other.factors.get(name, 1)
-            if mine is None:
+            if summed is None:
                 # A float32 term is summed in float64: the sum, not the addend, sets the error.
                 self.arrays[name] = _times(array, factor)
             elif self._is_square(name):
-                _add_triangle(mine, array, factor)
+                for row in range(0, len(summed), _TRIANGLE_ROWS):
+                    rows = slice(row, row + _TRIANGLE_ROWS)
+                    _add(summed[rows, row:], array[rows, row:], factor)
             else:
-                _add(mine, array, factor)
+                _add(summed, array, factor)
         for name, count in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + sign * count
         self.symmetric |= other.symmetric
-
-    def check_fits(self, other: Term) -> None:
-        """Refuse a term that cannot be added to this one."""
-        for name, array in other.arrays.items():
-            mine = self.arrays.get(name)
-            if mine is None:
-                continue
-            if mine.shape != array.shape or (name in self.symmetric) != (name in other.symmetric):
-                kinds = ["symmetric" if name in t.symmetric else "plain" for t in (other, self)]
-                raise TermError(
-                    f"terms do not fit together: '{name}' has shape {array.shape} ({kinds[0]}), expected "
-                    f"{mine.shape} ({kinds[1]}). All participants must answer the same request."
-                )
 
     def __add__(self, other: Term) -> Term:
         return self._combined(other, 1)
@@ -241,31 +234,36 @@ class Term:
 
     def check_finite(self, who: str) -> None:
         """Refuse NaN and infinity, by name: one bad term would spoil the sum for everyone."""
-        for name, finite in self._finite():
-            if not finite:
-                raise TermError(
-                    f"{who}: '{name}' contains NaN or infinite values. Check its features for values "
-                    "whose squares overflow; rescale such columns."
-                )
-
-    def _finite(self) -> Iterator[tuple[str, bool]]:
-        """By name, whether an array's sum is finite; a device is waited for once."""
         places: dict[Kernels, list[str]] = {}
         for name, array in self.arrays.items():
             places.setdefault(kernels_of(array), []).append(name)
-        for kernels, names in places.items():
-            yield from zip(names, kernels.finite_sums([self.arrays[name] for name in names]), strict=True)
+        for kernels, names in places.items():  # each device is waited for once
+            finite = kernels.finite_sums([self.arrays[name] for name in names])
+            if not all(finite):
+                raise TermError(
+                    f"{who}: '{names[finite.index(False)]}' contains NaN or infinite values. Check its "
+                    "features for values whose squares overflow; rescale such columns."
+                )
 
     def on_host(self) -> Term:
         """This term with every array in the host's memory."""
         self.arrays = {name: host(array) for name, array in self.arrays.items()}
         return self
 
+    def packed(self) -> Term:
+        """This term as it travels: in the host's memory, symmetric arrays as triangles."""
+        self.on_host()
+        arrays = {
+            name: pack_triangle(array) if self._is_square(name) else array
+            for name, array in self.arrays.items()
+        }
+        return Term(arrays, self.counts, self.symmetric, self.factors)
+
     def mirror(self) -> None:
         """Make every symmetric array whole: unpacked, with its upper triangle in the lower one too."""
         for name in self.symmetric:
-            # Nothing else may refer to a packed one: it is freed before the next is unpacked.
-            self.arrays[name] = _whole(self.arrays[name])
+            array = self.arrays[name]  # nothing else may refer to a packed one, which is freed here
+            self.arrays[name] = unpack_triangle(array) if array.ndim == 1 else kernels_of(array).mirror(array)
 
 
 @dataclass
@@ -273,6 +271,9 @@ class Total:
     """The sum of terms with the cohort it was summed over, who was missing and why.
 
     error_bounds: by array, how far a sum in a ring can be from the exact one; plain sums give none.
+    noised: of a private run, the sites asked, where each has added its share of the noise; else 0.
+    digest: of a sum in a ring, SHA-256 of its arrays and counts.
+    noise: of a private run, by array, the deviation of its noise.
     """
 
     term: Term
@@ -284,23 +285,23 @@ class Total:
     catch_up_bytes: int = 0
     seconds: float = 0.0
     error_bounds: Mapping[str, float] = field(default_factory=dict)
+    noised: int = 0
+    digest: str = ""
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Array:
-        return host(self._found(name))
+        found: Array = self.on(NUMPY, name)
+        return found
 
     def on(self, kernels: Kernels, name: str) -> Any:
         """The array of this name where these kernels compute."""
-        found = self._found(name)
-        return kernels.array(found if kernels_of(found) is kernels else host(found))
-
-    def _found(self, name: str) -> Any:
-        try:
-            return self.term.arrays[name]
-        except KeyError:
+        found = self.term.arrays.get(name)
+        if found is None:
             raise TermError(
                 f"the total lacks '{name}'; it has {sorted(self.term.arrays)}. "
                 "The participants answered another request."
-            ) from None
+            )
+        return kernels.array(found if kernels_of(found) is kernels else host(found))
 
     def count(self, name: str) -> int:
         return self.term.counts.get(name, 0)
@@ -339,7 +340,7 @@ def pack_triangle(matrix: Array) -> Array:
 
 
 def check_triangle(packed: Array) -> int:
-    """The width of the matrix whose upper triangle is `packed`; refused when there is none."""
+    """The width of the matrix whose upper triangle is `packed`; other lengths are refused."""
     width = (int(np.sqrt(8 * packed.size + 1)) - 1) // 2
     if packed.ndim != 1 or packed_size(width) != packed.size:
         raise TermError(f"{packed.size} numbers are not an upper triangle of any matrix.")
@@ -355,12 +356,6 @@ def unpack_triangle(packed: Array) -> Array:
         matrix[row, row:] = packed[start : start + width - row]
         start += width - row
     return NUMPY.mirror(matrix)
-
-
-def _whole(array: Array) -> Array:
-    if array.ndim == 1:
-        return unpack_triangle(array)
-    return kernels_of(array).mirror(array)
 
 
 def _times(array: Array, factor: float) -> Array:
@@ -386,9 +381,3 @@ def _add(target: Array, array: Array, factor: float) -> None:
                 np.copyto(product, values)
                 product *= factor
                 sums += product
-
-
-def _add_triangle(target: Array, array: Array, factor: float) -> None:
-    for row in range(0, target.shape[0], _TRIANGLE_ROWS):
-        rows = slice(row, row + _TRIANGLE_ROWS)
-        _add(target[rows, row:], array[rows, row:], factor)

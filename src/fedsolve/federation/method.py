@@ -1,33 +1,42 @@
-"""Methods, their state machines, and the short loop that trains over any federation."""
+"""Methods, their state machines and the loop that trains them; messages can be imported from here, too."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
-from fedsolve import attributes, container, formats, registry
-from fedsolve.container import Array
-from fedsolve.errors import DataError, ModelFileError
-from fedsolve.federation.engine import Federation, KeepsStates, KnowsHoldings, PlansAhead, Spec, Wraps
-from fedsolve.federation.followers import Follower, Followers, Training, hears
-from fedsolve.federation.meaning import differing, settled
-from fedsolve.federation.messages import Block, Chain, Request, Total
+from fedsolve import container, registry, version
+from fedsolve.arrays import Array
+from fedsolve.errors import ModelFileError
+from fedsolve.federation.engine import Federation as Federation
+from fedsolve.federation.engine import Spec as Spec
+from fedsolve.federation.folds import Part
+from fedsolve.federation.followers import Follow
+from fedsolve.federation.meaning import bounds, settled
+from fedsolve.federation.messages import Block as Block
+from fedsolve.federation.messages import Chain as Chain
+from fedsolve.federation.messages import Request as Request
+from fedsolve.federation.messages import Term as Term
+from fedsolve.federation.messages import Total as Total
 from fedsolve.labels import labels_from_note, labels_note
 from fedsolve.model import Model
 from fedsolve.parameters import check
-from fedsolve.schema import Extractor
+from fedsolve.tables.schema import Extractor, Schema
 
 M = TypeVar("M", bound=Model)
 
-_BASE = {"method", "spec", "chain", "history", "whose_rows", "_sent", "_asked"}
-_HELD = "held"
+_OF_TOTAL = (
+    *("cohort", "missing", "empty", "seconds"),
+    *("bytes_up", "bytes_down", "catch_up_bytes", "error_bounds", "digest"),
+)
+_BASE = {"method", "spec", "chain", "history", "offset", "member", "_sent", "_asked"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,9 @@ class Record:
     bytes_up and bytes_down are payloads summed over clients; catch_up_bytes is what late or
     restarted clients were sent besides. `step` counts what the method counts, layers or rounds; `risk` is
     the regularised risk of the newest classifier; `metrics` is what else the method measured, such as loss
-    and drift of a round; `error_bounds` is, by array, how far a secure sum can be from the exact one.
+    and drift of a round; `error_bounds` is, by array, how far a secure sum can be from the exact one, and
+    `digest` names that sum; `stage` is the part of the run that it belongs to: preparation, choice, trial,
+    calibration or training.
     """
 
     exchange: int
@@ -55,37 +66,79 @@ class Record:
     solved: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     error_bounds: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def layer(self) -> int:
-        """`step` under its former name."""
-        return self.step
+    stage: str = "training"
+    digest: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         # Not dataclasses.asdict: its deep copies of every metric would cost more than writing a checkpoint.
         return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
 
 
-class Run(ABC, Generic[M]):
+class Resumable(ABC):
+    """State that is written as one checkpoint: named arrays and a note."""
+
+    @abstractmethod
+    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The whole state, exactly."""
+
+    @abstractmethod
+    def take_parts(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
+        """Take back what `parts` gave; path: for messages."""
+
+    def to_bytes(self) -> bytes:
+        """The checkpoint."""
+        arrays, note = self.parts()
+        return container.to_bytes(arrays, {"checkpoint": version.CHECKPOINT, **note}, sealed=True)
+
+    def restore(self, data: bytes, path: str) -> None:
+        """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
+        before = container.previous(path)
+        remedy = f"The one before it is {before}: move it to {path} and resume."
+        arrays, note = container.from_bytes(
+            data,
+            what=f"checkpoint {path}",
+            error=ModelFileError,
+            remedy=remedy if before.exists() else "Start afresh.",
+        )
+        if note.get("checkpoint") != version.CHECKPOINT:
+            raise ModelFileError(
+                f"{path} is not a checkpoint of version {version.CHECKPOINT} "
+                f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
+            )
+        try:
+            self.take_parts(arrays, note, path)
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise ModelFileError(
+                f"checkpoint {path} is incomplete ({type(problem).__name__}: {problem}). Start afresh."
+            ) from problem
+
+
+SCORES = "scores"
+"""Of a record's metrics: means and spread of the scores of the rows that a model was trained on."""
+
+
+class Run(Resumable, Generic[M]):
     """A method under way: `request` says what to ask next, `absorb` takes the total, `model` is the end.
 
     Everything a run knows is in `chain`, `history` and what `stored` gives, so that saving, loading and
     resuming are the same few lines for every method. By default a run stores its own attributes.
 
-    whose_rows: who holds which, as `Holdings.note` has it, where the engine knows; for its checkpoint.
+    offset: the number of its first exchange, where others came before it in a `StagedRun`.
+    member: its name, where several runs share their exchanges.
     transient: names of attributes that can be made again and are not stored.
-    unlike: places in the notes of requests, as "note.entry", that differ between machines and mean nothing.
+    threads: how many BLAS may use; None sets no limit.
     """
 
+    threads: ClassVar[int | None] = None
     transient: ClassVar[frozenset[str]] = frozenset()
-    unlike: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, method: Method[M], spec: Spec) -> None:
         self.method = method
         self.spec = spec
         self.chain = Chain([Block({"opening": opening(method, spec)})])
         self.history: list[Record] = []
-        self.whose_rows: dict[str, list[Any]] | None = None
+        self.offset = 0
+        self.member: str | None = None
         self._sent = 0
         self._asked = ("", 0, 1)
 
@@ -97,9 +150,9 @@ class Run(ABC, Generic[M]):
     def absorb(self, total: Total) -> None:
         """Take the answer to the last request."""
 
-    @abstractmethod
     def model(self) -> M:
-        """The finished model."""
+        """The finished model; runs that prepare, choose or calibrate give none."""
+        raise AssertionError(f"{type(self).__name__} gives no model")
 
     @property
     def exchanges(self) -> int:
@@ -107,35 +160,28 @@ class Run(ABC, Generic[M]):
         return 1
 
     @property
-    def stages(self) -> int:
+    def expected(self) -> int:
+        """How many it is likely to take, of a run that ends when it has converged."""
+        return self.exchanges
+
+    @property
+    def depth(self) -> int:
         """How many classifiers there are so far, of a run that has one after every layer."""
         return 0
-
-    def expect(self, trainings: int, besides: int) -> None:
-        """Hear how often a run around this one trains with its choice, and what else it exchanges: a budget
-        counts that."""
-
-    def choice(self) -> dict[str, Any] | None:
-        """What this run chose, to train again with; None where nothing was to be chosen, or is not yet."""
-        return None
-
-    def take_choice(self, choice: Mapping[str, Any]) -> None:
-        """Begin with what another run of this method chose, before anything is asked."""
-        raise NotImplementedError(f"{type(self).__name__} chooses nothing")
 
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The run's own state as named arrays and a note; by default its attributes."""
         own = {name: value for name, value in vars(self).items() if name not in _BASE | self.transient}
-        return attributes.to_parts(own, f"the run {type(self).__name__}")
+        return container.to_parts(own, f"the run {type(self).__name__}")
 
     def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
         """Take back what `stored` gave."""
-        vars(self).update(attributes.from_parts(arrays, note))
+        vars(self).update(container.from_parts(arrays, note))
 
     def agree(self, more: Mapping[str, Any]) -> None:
         """Add to the opening, before anything is asked: what a run around this one agrees on besides."""
         assert len(self.chain) == 1
-        note = self.chain.blocks[0].note["opening"]
+        note = self.chain.opening
         self.chain.truncate(0)
         self.chain.append(Block({"opening": {**note, **more}}))
 
@@ -145,19 +191,6 @@ class Run(ABC, Generic[M]):
         self.chain.append(found)
         return found
 
-    def within(self) -> Mapping[str, Run[Any]]:
-        """The runs inside this one that know what their arrays mean, by the prefix of the arrays' names."""
-        return {}
-
-    def differs(self, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
-        """Why `theirs`, arrays of a block, a request or a model that a server sent, do not mean the same as
-        `mine`, which follow from the totals; None where they do.
-
-        By default numbers are equal but for rounding. A method overrides it where others are as good, such as
-        factors of one product.
-        """
-        return differing(mine, theirs)
-
     def ask(
         self,
         kind: str,
@@ -165,16 +198,16 @@ class Run(ABC, Generic[M]):
         cohort: tuple[str, ...],
         note: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
-        sizes: Callable[[], Mapping[str, float]] = dict,
+        sizes: Callable[[], Mapping[str, float]] | None = None,
     ) -> Request:
         """The request of this exchange, with the blocks of the model that clients have not been sent.
 
-        sizes: makes, by array, what no number of a term can exceed, where that is known.
+        sizes: makes, by array, what no number of a term can exceed; by default those of `meaning.bounds`.
         """
         self._asked = (kind, step, len(self.chain))
         return Request(
             kind=kind,
-            exchange=len(self.history),
+            exchange=self.offset + len(self.history),
             step=step,
             cohort=cohort,
             note=note or {},
@@ -182,7 +215,7 @@ class Run(ABC, Generic[M]):
             position=len(self.chain),
             digest=self.chain.digest,
             blocks=tuple(self.chain.blocks[self._sent :]),
-            sizes=sizes,
+            sizes=partial(bounds, self, note or {}) if sizes is None else sizes,
         )
 
     def record(
@@ -202,70 +235,34 @@ class Run(ABC, Generic[M]):
         self._sent = asked_position if position is None else position
         self.history.append(
             Record(
-                exchange=len(self.history),
+                exchange=self.offset + len(self.history),
                 kind=asked_kind if kind is None else kind,
                 step=asked_step if step is None else step,
-                cohort=total.cohort,
-                missing=total.missing,
-                empty=total.empty,
-                bytes_up=total.bytes_up,
-                bytes_down=total.bytes_down,
-                catch_up_bytes=total.catch_up_bytes,
-                seconds=total.seconds,
-                error_bounds=total.error_bounds,
+                **{name: getattr(total, name) for name in _OF_TOTAL},
                 **more,
             )
         )
 
     # -- saving and resuming ---------------------------------------------------------------------
 
-    def to_bytes(self) -> bytes:
-        """The whole state of the run, exactly."""
+    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays, note = self.stored()
         arrays = {f"state.{name}": array for name, array in arrays.items()}
         for index, block in enumerate(self.chain.blocks):
             arrays.update({f"block.{index}.{name}": a for name, a in block.arrays.items()})
-        entries = {
-            "checkpoint": formats.CHECKPOINT.version,
+        return arrays, {
             "state": note,
             "blocks": [dict(block.note) for block in self.chain.blocks],
             "sent": self._sent,
             "history": [record.as_dict() for record in self.history],
         }
-        return container.to_bytes(arrays, entries | self.held_note(), sealed=True)
 
-    def held_note(self) -> dict[str, Any]:
-        """What a checkpoint says of who holds which rows; nothing where nobody knows."""
-        return {} if self.whose_rows is None else {_HELD: self.whose_rows}
-
-    def restore(self, data: bytes, path: str) -> None:
-        """Continue from `to_bytes`; a checkpoint of another method, setting or version is refused."""
-        arrays, note = checkpoint_contents(data, path)
-        if note.get("checkpoint") not in formats.CHECKPOINT.read:
-            raise ModelFileError(
-                f"{path} is not a checkpoint of version {formats.CHECKPOINT.version} "
-                f"(found {note.get('checkpoint')!r}). Use the fedsolve that wrote it, or start afresh."
-            )
-        try:
-            self._take_over(arrays, note, path)
-        except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise ModelFileError(
-                f"checkpoint {path} is incomplete ({type(problem).__name__}: {problem}). Start afresh."
-            ) from problem
-
-    def _current(self, first: Block) -> Block:
-        """The opening of a stored chain without the parameters that methods no longer have."""
-        opening = dict(first.note.get("opening", {}))
-        told = opening.get("parameters", {})
-        opening["parameters"] = {n: v for n, v in told.items() if n not in self.method.retired}
-        return Block({**first.note, "opening": opening}, first.arrays)
-
-    def _take_over(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
+    def take_parts(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
         chain = Chain(
             Block(block_note, container.with_prefix(arrays, f"block.{index}."))
             for index, block_note in enumerate(note["blocks"])
         )
-        if not len(chain) or self._current(chain.blocks[0]).digest("") != self.chain.digests[1]:
+        if not len(chain) or chain.digests[1] != self.chain.digests[1]:
             raise ModelFileError(
                 f"checkpoint {path} belongs to a run with other parameters, classes or features. "
                 "Resume with the settings it was started with, or choose another checkpoint path."
@@ -299,8 +296,8 @@ class Method(ABC, Generic[M]):
     recurring: names of other arrays, or beginnings of names that end in ".", whose totals are of like size
              in all exchanges: in half the bytes too, and asked for again in full where that does not do.
     laws:    what holds of the method in every federation.
-    friendly: what commands and estimators set where nobody says anything: "auto" for what can be chosen.
-    retired: names of former parameters that say nothing of the model; files that have them are still read.
+    travels: how often and what, in words ("exchanges", "up", "down"), where `register` is not told.
+    recommended: defaults of commands and estimators, such as "auto" for what can be chosen.
     """
 
     key: ClassVar[str]
@@ -308,8 +305,13 @@ class Method(ABC, Generic[M]):
     additive: ClassVar[frozenset[str]] = frozenset()
     recurring: ClassVar[frozenset[str]] = frozenset()
     laws: ClassVar[Laws] = Laws()
-    friendly: ClassVar[Mapping[str, Any]] = {}
-    retired: ClassVar[frozenset[str]] = frozenset()
+    travels: ClassVar[Mapping[str, str]] = {}
+    recommended: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def preparation(self) -> Literal["standardise", "fill", "none", "public"]:
+        """What becomes of a table's numbers before a step sees them; "public": by the schema alone."""
+        return "standardise"
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -323,7 +325,7 @@ class Method(ABC, Generic[M]):
         return cls()
 
     def __post_init__(self) -> None:
-        """Check each parameter by itself; a method adds the rules that join several."""
+        """Check each parameter; a method adds the rules that involve several of them."""
         check(self)
 
     @abstractmethod
@@ -346,87 +348,47 @@ class Method(ABC, Generic[M]):
         """The longest side of a square matrix that a client may make; an engine plans its memory by it."""
         return spec.features
 
+    def sizes(self, spec: Spec, rows: int) -> tuple[int, int]:
+        """Numbers that each client is likely to send, beside AFL's sums, and to be sent; zero: not known."""
+        return 0, 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether parameters, or the method itself, are still to be chosen among `candidates`."""
+        return False
+
+    def candidates(self, spec: Spec, rows: int) -> Sequence[Method[M]]:
+        """What is tried, for so many rows in all, where something is to be chosen; the cheapest first."""
+        return (self,)
+
     def fit(
         self,
         federation: Federation,
         checkpoint: str | os.PathLike[str] | None = None,
         resume: bool = False,
-        progress: Callable[[Record, int], None] | Follower | None = None,
-        watch: Callable[[Run[M]], Mapping[str, Any]] | Follower | None = None,
-        follow: Follower | Sequence[Follower] = (),
+        follow: Follow = (),
+        *,
+        schema: Schema | None = None,
+        standardise: bool = True,
+        class_weight: Literal["balanced"] | None = None,
+        calibrate: bool = False,
+        biases: bool | None = None,
+        part: Part | None = None,
     ) -> M:
         """Train over a federation.
 
         checkpoint: file that holds the state after every exchange, replaced atomically; clients of this
                     process keep their share of it in a folder beside it, NAME.clients.
         resume:     continue from that file if it exists; without it an existing file is not touched.
-        progress:   called after every exchange with its record and the expected number of exchanges.
-        watch:      called after every exchange with the run; what it gives joins the record's metrics.
-        follow:     whoever hears more of it, such as trackers: see `followers`. `progress` and `watch` are
-                    followers of one event each, `advanced` and `look`.
+        follow:     followers of the training, such as trackers (see `followers`), and functions that are
+                    called after every exchange with its record and the expected number of exchanges.
+
+        The others say what comes before and after the training: see `Recipe`.
         """
-        more = (follow,) if isinstance(follow, Follower) else tuple(follow)
-        heard = Followers(hears("look", watch), hears("advanced", progress), *more)
-        run = self.start(federation.describe())
-        if isinstance(federation, KeepsStates):
-            # Always told: a run without a checkpoint may not touch the states of one that has one.
-            beside = None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients")
-            federation.keep_states(beside)
-        if checkpoint is not None and os.path.exists(checkpoint):
-            if not resume:
-                raise ModelFileError(
-                    f"checkpoint {checkpoint} exists. Pass resume=True to continue from it, or remove it."
-                )
-            stored = container.read(checkpoint)
-            run.restore(stored, str(checkpoint))
-            _check_held(federation, stored, str(checkpoint))
-        elif resume and checkpoint is None:
-            raise DataError("resume=True needs a checkpoint path to resume from.")
-        if isinstance(federation, PlansAhead):
-            federation.plan(max(1, run.exchanges - len(run.history)), self, len(run.history))
-        heard.started(
-            Training(
-                method=unwrapped(self).key,
-                parameters=self.parameters(),
-                spec=run.spec,
-                clients=federation.clients,
-                expected=run.exchanges,
-                history=tuple(run.history),
-                checkpoint=None if checkpoint is None else os.fspath(checkpoint),
-            )
-        )
-        try:
-            for record in exchanges(run, federation, heard):
-                if found := heard.look(run):
-                    run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **found})
-                if checkpoint is not None:
-                    if isinstance(federation, KnowsHoldings) and (holdings := federation.holdings()):
-                        run.whose_rows = holdings.note()
-                    container.write_atomically(checkpoint, run.to_bytes(), keep_previous=True)
-                heard.advanced(run.history[-1], run.exchanges)
-            within = federation.federation if isinstance(federation, Wraps) else federation
-            model = self.finished(run.model(), within)
-        except BaseException as problem:
-            heard.stopped(problem)
-            raise
-        heard.finished(model)
-        return model
+        from fedsolve.federation.recipe import Recipe
 
-    def finished(self, model: M, federation: Federation) -> M:
-        """The model as `fit` gives it; personalised ones remember a federation of this process."""
-        return model
-
-
-def exchanges(run: Run[M], federation: Federation, heard: Follower | None = None) -> Iterator[Record]:
-    """Train step by step: one record after every exchange, until the model is complete.
-
-    heard: told of every request before it goes out.
-    """
-    while (request := run.request(federation.clients)) is not None:
-        if heard is not None:
-            heard.asked(request, run.exchanges)
-        run.absorb(federation.exchange(request, run.chain))
-        yield run.history[-1]
+        recipe = Recipe(self, schema, standardise, class_weight, calibrate, biases, part)
+        return recipe.fit(federation, checkpoint, resume, follow)
 
 
 def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
@@ -441,40 +403,13 @@ def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
     }
 
 
-def checkpoint_contents(data: bytes, path: str) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Arrays and note of a checkpoint; a damaged one is refused with the way to the one before."""
-    before = container.previous(path)
-    remedy = (
-        f"The one before it is {before}: move it to {path} and resume."
-        if before.exists()
-        else "Start afresh."
-    )
-    return container.from_bytes(data, what=f"checkpoint {path}", error=ModelFileError, remedy=remedy)
-
-
-def _check_held(federation: Federation, stored: bytes, path: str) -> None:
-    """Refuse a checkpoint that was made with other rows; one from before this was noted says nothing."""
-    kept = container.note_of(stored).get(_HELD)
-    if kept and isinstance(federation, KnowsHoldings) and (holdings := federation.holdings()):
-        holdings.check(kept, path)
-
-
-def unwrapped(method: Method[Any]) -> Method[Any]:
-    """The method that others are around, such as `Described` and `Calibrated`."""
-    while isinstance(inner := getattr(method, "method", None), Method):
-        method = inner
-    return method
-
-
 def opening_classes(chain: Chain) -> Array | None:
     """The class list a participant was told in the opening."""
-    return labels_from_note(chain.blocks[0].note["opening"]["classes"])
+    return labels_from_note(chain.opening["classes"])
 
 
 def record_from(entry: dict[str, Any]) -> Record:
     """The record that `Record.as_dict` described."""
-    if "layer" in entry:  # written before a round was told from a layer
-        entry["step"] = entry.pop("layer")
     for name in ("cohort", "empty", "solved"):
         entry[name] = tuple(entry[name])
     return Record(**entry)

@@ -6,40 +6,71 @@ file registers its client steps with `@step(kind)`.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from fedsolve import registry
+from fedsolve.arrays import Array
 from fedsolve.backends import Kernels, kernels_on
 from fedsolve.backends.devices import resolve
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.client_data import ClientData, rows_for
+from fedsolve.federation.client_data import ClientData as ClientData
+from fedsolve.federation.client_data import rows_for
+from fedsolve.federation.folds import Part, part_of
 from fedsolve.federation.messages import Chain, Needs, Request, Term
-from fedsolve.federation.parts import Part, part_of
+from fedsolve.federation.noisy_sums import release_of
 from fedsolve.federation.states import StateStore
-from fedsolve.federation.workspace import Workspace
-from fedsolve.permissions import check_allowed
+from fedsolve.registry import check_allowed
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
 
-__all__ = [
-    "ClientData",
-    "Memory",
-    "Participant",
-    "adds_up",
-    "answer_together",
-    "group_size",
-    "group_step",
-    "step",
-    "step_of",
-]
-
 DEFAULT_MEMORY = 1 << 30
 """Bytes a participant may keep in memory for what it derives from its rows."""
+
+
+class Workspace:
+    """Named scratch arrays of one worker, kept between calls and grown when needed.
+
+    Fresh ones would cost as much in page faults as the arithmetic in them.
+
+    A buffer is valid until the same name is asked for again.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Array] = {}
+        self._sums: dict[str, Array] = {}
+        self._within: dict[str, dict[str, Array]] = {}
+
+    def within(self, name: str) -> Workspace:
+        """A workspace whose sums are apart from those of others; scratch arrays are the same."""
+        inner = Workspace()
+        inner._buffers = self._buffers
+        inner._sums = self._within.setdefault(name, {})
+        return inner
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
+        """An array of this shape with unspecified contents."""
+        size = int(np.prod(shape, dtype=np.int64))
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.dtype != np.dtype(dtype) or buffer.size < size:
+            buffer = np.zeros(size, dtype=dtype)
+            self._buffers[name] = buffer
+        view: np.ndarray[Any, Any] = buffer[:size].reshape(shape)
+        return view
+
+    def sums(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float64) -> Array:
+        """An array for a term: zeroed when its shape is new, so that an unused lower triangle stays zero."""
+        array = self._sums.get(name)
+        if array is None or array.shape != shape or array.dtype != np.dtype(dtype):
+            array = np.zeros(shape, dtype=dtype)
+            self._sums[name] = array
+        return array
 
 
 @dataclass
@@ -47,7 +78,8 @@ class Memory:
     """What a participant keeps between requests.
 
     All but `states` can be rebuilt from the chain; `states` is the client's own share of a method's
-    state, by run and exchange. `device` is where steps compute.
+    state, by run and exchange. `device` is where steps compute, `scratch` where mapped arrays live: in the
+    system's temporary folder when None.
     """
 
     chain: Chain = field(default_factory=Chain)
@@ -64,10 +96,6 @@ class Memory:
         """The kernels of the participant's device."""
         return kernels_on(self.device)
 
-    def scratch_folder(self) -> Path:
-        """Where mapped arrays live; the system's temporary folder unless one was named."""
-        return self.scratch if self.scratch is not None else Path(tempfile.gettempdir())
-
 
 Step = Callable[[ClientData, Request, Memory], Term]
 GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Term]]
@@ -75,68 +103,45 @@ GroupStep = Callable[[Sequence[ClientData], Request, Sequence[Memory]], list[Ter
 Guarding = Callable[[Request, Chain, ClientData], None]
 """Refuses a request, by raising; the chain is that of the request."""
 
-_STEPS: dict[str, Step] = {}
-_GROUP_STEPS: dict[str, tuple[GroupStep, Callable[[Request, Chain, str], int]]] = {}
-_ADDING_UP: set[str] = set()
+
+@dataclass(frozen=True)
+class Kind:
+    """What answers requests of a kind; see `step` and `group_step`."""
+
+    step: Step
+    over_rows: bool = False
+    releases: Mapping[str, float] | None = None
+    group: GroupStep | None = None
+    together: Callable[[Request, Chain, str], int] = lambda request, chain, device: 1
 
 
-def step(kind: str, *, over_rows: bool = False) -> Callable[[Step], Step]:
+_KINDS: dict[str, Kind] = {}
+_UNKNOWN = Kind(lambda data, request, memory: Term())
+
+
+def step(
+    kind: str, *, over_rows: bool = False, releases: Mapping[str, float] | None = None
+) -> Callable[[Step], Step]:
     """Register a client step: the function that answers requests of this kind.
 
-    over_rows: whether the term is a sum over rows, so that the answer of clients who pool their rows is the
-        sum of their answers. Engines with very many clients then ask neighbours as
-        one, and clients that share a device answer as one.
+    over_rows: whether the term is a sum over rows, so that clients who bring their rows together answer with
+        the sum of their answers (`batch`).
+    releases: by array, what one row changes at most (`noisy_sums`); without them it answers no private run.
     """
 
     def register(function: Step) -> Step:
         if function.__module__.partition(".")[0] != "fedsolve":
             registry.enter_all()  # what is there already must be known
-        known = _STEPS.get(kind)
-        if known is not None and _place(known) != _place(function):
+        known = _KINDS.get(kind)
+        if known is not None and _place(known.step) != _place(function):
             raise DataError(
-                f"requests of kind '{kind}' are answered by {_place(known)} already. Choose another kind, "
-                f"such as '{function.__module__}.{kind}'."
+                f"requests of kind '{kind}' are answered by {_place(known.step)} already. Choose another "
+                f"kind, such as '{function.__module__}.{kind}'."
             )
-        _STEPS[kind] = function
-        if over_rows:
-            _ADDING_UP.add(kind)
+        _KINDS[kind] = Kind(function, over_rows, releases)
         return function
 
     return register
-
-
-def adds_up(kind: str) -> bool:
-    """Whether answers to requests of this kind are sums over rows."""
-    _is_known(kind)
-    return kind in _ADDING_UP
-
-
-TOGETHER = "together"
-"""In the note of a request: how many answers each client gives in one, over all requests of a run."""
-
-
-def answers_in(request: Request) -> int:
-    """How many answers each client gives to this request."""
-    return int(request.note.get(TOGETHER, 1))
-
-
-def step_of(kind: str) -> Step:
-    """The client step that answers requests of this kind."""
-    if not _is_known(kind):
-        raise TermError(
-            f"requests of kind '{kind}' are not known here. Install the same fedsolve version as the server."
-        )
-    return _STEPS[kind]
-
-
-def _is_known(kind: str) -> bool:
-    if kind not in _STEPS:
-        registry.enter_all()
-    return kind in _STEPS
-
-
-def _place(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 def group_step(kind: str, together: Callable[[Request, Chain, str], int]) -> Callable[[GroupStep], GroupStep]:
@@ -148,23 +153,28 @@ def group_step(kind: str, together: Callable[[Request, Chain, str], int]) -> Cal
     """
 
     def register(function: GroupStep) -> GroupStep:
-        _GROUP_STEPS[kind] = (function, together)
-        _STEPS[kind] = lambda data, request, memory: function([data], request, [memory])[0]
+        def alone(data: ClientData, request: Request, memory: Memory) -> Term:
+            return function([data], request, [memory])[0]
+
+        _KINDS[kind] = Kind(alone, group=function, together=together)
         return function
 
     return register
 
 
-def group_size(request: Request, chain: Chain, device: str = "cpu") -> int:
-    """How many clients of one process answer this request together on this device."""
-    _is_known(request.kind)
-    entry = _GROUP_STEPS.get(request.kind)
-    return 1 if entry is None else max(1, entry[1](request, chain, device))
+def kind_of(kind: str) -> Kind:
+    """What answers requests of this kind; of one that is not known, nothing adds up or is released."""
+    if kind not in _KINDS:
+        registry.enter_all()
+    return _KINDS.get(kind, _UNKNOWN)
 
 
-def answered_by(kind: str, data: ClientData, request: Request, memory: Memory) -> Term:
-    """The term of these rows, where it was computed."""
-    return step_of(kind)(data, request, memory)
+TOGETHER = "together"
+"""In the note of a request: how many answers each client gives in one, over all requests of a run."""
+
+
+def _place(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 class Participant:
@@ -183,15 +193,16 @@ class Participant:
         """states: folder for the client's share of a method's state; kept in memory when None.
 
         device: where its steps compute, see `backends`; what it sends has the same form from any.
+        guard, set later, refuses requests by raising, before a step computes anything.
         """
         self.name = name
         self.data = data
         self._own_states = states
-        self._parts: dict[Part, tuple[ClientData, dict[str, Any]]] = {}
-        self._parts_of: list[str] = []
+        self._parts: dict[Part | None, tuple[ClientData, dict[str, Any]]] = {}
+        self._parts_of: tuple[ClientData, list[str]] = data, []
         self._channels: dict[str, Callable[[bytes], bytes]] = {}
-        self._guard: Guarding | None = None
-        self._memory = Memory(
+        self.guard: Guarding | None = None
+        self.memory = Memory(
             budget=memory_budget,
             scratch=scratch,
             name=name,
@@ -202,98 +213,72 @@ class Participant:
     def __len__(self) -> int:
         return len(self.data)
 
-    def answer(self, request: Request, workspace: Workspace | None = None) -> Term | Needs:
+    def answer(
+        self,
+        request: Request,
+        workspace: Workspace | None = None,
+        rows: ClientData | None = None,
+        permit: Guarding | None = None,
+    ) -> Term | Needs:
         """This participant's term for the request, or what it needs before it can answer.
 
-        The term lives in `workspace` when one is given, until that workspace is used again.
+        The term lies where it was computed: in `workspace` when one is given, until that is used again, or on
+        the participant's device.
+        rows: those that take part, where not all do. permit: refuses this request, by raising.
         """
-        if not self._memory.chain.accept(request):
-            return Needs(len(self._memory.chain))
-        self._admit_method()
-        if not _is_known(request.kind):
+        chain = self.memory.chain
+        if not chain.accept(request):
+            return Needs(len(chain))
+        if registry.is_foreign(key := chain.opening.get("method")):  # imported only if it is allowed here
+            check_allowed("method", key)
+            registry.method_class(key)
+        kind, release = kind_of(request.kind), None
+        if kind.releases is not None or (request.position and "privacy" in chain.opening):
+            release = release_of(request, chain, kind.releases)
+        if kind is _UNKNOWN:
             raise TermError(
-                f"'{self.name}' does not know requests of kind '{request.kind}'. "
-                "Install the same fedsolve version as the server."
+                f"requests of kind '{request.kind}' are not known here. Install the same fedsolve version as "
+                "the server."
             )
-        if self._guard is not None:
-            self._guard(request, self._memory.chain, self.data)
-        self._memory.workspace = workspace if workspace is not None else Workspace()
-        data, memory = self.view(request)
-        return _STEPS[request.kind](data, request, memory).on_host()
+        for guard in (self.guard, permit):
+            if guard is not None:
+                guard(request, chain, self.data if rows is None else rows)
+        self.memory.workspace = workspace if workspace is not None else Workspace()
+        data, memory = self.view(request, rows)
+        term = kind.step(data, request, memory)
+        return term if release is None else release.check(term)
 
-    def view(self, request: Request) -> tuple[ClientData, Memory]:
+    def view(self, request: Request, rows: ClientData | None = None) -> tuple[ClientData, Memory]:
         """The rows as steps see them, and what is kept of them: of the part that the request is about,
         prepared as the run says.
         """
-        chain = self._memory.chain
-        if self._parts_of != chain.digests[:2]:  # another run: what was derived for parts went with the last
-            self._parts_of = chain.digests[:2]
+        chain, whole = self.memory.chain, self.data if rows is None else rows
+        # In another run, or with other rows, what was derived for parts went with the last.
+        if self._parts_of[0] is not whole or self._parts_of[1] != chain.digests[:2]:
+            self._parts_of = whole, chain.digests[:2]
             self._parts.clear()
-        part = part_of(request, chain)
-        data, memory = (self.data, self._memory) if part is None else self._part(part)
+        data, memory, part = self.data, self.memory, part_of(request, chain)
+        if part is not None or whole is not self.data:
+            if part not in self._parts:
+                self._parts[part] = (whole if part is None else part.of(whole)), {}
+            data, cache = self._parts[part]
+            share = 1.0 if part is None else part.fraction
+            memory = replace(memory, cache=cache, budget=int(share * memory.budget))
         if request.position == 0:  # a question without a model, such as an evaluation
             return data, memory
         return rows_for(data, request.kind, memory.chain, memory.cache), memory
 
-    def _part(self, part: Part) -> tuple[ClientData, Memory]:
-        if part not in self._parts:
-            self._parts[part] = part.of(self.data), {}
-        data, cache = self._parts[part]
-        budget = int(part.fraction * self._memory.budget)
-        return data, replace(self._memory, cache=cache, budget=budget)
-
-    def _admit_method(self) -> None:
-        """Refuse a method from outside that nobody here allowed; import one that was."""
-        blocks = self._memory.chain.blocks
-        key = blocks[0].note.get("opening", {}).get("method") if blocks else None
-        if registry.is_foreign(key):
-            check_allowed("method", key)
-            registry.method_class(key)
-
-    @property
-    def memory_budget(self) -> int:
-        """Bytes it may keep in memory for what it derives from its rows."""
-        return self._memory.budget
-
-    @property
-    def scratch(self) -> Path | None:
-        """Where its mapped arrays live."""
-        return self._memory.scratch
-
-    @property
-    def device(self) -> str:
-        """Where its steps compute."""
-        return self._memory.device
-
     def move(self, device: str) -> None:
         """Compute on this device from now on; what was derived from the rows is forgotten."""
-        if resolve(device) != self._memory.device:
-            self._memory.device = resolve(device)
-            self._memory.cache.clear()
+        if resolve(device) != self.memory.device:
+            self.memory.device = resolve(device)
+            self.memory.cache.clear()
 
     def keep_states(self, folder: Path | None) -> None:
         """Keep the client's share of a method's state in this folder from now on; None: as at the start."""
         wanted = self._own_states if folder is None else folder
-        if wanted != self._memory.states.folder:
-            self._memory.states = StateStore(wanted, self.name)
-
-    @property
-    def chain(self) -> Chain:
-        """The model so far as this participant knows it, to be kept for a process that starts anew."""
-        return self._memory.chain
-
-    def take_back(self, chain: Chain) -> None:
-        """Go on from this model so far; participants of one process may share one."""
-        self._memory.chain = chain
-
-    def kept(self, name: str) -> Any:
-        """What the steps of a method keep here under this name between requests; None where nothing is."""
-        return self._memory.cache.get(name)
-
-    @property
-    def states(self) -> StateStore:
-        """This client's share of the methods' state."""
-        return self._memory.states
+        if wanted != self.memory.states.folder:
+            self.memory.states = StateStore(wanted, self.name)
 
     def personalise(self, model: Model) -> Model:
         """This participant's own predictor from a shared model and its rows; nothing is sent to anybody.
@@ -301,14 +286,14 @@ class Participant:
         It takes no exchange, so a participant that joined after training has it too. Save it here:
         `participant.personalise(model).save(path)`.
         """
-        return model.personalised(self.data, self.states)
+        return model.personalised(self.data, self.memory.states)
 
-    def obey(self, guard: Guarding | None) -> None:
-        """Let this function refuse requests from now on, by raising, before a step computes anything."""
-        self._guard = guard
+    def place_rows(self) -> None:
+        """Copy the rows to the device now; otherwise the first exchange does."""
+        self.data.placed(self.memory.kernels)
 
     def attend(self, channel: str, answer: Callable[[bytes], bytes]) -> None:
-        """Let letters of this channel be answered by this function from now on."""
+        """Answer letters of this channel with this function from now on."""
         self._channels[channel] = answer
 
     def reply(self, channel: str, letter: bytes) -> bytes:
@@ -319,25 +304,21 @@ class Participant:
 
     def forget(self) -> None:
         """Drop everything derived from earlier requests, as a restart would; states on disk stay."""
-        memory = self._memory
+        memory = self.memory
         self._parts.clear()
-        self._memory = Memory(
-            budget=memory.budget,
-            scratch=memory.scratch,
-            name=self.name,
-            states=StateStore(memory.states.folder, self.name),
-            device=memory.device,
-        )
+        states = StateStore(memory.states.folder, self.name)
+        self.memory = replace(memory, chain=Chain(), cache={}, workspace=Workspace(), states=states)
 
 
 def answer_together(
     participants: Sequence[Participant], request: Request, workspace: Workspace
 ) -> list[Term] | None:
-    """The terms of a group in its order; None when one of them must be asked by itself first."""
-    if not all(participant._memory.chain.accept(request) for participant in participants):
+    """The terms of a group, in its order; None if one of its members must first be asked alone."""
+    if not all(participant.memory.chain.accept(request) for participant in participants):
         return None
     for participant in participants:
-        participant._memory.workspace = workspace
-    function, _ = _GROUP_STEPS[request.kind]
+        participant.memory.workspace = workspace
+    group = kind_of(request.kind).group
+    assert group is not None
     views = [participant.view(request) for participant in participants]
-    return function([data for data, _ in views], request, [memory for _, memory in views])
+    return group([data for data, _ in views], request, [memory for _, memory in views])

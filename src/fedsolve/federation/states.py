@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedsolve import container
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import ModelFileError, TermError
 
 State = dict[str, Array]
@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 def ticket(run: str, client: str) -> str:
-    """Under which name a request that everybody reads tells a client where to start from."""
+    """The name under which a request, which everybody reads, tells this client where to start."""
     return hashlib.sha256(f"{run}|{client}".encode()).hexdigest()[:16]
 
 
@@ -40,14 +40,8 @@ class StateStore:
     """
 
     def __init__(self, folder: Path | None = None, client: str = "") -> None:
-        self.folder = folder
-        self._client = client
+        self.folder, self.client = folder, client
         self._states: dict[tuple[str, int], State] = {}
-
-    @property
-    def client(self) -> str:
-        """Whose states these are."""
-        return self._client
 
     def read(self, run: str, exchange: int) -> State:
         """The state filed under this run and exchange; an error names what is missing."""
@@ -62,7 +56,7 @@ class StateStore:
                     container.read(path), what=f"client state {path}", error=ModelFileError, remedy=_REMEDY
                 )[0]
         raise TermError(
-            f"the state that '{self._client}' ended exchange {exchange} with is gone, and the run cannot "
+            f"the state that '{self.client}' ended exchange {exchange} with is gone, and the run cannot "
             "continue exactly without it. Keep states in a folder (a checkpoint does), or start afresh."
         )
 
@@ -88,7 +82,7 @@ class StateStore:
     def _path(self, run: str, exchange: int) -> Path:
         assert self.folder is not None
         # A client's name may be anything; as a folder's it must stay inside.
-        return self.folder / f"of-{quote(self._client, safe='')}" / run[:16] / f"{exchange}.safetensors"
+        return self.folder / f"of-{quote(self.client, safe='')}" / run[:16] / f"{exchange}.safetensors"
 
 
 def _check_place(run: str, exchange: int) -> None:

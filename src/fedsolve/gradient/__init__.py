@@ -4,54 +4,39 @@ Each algorithm is one file. Importing this package enters them in the registry; 
 is trained.
 """
 
-from fedsolve.gradient.ditto import Ditto
-from fedsolve.gradient.fedacg import FedACG
-from fedsolve.gradient.fedala import FedALA
-from fedsolve.gradient.fedas import FedAS
-from fedsolve.gradient.fedavg import FedAvg
-from fedsolve.gradient.fedavg_ft import FedAvgFT, FedProxFT
-from fedsolve.gradient.fedavgm import FedAvgM
-from fedsolve.gradient.fedawa import FedAWA
-from fedsolve.gradient.feddbe import FedDBE
-from fedsolve.gradient.feddisco import FedDisco
-from fedsolve.gradient.feddyn import FedDyn
-from fedsolve.gradient.fedfisher import FedFisher, FedFisherKFAC
-from fedsolve.gradient.fedgen import FedGen
-from fedsolve.gradient.fedlc import FedLC
-from fedsolve.gradient.fedlpa import FedLPA
-from fedsolve.gradient.fedntd import FedNTD
-from fedsolve.gradient.fedpcl import FedPCL
-from fedsolve.gradient.fedprox import FedProx
-from fedsolve.gradient.fedrs import FedRS
-from fedsolve.gradient.fedselect import FedSelect
-from fedsolve.gradient.fedsol import FedSOL
-from fedsolve.gradient.moon import MOON
-from fedsolve.gradient.scaffold import Scaffold
+from fedsolve.gradient.ditto import Ditto as Ditto
+from fedsolve.gradient.fedacg import FedACG as FedACG
+from fedsolve.gradient.fedala import FedALA as FedALA
+from fedsolve.gradient.fedas import FedAS as FedAS
+from fedsolve.gradient.fedavg import FedAvg as FedAvg
+from fedsolve.gradient.fedavg_ft import FedAvgFT as FedAvgFT
+from fedsolve.gradient.fedavg_ft import FedProxFT as FedProxFT
+from fedsolve.gradient.fedavgm import FedAvgM as FedAvgM
+from fedsolve.gradient.fedawa import FedAWA as FedAWA
+from fedsolve.gradient.fedbabu import FedBABU as FedBABU
+from fedsolve.gradient.fedbn import FedBN as FedBN
+from fedsolve.gradient.feddbe import FedDBE as FedDBE
+from fedsolve.gradient.feddisco import FedDisco as FedDisco
+from fedsolve.gradient.feddyn import FedDyn as FedDyn
+from fedsolve.gradient.fedfisher import FedFisher as FedFisher
+from fedsolve.gradient.fedfisher import FedFisherKFAC as FedFisherKFAC
+from fedsolve.gradient.fedgen import FedGen as FedGen
+from fedsolve.gradient.fedlc import FedLC as FedLC
+from fedsolve.gradient.fedlpa import FedLPA as FedLPA
+from fedsolve.gradient.fednova import FedNova as FedNova
+from fedsolve.gradient.fedntd import FedNTD as FedNTD
+from fedsolve.gradient.fedopt import FedOpt as FedOpt
+from fedsolve.gradient.fedpcl import FedPCL as FedPCL
+from fedsolve.gradient.fedper import FedPer as FedPer
+from fedsolve.gradient.fedproto import FedProto as FedProto
+from fedsolve.gradient.fedprox import FedProx as FedProx
+from fedsolve.gradient.fedrep import FedRep as FedRep
+from fedsolve.gradient.fedrs import FedRS as FedRS
+from fedsolve.gradient.fedselect import FedSelect as FedSelect
+from fedsolve.gradient.fedsol import FedSOL as FedSOL
+from fedsolve.gradient.flfa import FLFA as FLFA
+from fedsolve.gradient.moon import MOON as MOON
+from fedsolve.gradient.per_fedavg import PerFedAvg as PerFedAvg
+from fedsolve.gradient.scaffold import Scaffold as Scaffold
 
-__all__ = [
-    "MOON",
-    "Ditto",
-    "FedACG",
-    "FedALA",
-    "FedAS",
-    "FedAWA",
-    "FedAvg",
-    "FedAvgFT",
-    "FedAvgM",
-    "FedDBE",
-    "FedDisco",
-    "FedDyn",
-    "FedFisher",
-    "FedFisherKFAC",
-    "FedGen",
-    "FedLC",
-    "FedLPA",
-    "FedNTD",
-    "FedPCL",
-    "FedProx",
-    "FedProxFT",
-    "FedRS",
-    "FedSOL",
-    "FedSelect",
-    "Scaffold",
-]
+__all__ = sorted(name for name, kind in vars().items() if isinstance(kind, type))

@@ -21,21 +21,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedsolve import formats
-from fedsolve.checks import check_choice, check_whole
-from fedsolve.container import Array
+from fedsolve import version
+from fedsolve.arrays import Array, check_choice, check_whole
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.errors import DataError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CHOICES = ("lowest", "highest", "skewness")
 """How layers are chosen from their scores."""
@@ -43,10 +39,6 @@ CHOICES = ("lowest", "highest", "skewness")
 TIE = 6  # decimals of z that count: with one client every layer has z = 1 up to the rounding of float32
 
 Choice = Literal["lowest", "highest"]
-
-_CACHED = 4
-_cache: OrderedDict[tuple[Any, ...], _Folding] = OrderedDict()
-_lock = threading.Lock()
 
 
 def weight_of(layer: str) -> str:
@@ -59,8 +51,7 @@ def alignment_sums(
 ) -> dict[str, Array]:
     """A client's part of the alignment sums: `update` and `direction`, layer after layer, and `moved`.
 
-    updates:   of each layer's weight over the round, of any shape, all arrays or all tensors of one device;
-               W^r - w or w - W^r, z is the same.
+    updates:   of each layer's weight over the round, of any shape; W^r - w or w - W^r, z is the same.
     sketch:    0 sends them whole; else larger layers as a sketch of that length (one less when it is even).
     precision: that the sums travel in; they are computed in float64.
     A layer the client did not move gives zeros and is not counted in `moved`.
@@ -68,9 +59,10 @@ def alignment_sums(
     check_whole(0, sketch=sketch)
     sizes = {layer: int(np.prod(update.shape)) for layer, update in updates.items()}
     spans = _spans(sizes, sketch)
-    row = _sketched(updates, sizes, sketch, seed) if sketch else _row(updates)
-    if not isinstance(row, np.ndarray):
-        row = row.cpu().numpy()
+    whole = torch.cat([torch.as_tensor(update).reshape(-1) for update in updates.values()]).double()
+    if sketch:
+        whole = _folding(tuple(sizes.items()), sketch, seed, whole.device).fold(whole, _length(sketch))
+    row = whole.cpu().numpy()
     norms = np.array([_norm(row[span]) for span in spans])
     direction = np.zeros_like(row)
     for span, norm in zip(spans, norms, strict=True):
@@ -131,14 +123,9 @@ def choice_by_skewness(scores: Mapping[str, float] | Sequence[float]) -> Choice:
     return "lowest" if skewness(scores) > 0 else "highest"
 
 
-def sent_lengths(sizes: Mapping[str, int], sketch: int) -> list[int]:
-    """How many numbers each layer has in the row that is sent."""
-    return [_length(sketch) if _is_folded(size, sketch) else size for size in sizes.values()]
-
-
 def _spans(sizes: Mapping[str, int], sketch: int) -> list[slice]:
     """Where each layer lies in the row that is sent."""
-    lengths = sent_lengths(sizes, sketch)
+    lengths = [_length(sketch) if _is_folded(size, sketch) else size for size in sizes.values()]
     return [slice(end - length, end) for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
 
 
@@ -150,97 +137,57 @@ def _length(sketch: int) -> int:
     return sketch - 1 + sketch % 2
 
 
-def _row(updates: Mapping[str, Any]) -> Any:
-    """All updates as one row of float64."""
-    parts = [update.reshape(-1) for update in updates.values()]
-    if not parts or isinstance(parts[0], np.ndarray):
-        return np.concatenate([np.zeros(0), *parts])
-    import torch
-
-    return torch.cat(parts).double()
-
-
-def _sketched(updates: Mapping[str, Any], sizes: Mapping[str, int], sketch: int, seed: int) -> Any:
-    """All layers as one row, the large ones sketched: gathered, signed and folded together."""
-    row = _row(updates)
-    device = None if isinstance(row, np.ndarray) else row.device
-    folding = _folding(tuple(sizes.items()), sketch, seed, device)
-    length = _length(sketch)
-    signed = row[folding.places] * folding.signs
-    if device is None:
-        folded = np.zeros((folding.large, length))
-        np.add.at(folded, folding.owners, signed.reshape(-1, length))
-        return np.concatenate([folded.reshape(-1), row])[folding.order]
-    import torch
-
-    # A product with 0 and 1 adds a layer's rows in a fixed order; an indexed sum on a GPU would not.
-    folded = folding.owners @ signed.reshape(-1, length)
-    return torch.cat([folded.reshape(-1), row])[folding.order]
-
-
 @dataclass(frozen=True)
 class _Folding:
     """How a row of all updates becomes the row that is sent.
 
     The large layers are laid out in rows of the sketch's length: `places` says which entry stands where,
-    `signs` with which sign (0 beyond a layer's end), `owners` which of the `large` layers a row is part
-    of (on a device as a matrix of 0 and 1). `order` picks what is sent from the folded layers and the
-    row, end to end.
+    `signs` with which sign (0 beyond a layer's end), `owners` (large layers, rows), 0 and 1, which of the
+    layers a row is part of. `order` picks what is sent from the folded layers and the row, end to end.
     """
 
-    places: Any
-    signs: Any
-    owners: Any
-    order: Any
-    large: int
+    places: Tensor
+    signs: Tensor
+    owners: Tensor
+    order: Tensor
+
+    def fold(self, row: Tensor, length: int) -> Tensor:
+        signed = row[self.places] * self.signs
+        # A product with 0 and 1 adds a layer's rows in a fixed order; an indexed sum on a GPU would not.
+        folded = self.owners @ signed.reshape(-1, length)
+        return torch.cat([folded.reshape(-1), row])[self.order]
 
 
-def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device: Any) -> _Folding:
+@lru_cache(maxsize=4)
+def _folding(sizes: tuple[tuple[str, int], ...], sketch: int, seed: int, device: torch.device) -> _Folding:
     """The folding of layers of these sizes; kept for the next client."""
-    key = (sizes, sketch, seed, str(device))
-    with _lock:
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key]
-        length = _length(sketch)
-        large = [layer for layer, size in sizes if _is_folded(size, sketch)]
-        places, signs = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-        owners: list[int] = []
-        order: list[Array] = []
-        start = 0
-        for layer, size in sizes:
-            if layer not in large:
-                order.append(len(large) * length + start + np.arange(size))
-            else:
-                number = large.index(layer)
-                rows = -(-size // length)
-                entries = np.arange(rows * length)
-                places.append(start + np.minimum(entries, size - 1))
-                drawn = np.resize(_signs(seed, layer, size), rows * length)
-                signs.append(np.where(entries < size, drawn, 0))
-                owners += [number] * rows
-                order.append(number * length + np.arange(length))
-            start += size
-        whose: Any = np.array(owners, dtype=np.int64)
-        where: Any = np.concatenate(places)
-        signed: Any = np.concatenate(signs).astype(np.float64)
-        picked: Any = np.concatenate([np.zeros(0, dtype=np.int64), *order])
-        if device is not None:
-            import torch
-
-            whose = (np.arange(len(large))[:, None] == whose).astype(np.float64)
-            arrays = (where, signed, whose, picked)
-            where, signed, whose, picked = (torch.from_numpy(array).to(device) for array in arrays)
-        folding = _Folding(where, signed, whose, picked, len(large))
-        _cache[key] = folding
-        if len(_cache) > _CACHED:
-            _cache.popitem(last=False)
-        return folding
+    length = _length(sketch)
+    large = [layer for layer, size in sizes if _is_folded(size, sketch)]
+    places, signs = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    owners: list[int] = []
+    order = [np.zeros(0, dtype=np.int64)]
+    start = 0
+    for layer, size in sizes:
+        if layer not in large:
+            order.append(len(large) * length + start + np.arange(size))
+        else:
+            number = large.index(layer)
+            rows = -(-size // length)
+            entries = np.arange(rows * length)
+            places.append(start + np.minimum(entries, size - 1))
+            drawn = np.resize(_signs(seed, layer, size), rows * length)
+            signs.append(np.where(entries < size, drawn, 0))
+            owners += [number] * rows
+            order.append(number * length + np.arange(length))
+        start += size
+    whose = (np.arange(len(large))[:, None] == np.array(owners, dtype=np.int64)).astype(np.float64)
+    arrays = np.concatenate(places), np.concatenate(signs).astype(np.float64), whose, np.concatenate(order)
+    return _Folding(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 def _signs(seed: int, layer: str, size: int) -> Array:
     """+1 and -1 for every entry of a layer."""
-    text = f"fedsolve sketch {formats.SKETCHES.version}|{seed}|{layer}|{size}"
+    text = f"fedsolve sketch {version.SKETCHES}|{seed}|{layer}|{size}"
     start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
     bits = np.random.Philox(key=start).random_raw(size) & np.uint64(1)
     return 1 - 2 * bits.astype(np.int8)
@@ -261,14 +208,6 @@ def mean_squared_drift(sum_updates: Mapping[str, Array] | Array, sum_squares: fl
         square += float(mean @ mean)
     # Equal updates may leave a rounding error below zero.
     return max(float(sum_squares) / clients - square, 0.0)
-
-
-def mean_drift(updates: Sequence[Array]) -> float:
-    """The paper's drift H = mean_i ||d_i - mean of d|| (Eq. 59); needs every client's update by itself."""
-    if not len(updates):
-        raise DataError("drift needs at least one client; got no updates.")
-    mean = sum(np.asarray(update, dtype=np.float64) for update in updates) / len(updates)
-    return float(np.mean([_norm(np.asarray(update - mean).ravel()) for update in updates]))
 
 
 class Representation(NamedTuple):

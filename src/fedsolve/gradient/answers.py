@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsolve import registry
+from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device, surroundings
-from fedsolve.container import Array
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, group_step
@@ -19,8 +20,6 @@ from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.slots import borrowed
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedsolve.gradient.gradient_method import GradientMethod
 
 KIND = "gradient"
@@ -41,11 +40,11 @@ def method_of(opening: Mapping[str, Any]) -> GradientMethod:
 
 
 @group_step(KIND, _together)
-def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[Memory]) -> list[Term]:
+def answer_training(
+    clients: Sequence[ClientData], request: Request, memories: Sequence[Memory]
+) -> list[Term]:
     """Local training of a group of clients from the weights received: weight * w and weight of each."""
-    import torch
-
-    opening = memories[0].chain.blocks[0].note["opening"]
+    opening = memories[0].chain.opening
     method = method_of(opening)
     for client in clients:
         if client.width != opening["features"]:
@@ -72,8 +71,6 @@ def answer(clients: Sequence[ClientData], request: Request, memories: Sequence[M
 
 def _measure(group: ClientGroup, place: int, term: Term) -> None:
     """What the choice of layers and the measure of drift need, in unweighted sums."""
-    import torch
-
     method = group.method
     if method.feedback not in CHOICES and method.track is None:
         return
@@ -100,8 +97,6 @@ def _measure(group: ClientGroup, place: int, term: Term) -> None:
 
 def _end_to_end(weights: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:
     """The layers' weights as one row of float64: a handful of kernels instead of several for each layer."""
-    import torch
-
     return torch.cat([weights[weight_of(layer)].reshape(-1) for layer in layers]).double()
 
 

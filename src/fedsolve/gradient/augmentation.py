@@ -14,20 +14,17 @@ pixels are moved where the network is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array, stream
+from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.errors import DataError
 from fedsolve.gradient import networks
-from fedsolve.gradient.streams import stream
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from fedsolve.gradient.gradient_method import GradientMethod
 
 BLACK = -1.0
@@ -38,25 +35,21 @@ TOP, LEFT, MIRRORED = range(3)
 class ImageInputs:
     """Rows as a network takes them, augmented where moves are given.
 
-    network, features, shape, precision: of the method. mean, deviation: of the channels; None leaves pixels
-    in [-1, 1]. crop: pixels of the margin. moved: whether there are crops or flips at all.
+    parameters: of a method or a model. precision: theirs when None. moved: whether there are crops or flips.
     """
 
     def __init__(
         self,
-        network: str,
+        parameters: Mapping[str, Any],
         features: int,
-        shape: Sequence[int] | None,
-        precision: str,
-        device: torch.device | str,
-        *,
-        mean: str | None = None,
-        deviation: str | None = None,
-        crop: int = 0,
-        flip: float = 0.0,
+        device: torch.device | str = "cpu",
+        precision: str | None = None,
     ) -> None:
-        import torch
-
+        network, shape = parameters["network"], networks.shape_from(parameters["shape"])
+        mean, deviation = parameters["pixel_mean"], parameters["pixel_deviation"]
+        crop, flip, precision = parameters["crop"], parameters["flip"], precision or parameters["precision"]
+        if shape is not None:
+            networks.checked_shape(shape, features)
         self._dtype: torch.dtype = getattr(torch, precision)
         self._taken = networks.input_shape(network, features, shape)
         self.crop = crop
@@ -90,23 +83,6 @@ class ImageInputs:
         return inputs if self._taken == self._image else inputs.flatten(1)
 
 
-def images_of(method: GradientMethod, features: int, device: torch.device | str = "cpu") -> ImageInputs:
-    """How clients of this method read their rows; refused where the rows should be images and are not."""
-    if method.image_shape is not None:
-        networks.checked_shape(method.image_shape, features)
-    return ImageInputs(
-        method.network,
-        features,
-        method.image_shape,
-        method.precision,
-        device,
-        mean=method.pixel_mean,
-        deviation=method.pixel_deviation,
-        crop=method.crop,
-        flip=method.flip,
-    )
-
-
 def plan_moves(
     method: GradientMethod, plans: Sequence[Sequence[Array]], clients: Sequence[str], round_: int, rows: int
 ) -> Array:
@@ -137,9 +113,6 @@ def draw_moves(method: GradientMethod, count: int, round_: int, client: str) -> 
 
 def moved(images: Tensor, moves: Tensor, crop: int) -> Tensor:
     """Images (rows, C, H, W), each cut out of its margin and mirrored as its move (rows, 3) says."""
-    import torch
-    import torch.nn.functional as F
-
     rows, _, height, width = images.shape
     device = images.device
     padded = F.pad(images, (crop, crop, crop, crop), value=BLACK) if crop else images

@@ -12,45 +12,27 @@ batches. A client that never took part trains v from the final global model, pul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fedsolve.federation.participant import ClientData
-from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import FedProx
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, State, parameter, register
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import (
-    PersonalMethod,
-    arrays_of,
-    as_method,
-    first_weights,
-    kept,
-    train_alone,
-)
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.gradient.personalised import PersonalMethod, as_method, kept, train_alone
 
 OWN = "personal"
 STATISTICS = "personal_buffer"
 
 
 @register(
-    Info(
-        key="ditto",
-        title="Ditto: FedAvg, and a model of each client's own pulled towards the global one",
-        paper="Li, Hu, Beirami, Smith, ICML 2021",
-        exchanges="rounds",
-        up="rows * weights and rows; of the client's own model, nothing",
-        down="weights",
-    )
+    paper="Li, Hu, Beirami, Smith, ICML 2021",
+    up="rows * weights and rows; of the client's own model, nothing",
 )
-@dataclass(frozen=True, kw_only=True)
 class Ditto(PersonalMethod):
-    """Parameters of Ditto; personal_pull is lambda of the paper."""
+    """Ditto: FedAvg, and a model of each client's own pulled towards the global one.
 
-    key: ClassVar[str] = "ditto"
-    keeps_state: ClassVar[bool] = True
+    The pull is lambda of the paper.
+    """
+
+    keeps_state = True
 
     personal_pull: float = parameter(
         1.0, "Strength of the pull of a client's own model towards the global one (lambda).", least=0
@@ -74,7 +56,7 @@ class Ditto(PersonalMethod):
     def prepare(self, group: ClientGroup) -> None:
         method = self.part
         known = all(group.own_state(client) for client in range(len(group.clients)))
-        weights = group.state(OWN, group.start if known else first_weights(group))
+        weights = group.state(OWN, group.start if known else group.first_model()[0])
         rate = method.rate_of(group.round)
         own = group.again(method, weights, group.own_buffers(STATISTICS), rate=rate)
         own.train()
@@ -82,9 +64,7 @@ class Ditto(PersonalMethod):
 
     def state(self, group: ClientGroup, client: int) -> State | None:
         own: ClientGroup = group.scratch["own"]
-        weights, buffers = own.weights_of(client), own.buffers_now()
-        named = {f"{OWN}.{name}": value for name, value in weights.items()}
-        return arrays_of(named | {f"{STATISTICS}.{name}": value for name, value in buffers.items()})
+        return own.snapshot(client, OWN, STATISTICS)
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         if state is not None:

@@ -11,34 +11,21 @@ The two lines of the server come to W <- mean_i w_i, and m is the newest step of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fedsolve.federation.messages import Total
 from fedsolve.gradient.fedprox import pull
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.gradient.gradient_method import GradientMethod, ServerState, Step, Weights, parameter, register
 
 
-@register(
-    Info(
-        key="fedacg",
-        title="FedACG: a look-ahead model is sent, and local training is pulled towards it",
-        paper="Kim et al., CVPR 2024",
-        exchanges="rounds",
-        up="weights and 1",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Kim et al., CVPR 2024", up="weights and 1")
 class FedACG(GradientMethod):
-    """Parameters of FedACG; the authors' code has a pull of 0.001 without the factor 1/2."""
+    """FedACG: a look-ahead model is sent, and local training is pulled towards it.
 
-    key: ClassVar[str] = "fedacg"
-    steady: ClassVar[bool] = True
+    The authors' code has a pull of 0.001 without the factor 1/2.
+    """
+
+    tensors_only = True
 
     weighting: Literal["size", "uniform"] = parameter(
         "uniform", "Whether clients count by their rows or all alike, as in the authors' code."

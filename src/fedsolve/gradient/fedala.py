@@ -17,23 +17,14 @@ learnt in one more pass. One that never took part has no w_i; its model is the g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.federation.participant import ClientData
-from fedsolve.federation.states import State
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, State, Step, parameter, register
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, own_buffers, weights_of
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, kept, now
 
 OWN = "own"
 MERGE = "merge"
@@ -45,22 +36,11 @@ PASSES = 200
 """Passes after which a first merge that has not settled is taken as it is."""
 
 
-@register(
-    Info(
-        key="fedala",
-        title="FedALA: FedAvg from a learnt mixture of the global model and the client's own",
-        paper="Zhang et al., AAAI 2023",
-        exchanges="rounds",
-        up="rows * weights and rows; of the mixture, nothing",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Zhang et al., AAAI 2023", up="rows * weights and rows; of the mixture, nothing")
 class FedALA(PersonalMethod):
-    """Parameters of FedALA."""
+    """FedALA: FedAvg from a learnt mixture of the global model and the client's own."""
 
-    key: ClassVar[str] = "fedala"
-    keeps_state: ClassVar[bool] = True
+    keeps_state = True
 
     merge_rate: float = parameter(
         1.0, "Learning rate of the mixture (eta); 0 keeps the global model.", least=0
@@ -100,10 +80,10 @@ class FedALA(PersonalMethod):
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> GradientModel:
         if state is None or not self._merges or len(data) == 0:
-            return PersonalGradientModel.of(model, {}, own_buffers(state))
+            return PersonalGradientModel.of(model, {}, kept(state))
         with alone(self, model, data, state) as group:
             self.prepare(group)
-            return PersonalGradientModel.of(model, weights_of(group), own_buffers(state))
+            return PersonalGradientModel.of(model, now(group)[0], kept(state))
 
 
 class Merge:
@@ -113,8 +93,6 @@ class Merge:
     """
 
     def __init__(self, method: FedALA, group: ClientGroup) -> None:
-        import torch
-
         self._method = method
         self._group = group
         self.names = group.names[-method.merge_tensors :]
@@ -131,8 +109,6 @@ class Merge:
 
     def _moved(self) -> Array:
         """Which clients' own weights differ from those received."""
-        import torch
-
         group = self._group
         moved = torch.stack([group.learners.per_client(away).ne(0).any(dim=1) for away in self._away])
         return moved.any(dim=0).cpu().numpy()
@@ -148,18 +124,14 @@ class Merge:
         while active.any():
             losses = self._pass(part, active)
             for client in np.flatnonzero(active):
-                seen[client].append(losses[max(0, len(plans[client]) - 1)][client])
-                active[client] = not self.learnt[client] and not self._settled(seen[client])
+                own = seen[client]
+                own.append(losses[max(0, len(plans[client]) - 1)][client])
+                calm = len(own) > LOSSES and np.std(own[-LOSSES:]) < self._method.merge_threshold
+                active[client] = not (self.learnt[client] or calm or len(own) >= PASSES)
         self.learnt |= self._differs
-
-    def _settled(self, losses: list[float]) -> bool:
-        spread = float(np.std(losses[-LOSSES:]))
-        return len(losses) >= PASSES or (len(losses) > LOSSES and spread < self._method.merge_threshold)
 
     def _pass(self, part: ClientGroup, active: Array) -> Array:
         """One pass; only the active clients' mixtures change. Losses (steps, clients)."""
-        import torch
-
         rate, count = self._method.merge_rate, len(self.names)
         per_step = [torch.zeros_like(part.losses[:, 0])] if part.steps.max() == 0 else []
         away = self._away
@@ -188,8 +160,6 @@ class Merge:
         return [batch for batch in batches if len(batch) >= group.least]
 
     def _theta(self) -> dict[str, Tensor]:
-        import torch
-
         parts = zip(self.names, self._own, self._away, strict=True)
         return {name: torch.addcmul(own, away, self.mixture[name]) for name, own, away in parts}
 
@@ -203,8 +173,6 @@ class Merge:
 
     def put(self) -> None:
         """Let the clients that have a mixture start from it; the others start from what they received."""
-        import torch
-
         group = self._group
         if not self._differs.any():
             return

@@ -26,34 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsolve.federation.messages import Term
+from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.federation.participant import ClientData
-from fedsolve.federation.states import State
 from fedsolve.gradient.batches import steps_per_epoch
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, parameter, register
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import (
-    PersonalMethod,
-    alone,
-    arrays_of,
-    buffers_of,
-    own_buffers,
-    train_alone,
-    weights_of,
-)
+from fedsolve.gradient.personalised import PersonalMethod, alone, kept, now, train_alone
 from fedsolve.gradient.prototypes import check_stays, class_means, head_names
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PREVIOUS, STATISTICS = "previous", "statistics"
 LEAST = 1e-30
@@ -61,22 +44,15 @@ LEAST = 1e-30
 
 
 @register(
-    Info(
-        key="fedas",
-        title="FedAS: base aligned to the client's prototypes and weighted by Fisher traces, heads stay",
-        paper="Yang, Huang, Ye, CVPR 2024",
-        exchanges="rounds",
-        up="trace * base weights and trace; the classifier never",
-        down="base weights, and the first classifier",
-    )
+    paper="Yang, Huang, Ye, CVPR 2024",
+    up="trace * base weights and trace; the classifier never",
+    down="base weights, and the first classifier",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedAS(PersonalMethod):
-    """Parameters of FedAS."""
+    """FedAS: base aligned to the client's prototypes and weighted by Fisher traces, heads stay."""
 
-    key: ClassVar[str] = "fedas"
-    keeps_state: ClassVar[bool] = True
-    shares_a_predictor: ClassVar[bool] = False
+    keeps_state = True
+    shares_a_predictor = False
 
     alignment_epochs: int = parameter(
         1, "Passes over the rows before training that fit the base to the prototypes; 0 is none.", least=0
@@ -88,28 +64,17 @@ class FedAS(PersonalMethod):
         super().__post_init__()
         check_stays("FedAS", "classifier", self)
 
-    @property
-    def _aligns(self) -> bool:
-        return self.alignment_epochs > 0 and self.alignment_rate > 0
-
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: ClientGroup) -> None:
-        import torch
-
         heads = head_names(group)
         previous = group.state(PREVIOUS, group.start)
-        if self._aligns and len(heads) < len(group.names):
+        if self.alignment_epochs * self.alignment_rate > 0 and len(heads) < len(group.names):
             self._align(group, previous, heads)
-        with torch.no_grad():
-            for name, weight in zip(group.names, group.learners.weights, strict=True):
-                if name in heads:
-                    weight.copy_(previous[name])
+        group.put({name: previous[name] for name in heads})
 
     def _align(self, group: ClientGroup, previous: dict[str, Tensor], heads: list[str]) -> None:
         """Fit the bases received to the class means of the clients' previous ones."""
-        import torch
-
         prototypes = torch.stack([_prototypes(group, previous, k) for k in range(len(group.clients))])
         stacked, weights = group.learners.stacked, group.learners.weights
         bases = [number for number, name in enumerate(group.names) if name not in heads]
@@ -117,7 +82,7 @@ class FedAS(PersonalMethod):
             for step in _first_epoch(group):
                 losses = _distances(step, step.forward().features, step.leading(prototypes))
                 if not losses.requires_grad:
-                    continue  # what is trained besides the head has no part in the features
+                    continue  # the other trained weights do not affect the features
                 gradients = step.differentiate(losses)
                 with torch.no_grad():
                     for number in bases:
@@ -136,26 +101,22 @@ class FedAS(PersonalMethod):
             del term.arrays[f"w.{name}"], term.factors[f"w.{name}"]
 
     def state(self, group: ClientGroup, client: int) -> State:
-        weights = {f"{PREVIOUS}.{name}": value for name, value in group.weights_of(client).items()}
-        buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
-        return arrays_of(weights | buffers)
+        return group.snapshot(client, PREVIOUS, STATISTICS)
 
     # -- a client's own model ---------------------------------------------------------------------
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PersonalGradientModel:
         if len(data) == 0:
-            return PersonalGradientModel.of(model, {}, own_buffers(state))
+            return PersonalGradientModel.of(model, {}, kept(state))
         if state is None:
             return PersonalGradientModel.of(model, *train_alone(self, model, data))
         with alone(self, model, data, state) as group:
             self.prepare(group)
-            return PersonalGradientModel.of(model, weights_of(group), buffers_of(group))
+            return PersonalGradientModel.of(model, *now(group))
 
 
 def fisher_traces(group: ClientGroup) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """T_i (clients,): squared gradients of the batches' mean cross-entropy at the weights of the moment."""
-    import torch
-
     traces = torch.zeros(len(group.clients), dtype=torch.float64, device=group.device)
     for step in _first_epoch(group):
         gradients = step.differentiate(step.cross_entropy(step.forward().logits))
@@ -173,8 +134,6 @@ def _prototypes(group: ClientGroup, weights: dict[str, Tensor], client: int) -> 
 
 def _distances(step: Step, features: Tensor, prototypes: Tensor) -> Tensor:
     """Sum over the classes of each client's batch of the MSE of their features to the prototype."""
-    import torch.nn.functional as F
-
     classes = prototypes.shape[1]
     present = F.one_hot(step.targets, classes).to(features.dtype)
     real = step.real_rows()

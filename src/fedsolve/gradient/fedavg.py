@@ -7,26 +7,11 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.registry import Info, register
+from fedsolve.gradient.gradient_method import GradientMethod, register
 
 
-@register(
-    Info(
-        key="fedavg",
-        title="FedAvg: local gradient descent and the mean of the local models",
-        paper="McMahan et al., AISTATS 2017",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="McMahan et al., AISTATS 2017")
 class FedAvg(GradientMethod):
-    """Parameters of FedAvg: those of every gradient method."""
+    """FedAvg: local gradient descent and the mean of the local models."""
 
-    key: ClassVar[str] = "fedavg"
-    steady: ClassVar[bool] = True
+    tensors_only = True

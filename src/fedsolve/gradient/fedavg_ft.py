@@ -8,15 +8,12 @@ and sends nothing. Clients keep nothing during the run, so one that never took p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedsolve.federation.participant import ClientData
-from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import FedProx
+from fedsolve.gradient.gradient_method import State, parameter, register
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, train_alone
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,37 +33,21 @@ class FineTuning(PersonalMethod):
 
 
 @register(
-    Info(
-        key="fedavg-ft",
-        title="FedAvg-FT: FedAvg, then every client fine-tunes a copy of the model",
-        paper="McMahan et al., AISTATS 2017, with local fine-tuning",
-        exchanges="rounds",
-        up="rows * weights and rows; of the fine-tuning, nothing",
-        down="weights",
-    )
+    key="fedavg-ft",
+    paper="McMahan et al., AISTATS 2017, with local fine-tuning",
+    up="rows * weights and rows; of the fine-tuning, nothing",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedAvgFT(FineTuning):
-    """Parameters of FedAvg-FT."""
-
-    key: ClassVar[str] = "fedavg-ft"
+    """FedAvg-FT: FedAvg, then every client fine-tunes a copy of the model."""
 
 
 @register(
-    Info(
-        key="fedprox-ft",
-        title="FedProx-FT: FedProx, then every client fine-tunes a copy of the model",
-        paper="Li et al., MLSys 2020, with local fine-tuning",
-        exchanges="rounds",
-        up="rows * weights and rows; of the fine-tuning, nothing",
-        down="weights",
-    )
+    key="fedprox-ft",
+    paper="Li et al., MLSys 2020, with local fine-tuning",
+    up="rows * weights and rows; of the fine-tuning, nothing",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedProxFT(FineTuning, FedProx):
-    """Parameters of FedProx-FT."""
-
-    key: ClassVar[str] = "fedprox-ft"
+    """FedProx-FT: FedProx, then every client fine-tunes a copy of the model."""
 
     proximal: float = parameter(
         0.001, "Strength of the pull towards the weights received, and after the run to the final ones."

@@ -9,38 +9,26 @@ three forms go by this name:
     damped     v <- beta v + (1 - beta) D  W <- W + v
 
 D is multiplied by server_step. Under a constant D the classic form moves 1 / (1 - beta) times as far as the
-damped one. Momentum covers weights only: on a running variance it could make it negative.
+damped one. Momentum covers weights only, unless `server_statistics`: FLFA's authors move BatchNorm's running
+statistics too. A running variance that becomes negative ends the run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from fedsolve.federation.messages import Total
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+import numpy as np
+
+from fedsolve.errors import DivergenceError
+from fedsolve.gradient.gradient_method import GradientMethod, ServerState, Total, Weights, parameter, register
 
 
-@register(
-    Info(
-        key="fedavgm",
-        title="FedAvgM: FedAvg with momentum at the server",
-        paper="Hsu et al., arXiv 1909.06335, 2019",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Hsu et al., arXiv 1909.06335, 2019")
 class FedAvgM(GradientMethod):
-    """Parameters of FedAvgM."""
+    """FedAvgM: FedAvg with momentum at the server."""
 
-    key: ClassVar[str] = "fedavgm"
-    averages: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
+    averages = True
+    tensors_only = True
 
     server_momentum: float = parameter(
         0.9,
@@ -52,20 +40,37 @@ class FedAvgM(GradientMethod):
         "classic", "Momentum as in the paper (classic), Nesterov's, or with steps damped by 1 - beta."
     )
 
+    server_statistics: bool = parameter(False, "Momentum moves running statistics of BatchNorm too.")
+
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
-        beta, mean = self.server_momentum, self.stepped(server, mean)
+        server.weights = self._moved(server, "velocity", server.weights, self.stepped(server, mean))
+
+    def statistics(self, server: ServerState, mean: Weights) -> Weights:
+        if not self.server_statistics:
+            return mean
+        moved = self._moved(server, "statistics", server.buffers, mean)
+        for name, values in moved.items():
+            if name.endswith("running_var") and values.min() < 0:
+                raise DivergenceError(
+                    f"round {server.round}: momentum made the running variance {name} negative "
+                    f"({values.min():.3g}). Lower server_momentum, or leave out server_statistics."
+                )
+        return moved
+
+    def _moved(self, server: ServerState, prefix: str, now: Weights, mean: Weights) -> Weights:
+        """W + v of these arrays, with the velocities that the server keeps under `prefix`."""
+        beta = self.server_momentum
         if beta == 0:
-            server.weights = mean
-            return
-        before = server.kept("velocity")
+            return mean
+        before = {name: server.memory.get(f"{prefix}.{name}", np.zeros_like(mean[name])) for name in mean}
         share = 1 - beta if self.server_form == "damped" else 1.0
-        after = {name: beta * before[name] + share * (mean[name] - server.weights[name]) for name in mean}
+        after = {name: beta * before[name] + share * (mean[name] - now[name]) for name in mean}
         # The steps of the head written from the mean: W + D is the mean itself, without its rounding.
         if self.server_form == "classic":
             ahead = before
         elif self.server_form == "nesterov":
             ahead = after
         else:
-            ahead = {name: before[name] - (mean[name] - server.weights[name]) for name in mean}
-        server.keep("velocity", after)
-        server.weights = {name: mean[name] + beta * ahead[name] for name in mean}
+            ahead = {name: before[name] - (mean[name] - now[name]) for name in mean}
+        server.keep(prefix, after)
+        return {name: mean[name] + beta * ahead[name] for name in mean}

@@ -16,40 +16,32 @@ The server's Adam starts anew each round. Weights of all clients are gathered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
-from fedsolve.container import Array, with_prefix
-from fedsolve.federation.messages import Term, Total
-from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.arrays import Array
+from fedsolve.container import with_prefix
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Term, Total, parameter, register
+from fedsolve.gradient.server_state import (
+    ServerState,
+    Weights,
+    gathered,
+    set_apart,
+    trained,
+    weight_of,
+    weighted_mean,
+)
 
 BETAS = (0.5, 0.999)
 EPSILON = 1e-8
 
 
-@register(
-    Info(
-        key="fedawa",
-        title="FedAWA: aggregation weights learned from the clients' directions",
-        paper="Shi et al., CVPR 2025",
-        exchanges="rounds",
-        up="weights of each client",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Shi et al., CVPR 2025", up="weights of each client")
 class FedAWA(GradientMethod):
-    """Parameters of FedAWA."""
+    """FedAWA: aggregation weights learned from the clients' directions."""
 
-    key: ClassVar[str] = "fedawa"
-    gathers: ClassVar[bool] = True
+    gathers = True
 
     server_rate: float = parameter(0.001, "Learning rate of the aggregation weights.", least=0)
     server_steps: int = parameter(1, "Steps on the aggregation weights in every round.", least=0)

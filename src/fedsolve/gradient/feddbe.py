@@ -13,8 +13,9 @@ mu is 0 at the start of every round, and its past has no gradient. m_i starts at
 round; it is moved by plain SGD, without momentum, decay or clipping. Everything else is FedAvg.
 
 g is found once, by sums: in the first round clients train without the second term and send the sum of their
-features, under the model they end with, and their rows. The authors throw away what was trained there; that
-is `discard_first`, and otherwise those weights are averaged. Under partial participation g is that of the
+features, under the model they end with, and their rows; the weights are averaged. `discard_first` is the
+authors' form: that round has no m_i, g is the mean by rows of every client's mu at its end, and the rest of
+what it trained is thrown away. Under partial participation g is that of the
 first round's clients. On frozen features ("linear") the second term has no gradient, and only m_i acts.
 
 A client's own model is the shared one with its m_i; that of a client that never took part has m_i = 0, so
@@ -24,55 +25,40 @@ it is the shared one.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
-from fedsolve.federation.states import State
 from fedsolve.gradient import networks
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, Total, parameter, register
 from fedsolve.gradient.learners import NetworkOutput, SingleNetwork
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, own_buffers
+from fedsolve.gradient.optimisers import factor_of
+from fedsolve.gradient.personalised import PersonalMethod, kept
 from fedsolve.gradient.prototypes import head_width
-from fedsolve.gradient.schedules import factor_of
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ROWS = 2048
 
 
 @register(
-    Info(
-        key="feddbe",
-        title="FedDBE: each client's own shift of the features, and one mean feature for all",
-        paper="Zhang et al., NeurIPS 2023",
-        exchanges="rounds",
-        up="rows * weights and rows; in the first round the sum of features; the shift never",
-        down="weights and the mean feature",
-    )
+    paper="Zhang et al., NeurIPS 2023",
+    up="rows * weights and rows; in the first round the sum of features; the shift never",
+    down="weights and the mean feature",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedDBE(PersonalMethod):
-    """Parameters of FedDBE.
+    """FedDBE: each client's own shift of the features, and one mean feature for all.
 
     The authors' example, batches of 10, has a consistency of 50; at rate 0.05 that overwhelms the
     cross-entropy.
     """
 
-    key: ClassVar[str] = "feddbe"
-    averages: ClassVar[bool] = True
-    keeps_state: ClassVar[bool] = True
+    averages = True
+    keeps_state = True
 
     consistency: float = parameter(
         1.0, "Strength of the pull of mean features to the common mean (kappa of the paper).", least=0
@@ -88,7 +74,7 @@ class FedDBE(PersonalMethod):
     )
 
     discard_first: bool = parameter(
-        False, "Keep of the first round the mean feature alone, as the authors do."
+        False, "The first round finds the mean feature alone, from batches, as the authors do."
     )
 
     def __post_init__(self) -> None:
@@ -116,16 +102,18 @@ class FedDBE(PersonalMethod):
         """Whether what is trained in this round is thrown away."""
         return self.discard_first and round_ == 0
 
+    def _moves(self, group: ClientGroup) -> bool:
+        """Whether shifts act and move in this round."""
+        return self._shifts and not self._discards(group.round)
+
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: ClientGroup) -> None:
-        import torch
-
         scratch, shape = group.scratch, (len(group.clients), head_width(group))
         scratch["mean"] = torch.zeros(shape, dtype=group.dtype, device=group.device)
         if self._shifts:
-            kept = [(group.own_state(client) or {}).get("shift") for client in range(shape[0])]
-            shifts = [np.zeros(shape[1]) if own is None else own for own in kept]
+            known = [(group.own_state(client) or {}).get("shift") for client in range(shape[0])]
+            shifts = [np.zeros(shape[1]) if own is None else own for own in known]
             scratch["shift"] = torch.as_tensor(np.stack(shifts), dtype=group.dtype, device=group.device)
         if isinstance(group.learners, SingleNetwork):
             scratch["classifier"] = networks.head_of(group.learners.network)[1].weight
@@ -135,9 +123,11 @@ class FedDBE(PersonalMethod):
     def losses(self, step: Step) -> Tensor:
         scratch = step.group.scratch
         output = step.forward()
-        if self._shifts:
+        if self._moves(step.group):
             output = step.output = self._shifted(step, output)
         losses = step.cross_entropy(output.logits)
+        if self._pulls and self._discards(step.group.round):
+            scratch["newest"] = self._mean(step, output.features).detach()
         if self._pulls and "anchor" in step.group.received and output.features.requires_grad:
             mean = self._mean(step, output.features)
             if self.mean_momentum != 1:
@@ -147,14 +137,13 @@ class FedDBE(PersonalMethod):
         return losses
 
     def gradients(self, step: Step) -> None:
-        import torch
-
         losses, scratch = self.losses(step), step.group.scratch
-        wanted = [*step.weights, scratch["moved"]] if self._shifts else step.weights
+        moves = self._moves(step.group)
+        wanted = [*step.weights, scratch["moved"]] if moves else step.weights
         gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
         slopes = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, gradients, strict=True)]
         # In place throughout: a recorded step finds the same tensors again.
-        if self._shifts:
+        if moves:
             step.leading(scratch["shift"]).sub_(slopes.pop(), alpha=self._rate(step.group))
         if "newest" in scratch:
             step.leading(scratch["mean"]).copy_(scratch["newest"])
@@ -163,8 +152,6 @@ class FedDBE(PersonalMethod):
 
     def _shifted(self, step: Step, output: NetworkOutput) -> NetworkOutput:
         """The output for shifted features: the last layer is linear, so its weight times m is added."""
-        import torch
-
         scratch = step.group.scratch
         scratch["moved"] = moved = step.leading(scratch["shift"]).detach().clone().requires_grad_()
         weight = step.weights[-2] if step.group.learners.stacked else scratch["classifier"][None]
@@ -192,13 +179,15 @@ class FedDBE(PersonalMethod):
                 del term.arrays[name], term.factors[name]
         if not self._pulls or "anchor" in group.received:
             return
-        import torch
-
-        network, total = group.whole(client), np.zeros(head_width(group))
-        with torch.no_grad():
-            for inputs, _ in group.rows.of(client, _ROWS):
-                total += networks.features_of(network, inputs)[0].double().sum(dim=0).cpu().numpy()
-        term.arrays |= {"features": total, "feature_rows": np.array([float(group.sizes[client])])}
+        network, rows = group.whole(client), float(group.sizes[client])
+        total = np.zeros(head_width(group))
+        if self._discards(group.round):
+            total += rows * group.scratch["mean"][client].double().cpu().numpy()
+        else:
+            with torch.no_grad():
+                for inputs, _ in group.rows.of(client, _ROWS):
+                    total += networks.features_of(network, inputs)[0].double().sum(dim=0).cpu().numpy()
+        term.arrays |= {"features": total, "feature_rows": np.array([rows])}
 
     def state(self, group: ClientGroup, client: int) -> State | None:
         if self._shifts and self._discards(group.round):
@@ -219,16 +208,14 @@ class FedDBE(PersonalMethod):
     # -- a client's own model ---------------------------------------------------------------------
 
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> ShiftedModel:
-        shifted = ShiftedModel.of(model, {}, own_buffers(state))
+        shifted = ShiftedModel.of(model, {}, kept(state))
         width = networks.head_of(model.network())[1].in_features
         shifted.shift = (state or {}).get("shift", np.zeros(width, dtype=self.precision))
         return shifted
 
 
 def _check_last(group: ClientGroup) -> None:
-    """Refuse a network that changes what its last layer gives: a shift would not go through that change."""
-    import torch
-
+    """Refuse a network that changes the output of its last layer: a shift would not follow that change."""
     network = group.whole(0)
     for inputs, _ in itertools.islice(group.rows.of(0, 2), 1):
         with torch.no_grad():
@@ -244,24 +231,13 @@ def _check_last(group: ClientGroup) -> None:
 class ShiftedModel(PersonalGradientModel):
     """The shared network with one client's shift (width,) of what enters its last layer."""
 
-    family: ClassVar[str] = "gradient-shifted"
+    family = "gradient-shifted"
+    further = ("shift",)
     shift: Array
 
     def network(self) -> Any:
-        import torch
-
         network = super().network()
         head = networks.head_of(network)[1]
         shift = torch.as_tensor(self.shift).to(head.weight)
         head.register_forward_pre_hook(lambda _, inputs: (inputs[0] + shift, *inputs[1:]))
         return network
-
-    def arrays(self) -> dict[str, Array]:
-        return super().arrays() | {"shift": self.shift}
-
-    @classmethod
-    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> ShiftedModel:
-        model = super().restored(arrays, note)
-        assert isinstance(model, ShiftedModel)
-        model.shift = arrays["shift"]
-        return model

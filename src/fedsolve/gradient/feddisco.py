@@ -14,45 +14,32 @@ zero all count by p_i, as in FedAvg. Where all labels are balanced, D = 0 and d_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device
-from fedsolve.container import Array
-from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import opening_classes
+from fedsolve.federation.method import Request, Term, Total, opening_classes
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.gradient import networks
 from fedsolve.gradient.answers import method_of
 from fedsolve.gradient.batches import rows_per_epoch
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.server_state import ServerState
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, ServerState, parameter, register
 from fedsolve.gradient.slots import borrowed
 from fedsolve.labels import encode_labels
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
 
 KIND = "feddisco"
 
 
 @register(
-    Info(
-        key="feddisco",
-        title="FedDisco: the mean of the local models, less of those with unbalanced labels",
-        paper="Ye et al., ICML 2023",
-        exchanges="rounds, and one more whenever the cohort changes",
-        up="a * weights and a; before: rows and label discrepancy",
-        down="weights and three numbers",
-    )
+    paper="Ye et al., ICML 2023",
+    exchanges="rounds, and one more whenever the cohort changes",
+    up="a * weights and a; before: rows and label discrepancy",
+    down="weights and three numbers",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedDisco(GradientMethod):
-    """Parameters of FedDisco."""
-
-    key: ClassVar[str] = "feddisco"
+    """FedDisco: the mean of the local models, less of those with unbalanced labels."""
 
     discrepancy: float = parameter(0.5, "How much unbalanced labels cost a client (a of the paper).", least=0)
     offset: float = parameter(0.1, "What every client is given (b of the paper).", least=0)
@@ -120,9 +107,9 @@ def label_discrepancy(counts: Array) -> float:
 
 
 @step(KIND)
-def answer(client: ClientData, request: Request, memory: Memory) -> Term:
+def answer_discrepancy(client: ClientData, request: Request, memory: Memory) -> Term:
     """Rows by weight (or 1, in a uniform mean) and label discrepancy; or a_i, if the request has the sums."""
-    opening = memory.chain.blocks[0].note["opening"]
+    opening = memory.chain.opening
     method = method_of(opening)
     assert isinstance(method, FedDisco)
     classes = opening_classes(memory.chain)
@@ -148,5 +135,5 @@ def _trains(method: GradientMethod, rows: int, opening: dict[str, Any], device: 
     least = 1
     if not method.trains_together(features, outputs):
         with borrowed(method, features, outputs, find_device(device)) as slot:
-            least = 2 if networks.normalises_by_batch(slot.lend()) else 1
+            least = 2 if networks.batch_norms(slot.lend()) else 1
     return int(rows_per_epoch(method, np.array([rows]), least)[0]) > 0

@@ -17,52 +17,32 @@ asked for once, of those who take part in the first round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from fedsolve.checks import check_rows
-from fedsolve.container import Array
+from fedsolve.arrays import Array, check_rows
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Request, Term, Total
-from fedsolve.federation.method import Laws
+from fedsolve.federation.method import Laws, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
-from fedsolve.federation.states import State
 from fedsolve.gradient.fedprox import pull
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, State, Step, parameter, register
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROWS = "feddyn-rows"
 
 
-@register(
-    Info(
-        key="feddyn",
-        title="FedDyn: dynamic regularisation by a dual of every client",
-        paper="Acar et al., ICLR 2021",
-        exchanges="rounds",
-        up="weights and 1",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Acar et al., ICLR 2021", up="weights and 1")
 class FedDyn(GradientMethod):
-    """Parameters of FedDyn; h is the mean of the duals only with weighting "uniform"."""
+    """FedDyn: dynamic regularisation by a dual of every client.
 
-    key: ClassVar[str] = "feddyn"
-    laws: ClassVar[Laws] = Laws(
-        partition=None, empty=False
-    )  # the server counts every client, with rows or without
-    keeps_state: ClassVar[bool] = True
-    reported: ClassVar[str] = "aggregated"
+    H is the mean of the duals only with weighting "uniform".
+    """
+
+    laws = Laws(partition=None, empty=False)  # the server counts every client, with rows or without
+    keeps_state = True
+    reported = "aggregated"
 
     weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
     dynamic: float = parameter(
@@ -78,16 +58,12 @@ class FedDyn(GradientMethod):
         check_uniform("FedDyn", self.weighting)
 
     def prepare(self, group: ClientGroup) -> None:
-        import torch
-
         group.scratch["dual"] = group.state("dual", nothing(group))
         if self.dynamic_by_rows:
             rows = torch.as_tensor(group.sizes, dtype=group.dtype, device=group.device)
             group.scratch["alpha"] = self.dynamic * group.received["mean_rows"] / rows.clamp_min(1)
 
     def edit(self, step: Step) -> None:
-        import torch
-
         if self.dynamic_by_rows:
             away = torch._foreach_sub([weight.detach() for weight in step.weights], step.received())
             for gradient, distance in zip(step.gradients, away, strict=True):
@@ -151,6 +127,4 @@ def check_uniform(title: str, weighting: str) -> None:
 
 def nothing(group: ClientGroup) -> dict[str, Tensor]:
     """Zeros for every weight: the state of a client that takes part for the first time."""
-    import torch
-
     return {name: torch.zeros_like(group.start[name]) for name in group.names}

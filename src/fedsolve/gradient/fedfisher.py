@@ -19,21 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedsolve.federation.messages import Term, Total
+from fedsolve.backends.torch_later import Tensor, nn, torch
 from fedsolve.gradient import kfac
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Term, Total, parameter, register
 from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 _NUMBERS = 1 << 24
 """Gradients of single rows that are held at a time."""
@@ -43,7 +36,7 @@ _NUMBERS = 1 << 24
 class _Fisher(GradientMethod):
     """Parameters of both forms."""
 
-    takes_weights: ClassVar[bool] = False
+    takes_weights = False
 
     rounds: int = 1
     epochs: int = 30
@@ -65,20 +58,12 @@ class _Fisher(GradientMethod):
 
 
 @register(
-    Info(
-        key="fedfisher",
-        title="FedFisher: one round, weights averaged by their Fisher information (diagonal)",
-        paper="Jhunjhunwala, Wang, Joshi, AISTATS 2024",
-        exchanges="1",
-        up="rows * weights, rows * Fisher, rows * Fisher * weights, and rows",
-        down="weights",
-    )
+    paper="Jhunjhunwala, Wang, Joshi, AISTATS 2024",
+    exchanges="1",
+    up="rows * weights, rows * Fisher, rows * Fisher * weights, and rows",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedFisher(_Fisher):
-    """Parameters of FedFisher with the diagonal of the Fisher information."""
-
-    key: ClassVar[str] = "fedfisher"
+    """FedFisher: one round, weights averaged by their Fisher information (diagonal)."""
 
     floor: float = parameter(1e-6, "Fisher information below which a weight is the mean's.")
 
@@ -108,21 +93,15 @@ class FedFisher(_Fisher):
 
 
 @register(
-    Info(
-        key="fedfisher-kfac",
-        title="FedFisher: one round, weights averaged by their Fisher information (Kronecker factors)",
-        paper="Jhunjhunwala, Wang, Joshi, AISTATS 2024",
-        exchanges="1",
-        up="rows * weights and rows; per layer two Fisher factors of each client and their right side",
-        down="weights",
-    )
+    key="fedfisher-kfac",
+    paper="Jhunjhunwala, Wang, Joshi, AISTATS 2024",
+    exchanges="1",
+    up="rows * weights and rows; per layer two Fisher factors of each client and their right side",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedFisherKFAC(_Fisher):
-    """Parameters of FedFisher with Kronecker factors of the Fisher information."""
+    """FedFisher: one round, weights averaged by their Fisher information (Kronecker factors)."""
 
-    key: ClassVar[str] = "fedfisher-kfac"
-    gathers: ClassVar[bool] = True
+    gathers = True
 
     floor: float = parameter(
         1e-6,
@@ -141,7 +120,6 @@ def diagonal_fisher(
     network: nn.Module, names: list[str], batches: Iterator[kfac.Batch], losses: kfac.Losses
 ) -> dict[str, Tensor]:
     """The mean over rows of the squared gradients of any network, by weight name, in float64."""
-    import torch
     from torch.func import functional_call, grad, vmap
 
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
@@ -172,8 +150,6 @@ def diagonal_fisher(
 
 def _slopes(logits: Tensor, targets: Tensor, losses: kfac.Losses) -> Iterator[Tensor]:
     """The gradients of the rows' losses with respect to their logits, loss by loss."""
-    import torch
-
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         for part in losses(leaf, targets):

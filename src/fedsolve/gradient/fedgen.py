@@ -23,30 +23,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from fedsolve.arrays import Array, stream
 from fedsolve.backends.devices import find_device, one_thread
-from fedsolve.container import Array, with_prefix
+from fedsolve.backends.torch_later import F, Tensor, nn, torch
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import networks
-from fedsolve.gradient.gathered import gathered, set_apart, trained, weight_of, weighted_mean
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 from fedsolve.gradient.optimisers import Optimiser
 from fedsolve.gradient.prototypes import head_names
-from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.gradient.streams import stream
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+from fedsolve.gradient.server_state import (
+    ServerState,
+    Weights,
+    gathered,
+    set_apart,
+    trained,
+    weight_of,
+    weighted_mean,
+)
 
 GENERATED = 32
 """Generated rows in a step, the server's and a client's."""
@@ -56,23 +55,16 @@ WEIGHT_DECAY = 1e-2
 
 
 @register(
-    Info(
-        key="fedgen",
-        title="FedGen: knowledge of all classifiers through a generator of features",
-        paper="Zhu, Hong, Zhou, ICML 2021",
-        exchanges="rounds",
-        up="rows * weights and rows; classifier and class counts of each client",
-        down="weights and generator",
-    )
+    paper="Zhu, Hong, Zhou, ICML 2021",
+    up="rows * weights and rows; classifier and class counts of each client",
+    down="weights and generator",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedGen(GradientMethod):
-    """Parameters of FedGen."""
+    """FedGen: knowledge of all classifiers through a generator of features."""
 
-    key: ClassVar[str] = "fedgen"
-    steady: ClassVar[bool] = True
-    takes_weights: ClassVar[bool] = False
-    gathers: ClassVar[bool] = True
+    tensors_only = True
+    takes_weights = False
+    gathers = True
 
     teaching: float = parameter(
         10.0, "Weight of the classifier's loss on generated features (alpha of the paper), decaying.", least=0
@@ -97,8 +89,6 @@ class FedGen(GradientMethod):
     def prepare(self, group: ClientGroup) -> None:
         if "labels" not in group.received:  # nobody has taught the generator yet
             return
-        import torch
-
         scales = {
             "latent": _decayed(self.latent, group.round),
             "teaching": _decayed(self.teaching, group.round) * GENERATED / self.batch,
@@ -138,8 +128,6 @@ class FedGen(GradientMethod):
         output = step.forward()
         losses = step.cross_entropy(output.logits)
         drawn, scales = step.drawn, step.group.scratch
-        import torch.nn.functional as F
-
         if "latent" in drawn:
             with_label = self._imagined(step, step.targets, drawn["latent"])
             answers = F.log_softmax(with_label.detach(), dim=-1)
@@ -154,8 +142,6 @@ class FedGen(GradientMethod):
 
     def _imagined(self, step: Step, labels: Tensor, noise: Tensor) -> Tensor:
         """The classifiers' logits (clients, rows, classes) on features for labels (clients, rows)."""
-        import torch
-
         with torch.no_grad():
             inputs = _generator_inputs(noise, labels, step.group.classes)
             features = _generated(step.group.received, inputs)
@@ -182,11 +168,9 @@ class FedGen(GradientMethod):
     def opening_state(self, server: ServerState) -> None:
         if self._plain:
             return
-        spec = server.spec
-        network = networks.build_network(
-            self.network, spec.features, spec.outputs, dtype=self.precision, shape=self.image_shape
-        )
-        generator = build_generator(self, spec.outputs, networks.head_of(network)[1].in_features)
+        classes = server.spec.outputs
+        head = networks.head_of(self.build(server.spec.features, classes))[1]
+        generator = build_generator(self, classes, head.in_features)
         _fill(generator, self.seed)
         server.memory |= _arrays(generator)
 
@@ -212,9 +196,6 @@ class FedGen(GradientMethod):
 
     def _teach(self, server: ServerState, heads: list[Weights], counts: Array, device: torch.device) -> None:
         """Train the generator against the classifiers of a round; counts (clients, classes)."""
-        import torch
-        import torch.nn.functional as F
-
         dtype = getattr(torch, self.precision)
         clients, classes = counts.shape
         ordered = sorted(heads[0], key=lambda name: not name.endswith("weight"))
@@ -242,8 +223,6 @@ class FedGen(GradientMethod):
 
     def _lessons(self, server: ServerState, known: Array, device: torch.device) -> tuple[Tensor, Tensor]:
         """Labels (steps, rows) and noise of the server's steps in this round."""
-        import torch
-
         rng = stream(self.seed, "fedgen", server.round)
         labels = np.zeros((self.generator_steps, GENERATED), dtype=np.int64)
         noise = np.zeros((self.generator_steps, GENERATED, self.noise_width))
@@ -255,8 +234,6 @@ class FedGen(GradientMethod):
 
     def _restored(self, server: ServerState, width: int, device: torch.device) -> tuple[nn.Module, Optimiser]:
         """The generator of the server's memory, and its Adam where that was left."""
-        import torch
-
         dtype = getattr(torch, self.precision)
         generator = build_generator(self, server.spec.outputs, width).to(dtype)
         weights = with_prefix(server.memory, "generator.")
@@ -271,9 +248,6 @@ class FedGen(GradientMethod):
 def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
     """The generator, its weights not set: (rows, noise + classes) to (rows, width)."""
     from collections import OrderedDict
-
-    import torch
-    from torch import nn
 
     with torch.device("meta"):
         layers: OrderedDict[str, nn.Module] = OrderedDict(
@@ -290,8 +264,6 @@ def build_generator(method: FedGen, classes: int, width: int) -> nn.Module:
 
 def _fill(generator: Any, seed: int) -> None:
     """Initial weights as torch's own: uniform in ±1 / sqrt(fan in), BatchNorm neutral."""
-    import torch
-
     generator.norm.reset_parameters()
     rng = stream(seed, "fedgen", "start")
     with torch.no_grad():
@@ -304,15 +276,11 @@ def _fill(generator: Any, seed: int) -> None:
 
 def _generator_inputs(noise: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Noise (..., width) beside labels (...) in one-hot form."""
-    import torch
-
     return torch.cat([noise, torch.eye(classes, dtype=noise.dtype, device=noise.device)[labels]], dim=-1)
 
 
 def _generated(received: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """What the generator gives at a client, frozen, for inputs (clients, rows, ...)."""
-    import torch.nn.functional as F
-
     own = with_prefix(received, "generator.")
     hidden = F.linear(inputs.flatten(0, 1), own["hidden.weight"], own["hidden.bias"])
     scaled = F.batch_norm(
@@ -324,8 +292,6 @@ def _generated(received: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
 
 def _diversity(noise: Tensor, features: Tensor) -> Tensor:
     """exp(mean(-mean|e_a - e_b|² mean|G_a - G_b|)) over all pairs: large when the noise changes little."""
-    import torch
-
     apart = (noise[:, None] - noise[None]).square().mean(dim=2)
     differ = torch.cdist(features, features, p=1.0) / features.shape[1]
     return (-(apart * differ).mean()).exp()

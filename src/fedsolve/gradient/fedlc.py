@@ -15,35 +15,17 @@ nothing to compare with, and the loss is 0 in both forms. With calibration 0 not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedsolve.backends.torch_later import Tensor, torch
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 
 
-@register(
-    Info(
-        key="fedlc",
-        title="FedLC: logits calibrated by how rare their class is with the client",
-        paper="Zhang et al., ICML 2022",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Zhang et al., ICML 2022")
 class FedLC(GradientMethod):
-    """Parameters of FedLC."""
+    """FedLC: logits calibrated by how rare their class is with the client."""
 
-    key: ClassVar[str] = "fedlc"
-    steady: ClassVar[bool] = True
+    tensors_only = True
 
     calibration: float = parameter(1.0, "Strength of the margin (tau of the paper).", least=0)
     calibration_form: Literal["softmax", "paper"] = parameter(
@@ -51,8 +33,6 @@ class FedLC(GradientMethod):
     )
 
     def prepare(self, group: ClientGroup) -> None:
-        import torch
-
         counts = group.class_counts
         if self.calibration == 0:
             margin, rivals = None, torch.full_like(counts[:, 0], group.classes - 1)
@@ -68,8 +48,6 @@ class FedLC(GradientMethod):
         return step.cross_entropy(logits) if self.calibration_form == "softmax" else self._paper(step, logits)
 
     def _paper(self, step: Step, logits: Tensor) -> Tensor:
-        import torch
-
         true = step.targets.unsqueeze(-1)
         alone = step.leading(step.group.scratch["alone"])
         rivals = logits.scatter(-1, true, -torch.inf)

@@ -15,36 +15,22 @@ factors are gathered; the right side and the mean are sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import kfac
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Term, Total, parameter, register
 from fedsolve.gradient.oneshot import check_single_round, contribute_curvature, solve_layers
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
 
 
 @register(
-    Info(
-        key="fedlpa",
-        title="FedLPA: one round, layer-wise Gaussian posteriors of the local models",
-        paper="Liu et al., NeurIPS 2024",
-        exchanges="1",
-        up="rows * weights and rows; per layer two curvature factors of each client and their right side",
-        down="weights",
-    )
+    paper="Liu et al., NeurIPS 2024",
+    exchanges="1",
+    up="rows * weights and rows; per layer two curvature factors of each client and their right side",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedLPA(GradientMethod):
-    """Parameters of FedLPA."""
+    """FedLPA: one round, layer-wise Gaussian posteriors of the local models."""
 
-    key: ClassVar[str] = "fedlpa"
-    takes_weights: ClassVar[bool] = False
-    gathers: ClassVar[bool] = True
+    takes_weights = False
+    gathers = True
 
     rounds: int = 1
     epochs: int = 10

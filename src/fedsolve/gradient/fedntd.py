@@ -9,34 +9,13 @@ model received (W) and of the local one (w),
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 
 
-@register(
-    Info(
-        key="fedntd",
-        title="FedNTD: the global model's opinion of the classes that are not true is kept",
-        paper="Lee et al., NeurIPS 2022",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Lee et al., NeurIPS 2022")
 class FedNTD(GradientMethod):
-    """Parameters of FedNTD."""
-
-    key: ClassVar[str] = "fedntd"
+    """FedNTD: the global model's opinion of the classes that are not true is kept."""
 
     distillation: float = parameter(1.0, "Strength of the distillation (beta of the paper).", least=0)
     temperature: float = parameter(1.0, "What logits are divided by (tau of the paper).", above=0)
@@ -46,8 +25,6 @@ class FedNTD(GradientMethod):
             group.scratch["reference"] = group.reference(group.start)
 
     def losses(self, step: Step) -> Tensor:
-        import torch.nn.functional as F
-
         logits = step.forward().logits
         losses = step.cross_entropy(logits)
         if self.distillation == 0:
@@ -63,7 +40,5 @@ class FedNTD(GradientMethod):
 
 def not_true(logits: Tensor, targets: Tensor) -> Tensor:
     """The logits (..., classes) without each row's true one, the others in their order."""
-    import torch
-
     others = torch.arange(logits.shape[-1] - 1, device=logits.device)
     return logits.gather(-1, others + (others >= targets.unsqueeze(-1)))

@@ -23,29 +23,21 @@ shared model is that first network; by itself it predicts nothing of use.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
-from fedsolve.federation.states import State
 from fedsolve.gradient import networks
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, Total, parameter, register
 from fedsolve.gradient.learners import NetworkOutput, SingleNetwork, load
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
-from fedsolve.gradient.personalised import PersonalMethod, alone, arrays_of, buffers_of, weights_of
+from fedsolve.gradient.personalised import PersonalMethod, alone, now
 from fedsolve.gradient.prototypes import check_stays, class_means, head_names
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OWN, STATISTICS = "own", "statistics"
 FAR = 100.0
@@ -53,24 +45,20 @@ FAR = 100.0
 
 
 @register(
-    Info(
-        key="fedpcl",
-        title="FedPCL: projections of each client's own, drawn to all clients' class prototypes",
-        paper="Tan et al., NeurIPS 2022",
-        exchanges="rounds",
-        up="class prototypes of each client; weights never",
-        down="all clients' prototypes, and the first weights",
-    )
+    paper="Tan et al., NeurIPS 2022",
+    up="class prototypes of each client; weights never",
+    down="all clients' prototypes, and the first weights",
 )
-@dataclass(frozen=True, kw_only=True)
 class FedPCL(PersonalMethod):
-    """Parameters of FedPCL; optimiser, rate, weight decay and batch begin as in the paper."""
+    """FedPCL: projections of each client's own, drawn to all clients' class prototypes.
 
-    key: ClassVar[str] = "fedpcl"
-    takes_weights: ClassVar[bool] = False
-    keeps_state: ClassVar[bool] = True
-    shares_a_predictor: ClassVar[bool] = False
-    gathers: ClassVar[bool] = True
+    Optimiser, rate, weight decay and batch begin as in the paper.
+    """
+
+    takes_weights = False
+    keeps_state = True
+    shares_a_predictor = False
+    gathers = True
 
     network: str = parameter("mlp:256", "Its hidden layers are the projection; linear has none.")
     batch: int = 32
@@ -93,16 +81,11 @@ class FedPCL(PersonalMethod):
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: ClientGroup) -> None:
-        import torch
-
         heads = head_names(group)
         if len(heads) == len(group.names):
             raise _without_projection(self.network)
         own = group.state(OWN, group.start)
-        with torch.no_grad():
-            for name, weight in zip(group.names, group.learners.weights, strict=True):
-                if name not in heads:
-                    weight.copy_(own[name])
+        group.put({name: own[name] for name in group.names if name not in heads})
         if isinstance(group.learners, SingleNetwork):
             load(group.learners.network, {}, group.own_buffers(STATISTICS))
         group.scratch |= self._prototypes(group)
@@ -112,8 +95,6 @@ class FedPCL(PersonalMethod):
 
         known (clients, classes) and owned (sets, classes): which of their rows there are.
         """
-        import torch
-
         has = group.class_counts > 0
         received = dict(group.received)
         if "sets" in received:
@@ -129,9 +110,6 @@ class FedPCL(PersonalMethod):
         return {"common": common, "known": known | has} | owned_sets
 
     def losses(self, step: Step) -> Tensor:
-        import torch
-        import torch.nn.functional as F
-
         scratch = step.group.scratch
         features = step.forward().features
         directions = F.normalize(features, dim=-1)
@@ -157,10 +135,8 @@ class FedPCL(PersonalMethod):
         term.arrays[f"owned@{name}"] = (counts > 0).double().cpu().numpy()
 
     def state(self, group: ClientGroup, client: int) -> State:
-        heads = head_names(group)
-        weights = {f"{OWN}.{n}": w for n, w in group.weights_of(client).items() if n not in heads}
-        buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
-        return arrays_of(weights | buffers)
+        heads = {f"{OWN}.{name}" for name in head_names(group)}
+        return {n: a for n, a in group.snapshot(client, OWN, STATISTICS).items() if n not in heads}
 
     # -- the server's side ------------------------------------------------------------------------
 
@@ -180,7 +156,7 @@ class FedPCL(PersonalMethod):
     def personal(self, model: GradientModel, data: ClientData, state: State | None) -> PrototypeModel:
         with alone(self, model, data, state) as group:
             self.prepare(group)
-            personal = PrototypeModel.of(model, weights_of(group), buffers_of(group))
+            personal = PrototypeModel.of(model, *now(group))
             # Nothing was received here, so the common prototypes are the client's own.
             personal.prototypes = group.scratch["common"][0].double().cpu().numpy()
             personal.owned = (group.class_counts[0] > 0).cpu().numpy()
@@ -196,8 +172,6 @@ def common_prototypes(sets: Array, owned: Array) -> dict[str, Array]:
 
 def local_prototypes(group: ClientGroup, client: int) -> Tensor:
     """p_i (classes, width) of a client under its weights of the moment, zero for classes it lacks."""
-    import torch.nn.functional as F
-
     network = group.whole(client)
     return class_means(
         group, client, lambda inputs: F.normalize(networks.features_of(network, inputs)[0], dim=-1)
@@ -217,7 +191,8 @@ class PrototypeModel(PersonalGradientModel):
     prototypes (classes, width); owned (classes,): which classes the client has.
     """
 
-    family: ClassVar[str] = "gradient-prototypes"
+    family = "gradient-prototypes"
+    further = ("prototypes", "owned")
     prototypes: Array
     owned: Array
 
@@ -228,13 +203,3 @@ class PrototypeModel(PersonalGradientModel):
             squares = np.square(directions).sum(axis=1)[:, None] + np.square(self.prototypes).sum(axis=1)
             apart = np.sqrt(np.maximum(squares - 2 * directions @ self.prototypes.T, 0.0))
             yield directions, -np.where(self.owned, apart, FAR)
-
-    def arrays(self) -> dict[str, Array]:
-        return super().arrays() | {"prototypes": self.prototypes, "owned": self.owned}
-
-    @classmethod
-    def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PrototypeModel:
-        model = super().restored(arrays, note)
-        assert isinstance(model, PrototypeModel)
-        model.prototypes, model.owned = arrays["prototypes"], arrays["owned"]
-        return model

@@ -12,33 +12,20 @@ The pull is added to the gradient directly; nothing of it enters the autograd gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import replace
+from typing import Self
 
+from fedsolve.arrays import stream
+from fedsolve.backends.torch_later import torch
 from fedsolve.errors import DataError
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.steps import Step
-from fedsolve.gradient.streams import stream
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
+from fedsolve.gradient.gradient_method import GradientMethod, Step, parameter, register
 
 
-@register(
-    Info(
-        key="fedprox",
-        title="FedProx: FedAvg with a pull towards the weights received",
-        paper="Li et al., MLSys 2020",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Li et al., MLSys 2020")
 class FedProx(GradientMethod):
-    """Parameters of FedProx."""
+    """FedProx: FedAvg with a pull towards the weights received."""
 
-    key: ClassVar[str] = "fedprox"
-    steady: ClassVar[bool] = True
+    tensors_only = True
 
     proximal: float = parameter(
         0.001, "Strength of the pull (mu of the paper, whose term has the factor 1/2).", least=0
@@ -68,8 +55,6 @@ class FedProx(GradientMethod):
 
 def pull(step: Step, strength: float) -> None:
     """gradients += strength * (w - W)"""
-    import torch
-
     if strength == 0:
         return
     weights = [weight.detach() for weight in step.weights]

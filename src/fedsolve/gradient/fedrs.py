@@ -12,40 +12,22 @@ has no bias: with `classifier_bias` false it is 0 and stays so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedsolve.backends.torch_later import Tensor
 from fedsolve.gradient import networks
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, ServerState, Step, register
 from fedsolve.gradient.prototypes import head_names
-from fedsolve.gradient.server_state import ServerState
-from fedsolve.gradient.steps import Step
 from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
-@register(
-    Info(
-        key="fedrs",
-        title="FedRS: logits of classes that a client lacks are held back",
-        paper="Li, Zhan, KDD 2021",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Li, Zhan, KDD 2021")
 class FedRS(GradientMethod):
-    """Parameters of FedRS."""
+    """FedRS: logits of classes that a client lacks are held back."""
 
-    key: ClassVar[str] = "fedrs"
-    steady: ClassVar[bool] = True
+    tensors_only = True
 
     restraint: float = parameter(
         0.5, "Scale of a missing class's logit (alpha of the paper); at 0 it learns nothing.", least=0, most=1
@@ -58,10 +40,7 @@ class FedRS(GradientMethod):
 
     def opening_state(self, server: ServerState) -> None:
         if not self.classifier_bias:
-            spec = server.spec
-            network = networks.build_network(
-                self.network, spec.features, spec.outputs, dtype=self.precision, shape=self.image_shape
-            )
+            network = self.build(server.spec.features, server.spec.outputs)
             name = f"{networks.head_of(network)[0]}.bias".removeprefix(".")
             if name in server.weights:
                 server.weights[name] = np.zeros_like(server.weights[name])

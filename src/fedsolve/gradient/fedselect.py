@@ -22,23 +22,18 @@ that is local training from W.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import torch
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Term, Total
 from fedsolve.federation.participant import ClientData
-from fedsolve.federation.states import State
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, State, Step, Term, Total, parameter, register
 from fedsolve.gradient.network_model import GradientModel, PersonalGradientModel
 from fedsolve.gradient.personalised import PersonalMethod, arrays_of, train_alone
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
 
 OWN = "own"
 MASK = "mask"
@@ -48,21 +43,12 @@ PARTS = "parts"
 
 
 @register(
-    Info(
-        key="fedselect",
-        title="FedSelect: the entries that move most become each client's own",
-        paper="Tamirisa et al., CVPR 2024",
-        exchanges="rounds",
-        up="shared weights and, entry by entry, whether they are shared",
-        down="weights",
-    )
+    paper="Tamirisa et al., CVPR 2024", up="shared weights and, entry by entry, whether they are shared"
 )
-@dataclass(frozen=True, kw_only=True)
 class FedSelect(PersonalMethod):
-    """Parameters of FedSelect."""
+    """FedSelect: the entries that move most become each client's own."""
 
-    key: ClassVar[str] = "fedselect"
-    keeps_state: ClassVar[bool] = True
+    keeps_state = True
 
     weighting: Literal["size", "uniform"] = "uniform"
     select_share: float = parameter(
@@ -108,21 +94,15 @@ class FedSelect(PersonalMethod):
     # -- the client's side ------------------------------------------------------------------------
 
     def prepare(self, group: ClientGroup) -> None:
-        import torch
-
         if not self._masked(group.round):
             return
         nothing = {name: torch.zeros_like(group.start[name]) for name in group.names}
         own, before = group.state(OWN, group.start), group.state(MASK, nothing)
         group.scratch["mask"] = group.state(CHOSEN, nothing)
-        with torch.no_grad():
-            for name, weight in zip(group.names, group.learners.weights, strict=True):
-                weight.copy_(torch.where(before[name] != 0, own[name], group.start[name]))
+        group.put({n: torch.where(before[n] != 0, own[n], group.start[n]) for n in group.names})
 
     def edit(self, step: Step) -> None:
         """Only entries of one kind move: a client's own in passes 0, 2, ..., shared ones in the others."""
-        import torch
-
         group = step.group
         if "mask" not in group.scratch:
             return

@@ -17,43 +17,22 @@ follow the pass at w alone. The loss reported is the one at w + e.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
+from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.errors import DataError
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.learners import SingleNetwork
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Step, parameter, register
 from fedsolve.gradient.prototypes import head_names
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEMPERATURE = 3.0
 LEAST = 1e-6
 """The shortest g_p that is more than rounding noise."""
 
 
-@register(
-    Info(
-        key="fedsol",
-        title="FedSOL: gradients where a step away from the global predictions would lead",
-        paper="Lee et al., CVPR 2024",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Lee et al., CVPR 2024")
 class FedSOL(GradientMethod):
-    """Parameters of FedSOL."""
-
-    key: ClassVar[str] = "fedsol"
+    """FedSOL: gradients where a step away from the global predictions would lead."""
 
     radius: float = parameter(1.0, "Length of the perturbation (rho of the paper).", least=0)
     adaptive: bool = parameter(True, "Let each weight's part grow with its distance from the one received.")
@@ -72,8 +51,6 @@ class FedSOL(GradientMethod):
             group.scratch["reference"] = group.reference(group.start)
 
     def gradients(self, step: Step) -> None:
-        import torch
-
         if self.radius == 0 or step.number == 0:
             super().gradients(step)
             return
@@ -81,14 +58,12 @@ class FedSOL(GradientMethod):
         direction = step.differentiate(self._distance(step, output.logits))
         with torch.no_grad():
             self._scale(step, direction)
-        with _moved(step, direction):
+        with step.shifted(direction):
             super().gradients(step)
         step.output = output  # predictions are counted at w
 
     def _distance(self, step: Step, logits: Tensor) -> Tensor:
         """L_p of each client."""
-        import torch.nn.functional as F
-
         known = step.group.scratch["reference"](step.inputs).logits
         rows = F.kl_div(
             F.log_softmax(logits / TEMPERATURE, dim=-1),
@@ -100,8 +75,6 @@ class FedSOL(GradientMethod):
 
     def _scale(self, step: Step, direction: list[Tensor]) -> None:
         """g_p becomes e, in place."""
-        import torch
-
         stacked = step.group.learners.stacked
         if self.perturbed != "all":
             head = head_names(step.group)
@@ -121,30 +94,9 @@ class FedSOL(GradientMethod):
 
 def _lengths(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
     """The norm over all tensors: (clients,) in a stack, a number for a single network."""
-    import torch
-
     if stacked:
         parts = [torch.linalg.vector_norm(tensor.flatten(1), dim=1) for tensor in tensors]
     else:
         parts = list(torch._foreach_norm(list(tensors)))
     length: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     return length
-
-
-@contextmanager
-def _moved(step: Step, shift: list[Tensor]) -> Iterator[None]:
-    """The weights at w + shift within the block; they and the running statistics are as before after it."""
-    import torch
-
-    learners = step.group.learners
-    tensors: list[Tensor] = [*step.weights]
-    if isinstance(learners, SingleNetwork):
-        tensors += learners.network.buffers()
-    before = [tensor.detach().clone() for tensor in tensors]
-    with torch.no_grad():
-        torch._foreach_add_(step.weights, shift)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            torch._foreach_copy_(tensors, before)

@@ -19,16 +19,12 @@ from functools import lru_cache, partial
 from types import MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsolve.checks import check_choice
-from fedsolve.container import Array
+from fedsolve.arrays import Array, check_choice, uniform_bits
+from fedsolve.backends.torch_later import GENERATOR, Tensor, nn, torch
 from fedsolve.errors import DataError
 from fedsolve.gradient.alignment import CHOICES, weight_of
-from fedsolve.gradient.streams import GENERATOR
-from fedsolve.uniforms import uniform_bits
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from fedsolve.gradient.feedback_ops import OutputError
     from fedsolve.gradient.gradient_method import GradientMethod
 
@@ -59,8 +55,6 @@ def changing_layers(network: nn.Module, inputs: Tensor) -> list[str]:
     Those are the ones whose input depends on trained weights: not the first, nor one that reads the output
     of frozen layers. Found by running these inputs through a copy of the network.
     """
-    import torch
-
     tried = copy.deepcopy(network).eval()
     changing: set[str] = set()
 
@@ -77,7 +71,6 @@ def changing_layers(network: nn.Module, inputs: Tensor) -> list[str]:
 
 
 def _is_eligible(module: nn.Module) -> bool:
-    from torch import nn
     from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
     from fedsolve.gradient.networks.mobilenet import DepthwiseConvolution
@@ -173,8 +166,6 @@ class Feedback:
 
     def receive(self) -> None:
         """Take B anew from what was received, or the network's present weights, as for the next client."""
-        import torch
-
         if self._route == "direct":
             return
         with torch.no_grad():
@@ -207,8 +198,6 @@ class Feedback:
         """
         if self._scaling == "none" or self._route == "direct" or not self._chosen:
             return
-        import torch
-
         with torch.no_grad():
             for layer in self._chosen:
                 if layer.norm is None:
@@ -221,8 +210,6 @@ class Feedback:
 
     def agreement(self) -> dict[str, Alignment]:
         """||w|| / ||W^r|| and cos(B, w) of every layer, for the log of a round; waits for the device."""
-        import torch
-
         alignments = {}
         with torch.no_grad():
             for layer in self._chosen:
@@ -246,8 +233,6 @@ class Feedback:
         raise DataError(f"no feedback matrix of layer {name!r} here; there are {list(self.layers)}.")
 
     def _norm(self, weight: Tensor) -> Tensor:
-        import torch
-
         norm: Tensor
         if self._scaling == "row":
             norm = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
@@ -367,7 +352,8 @@ def _find(network: nn.Module, modules: dict[str, nn.Module], name: str) -> Any:
 def check_parameters(method: GradientMethod) -> None:
     """Refuse parameters of feedback alignment that would change nothing."""
     if method.feedback is None:
-        unused, why = tuple(_DEFAULTS), "without feedback, which says in which layers"
+        unused = tuple(name for name in type(method).__dataclass_fields__ if name.startswith("feedback_"))
+        why = "without feedback, which says in which layers"
     elif method.feedback_route == "direct":
         unused = "feedback_matrix", "feedback_scaling", "feedback_sync"
         why = "with feedback_route 'direct', which follows no weight"
@@ -380,20 +366,11 @@ def check_parameters(method: GradientMethod) -> None:
 
 
 _OF_CHOICE = "feedback_layers", "feedback_first", "feedback_sketch"
-_DEFAULTS = {
-    "feedback_layers": 1,
-    "feedback_matrix": "global",
-    "feedback_scaling": "layer",
-    "feedback_route": "layer",
-    "feedback_sync": 1,
-    "feedback_first": False,
-    "feedback_sketch": 2048,
-}
 
 
 def _refuse_unused(method: GradientMethod, names: Iterable[str], why: str) -> None:
     for name in names:
-        if (value := getattr(method, name)) != _DEFAULTS[name]:
+        if (value := getattr(method, name)) != type(method).__dataclass_fields__[name].default:
             raise DataError(f"{name}={value!r} would change nothing {why}. Leave it out.")
 
 

@@ -1,38 +1,39 @@
 """What all gradient methods share: parameters, and the hooks in which the algorithms differ.
 
 A round sends the weights down (`run`), lets every client of a cohort train (`answers`, `group`), and sums
-`weight * w` and `weight`. Client side: `prepare`, `draw`, `losses`, `edit`, `contribute`,
-`state`. Server side: `outgoing`, `extras`, `update`.
+`weight * w` and `weight`. Client side: `prepare`, `moved`, `draw`, `losses`, `gradients`, `edit`,
+`state`. Server side: `outgoing`, `extras`, `update`. A method's file finds here what hooks are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import Tensor, nn
 from fedsolve.errors import DataError
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Term, Total
-from fedsolve.federation.method import Laws, Method
-from fedsolve.federation.states import State
-from fedsolve.gradient import augmentation, networks, schedules
+from fedsolve.federation.messages import Term as Term
+from fedsolve.federation.messages import Total as Total
+from fedsolve.federation.method import Laws as Laws
+from fedsolve.federation.method import Method, Spec
+from fedsolve.federation.states import State as State
+from fedsolve.gradient import augmentation, networks, optimisers
 from fedsolve.gradient.feedback import HELD, Feedback
 from fedsolve.gradient.feedback import check_parameters as check_feedback
 from fedsolve.gradient.graphs import replays
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.group import ClientGroup as ClientGroup
 from fedsolve.gradient.learners import SingleNetwork
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.pixel_form import check_form, is_treated
 from fedsolve.gradient.run import GradientRun
-from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.schema import Extractor
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedsolve.gradient.server_state import ServerState as ServerState
+from fedsolve.gradient.server_state import Weights as Weights
+from fedsolve.gradient.steps import Step as Step
+from fedsolve.parameters import parameter as parameter
+from fedsolve.registry import register as register
+from fedsolve.tables.schema import Extractor
 
 FEEDBACK = "Feedback alignment"
 SCHEDULE = "Learning rate from round to round"
@@ -52,12 +53,15 @@ class GradientMethod(Method[GradientModel]):
     """
 
     laws: ClassVar[Laws] = Laws(partition=None)
+    travels: ClassVar[Mapping[str, str]] = {
+        "exchanges": "rounds",
+        "up": "rows * weights and rows",
+        "down": "weights",
+    }
     recurring: ClassVar[frozenset[str]] = frozenset({"w.", "b."})
 
     reported: ClassVar[str] = "global"
     """Which of a run's targets is the model: where it is not the global one, the paper says so."""
-
-    retired: ClassVar[frozenset[str]] = frozenset({"device"})
 
     keeps_state: ClassVar[bool] = False
     """Whether clients keep something from exchange to exchange."""
@@ -66,7 +70,7 @@ class GradientMethod(Method[GradientModel]):
     """Whether `update` moves towards the mean by `server_step`. Counts only for the class whose `update` it
     is."""
 
-    steady: ClassVar[bool] = False
+    tensors_only: ClassVar[bool] = False
     """Whether all that a step reads and that changes between clients or rounds is tensors in the group's
     start, received and scratch, or comes from `draw`, so that a GPU may record it once for all, and train
     clients of small networks as a stack, whose weights have a client axis and whose terms hold tensors.
@@ -95,7 +99,7 @@ class GradientMethod(Method[GradientModel]):
         None, "Rounds from which a stepped rate is lower.", metavar="ROUNDS", group=SCHEDULE
     )
     schedule_factor: float = parameter(
-        schedules.SCHEDULE_FACTOR, "Factor of each step.", least=0, group=SCHEDULE
+        optimisers.SCHEDULE_FACTOR, "Factor of each step.", least=0, group=SCHEDULE
     )
     warmup: int = parameter(0, "Rounds in which the rate rises to its height.", least=0, group=SCHEDULE)
     local_steps: int | None = parameter(
@@ -119,7 +123,6 @@ class GradientMethod(Method[GradientModel]):
         None,
         "Replace backward weights by the global ones, in the layers where clients agree least (lowest), most "
         "(highest), as the distribution suggests (skewness), or in named ones (features.3,classifier).",
-        also="--feedback-alignment",
         metavar="HOW|LAYERS",
         group=FEEDBACK,
     )
@@ -149,9 +152,7 @@ class GradientMethod(Method[GradientModel]):
         least=0,
         group=FEEDBACK,
     )
-    track: Literal["drift"] | None = parameter(
-        None, "Measure drift: one more exchange a round.", flag="--measure"
-    )
+    track: Literal["drift"] | None = parameter(None, "Measure drift: one more exchange a round.")
     shape: str | None = parameter(
         None,
         "Images as channels,height,width.",
@@ -176,7 +177,7 @@ class GradientMethod(Method[GradientModel]):
             object.__setattr__(self, name, _written(getattr(self, name)))
         super().__post_init__()
         augmentation.check_parameters(self)
-        schedules.check_parameters(self)
+        optimisers.check_schedule(self)
         check_feedback(self)
         if self.momentum and self.optimiser != "sgd":
             raise DataError(
@@ -195,12 +196,7 @@ class GradientMethod(Method[GradientModel]):
     @property
     def image_shape(self) -> tuple[int, ...] | None:
         """`shape` as numbers."""
-        if self.shape is None:
-            return None
-        try:
-            return tuple(int(size) for size in self.shape.split(","))
-        except ValueError:
-            raise DataError(f"shape must be 'channels,height,width'; got {self.shape!r}.") from None
+        return networks.shape_from(self.shape)
 
     @property
     def recordable(self) -> bool:
@@ -211,12 +207,12 @@ class GradientMethod(Method[GradientModel]):
         is_ours = type(self).__module__.partition(".")[0] == "fedsolve"
         # Direct feedback makes its matrices on the way back, where nothing can be recorded.
         is_direct = self.feedback is not None and self.feedback_route == "direct"
-        return self.optimiser == "sgd" and (is_ours or self.is_steady) and not is_direct
+        return self.optimiser == "sgd" and (is_ours or self.uses_tensors_only) and not is_direct
 
     @property
-    def is_steady(self) -> bool:
-        """Whether this class itself says that its steps are steady."""
-        return bool(vars(type(self)).get("steady", False))
+    def uses_tensors_only(self) -> bool:
+        """Whether this class itself says that its steps read tensors only."""
+        return bool(vars(type(self)).get("tensors_only", False))
 
     @property
     def stateful(self) -> bool:
@@ -246,11 +242,22 @@ class GradientMethod(Method[GradientModel]):
         if networks.stacked_widths(self.network, features, outputs) is not None:
             return True
         small = self.network in networks.STACKED and features <= networks.STACKED_FEATURES
-        return device.startswith("cuda") and self.is_steady and small
+        return device.startswith("cuda") and self.uses_tensors_only and small
+
+    def build(self, features: int, outputs: int, *, first: bool = False) -> nn.Module:
+        """The network; first: with the weights that runs begin with, which everybody draws by seed."""
+        return networks.build_network(
+            self.network,
+            features,
+            outputs,
+            seed=self.seed if first else 0,
+            dtype=self.precision,
+            shape=self.image_shape,
+        )
 
     def rate_of(self, round_: int) -> float:
         """The learning rate of a round."""
-        return self.rate * schedules.factor_of(self, round_)
+        return self.rate * optimisers.factor_of(self, round_)
 
     def passes(self, round_: int) -> int:
         """How often clients go through their rows in a round."""
@@ -266,6 +273,10 @@ class GradientMethod(Method[GradientModel]):
 
     def prepare(self, group: ClientGroup) -> None:
         """Before the first local step."""
+
+    def moved(self, group: ClientGroup) -> list[str]:
+        """Names of the weights that local steps move; the others stay as they are."""
+        return group.names
 
     def draw(self, group: ClientGroup, numbers: Sequence[int]) -> list[dict[str, Array]]:
         """Random numbers of these steps by name, for `Step.drawn`; drawn in a step they would be recorded.
@@ -336,6 +347,10 @@ class GradientMethod(Method[GradientModel]):
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         """Take the clients' mean weights (float64): the next global model."""
         server.weights = self.stepped(server, mean)
+
+    def statistics(self, server: ServerState, mean: Weights) -> Weights:
+        """The next running statistics of BatchNorm, from the clients' mean (float64): that mean."""
+        return mean
 
     def stepped(self, server: ServerState, mean: Weights) -> Weights:
         """The weights `server_step` of the way from those that were sent to the mean."""

@@ -4,7 +4,7 @@ A step of a deep network on a small batch is a thousand small kernels, and start
 Python costs several times what running them does. A CUDA graph starts them all at once. The arithmetic is
 that of the recorded step, kernel by kernel.
 
-A graph knows addresses. Where a method's steps read tensors alone (`GradientMethod.steady`), what was
+A graph knows addresses. Where a method's steps read tensors alone (`GradientMethod.tensors_only`), what was
 recorded with one client serves all that train in the same slot: their values are copied to where the graph
 looks.
 """
@@ -18,13 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.gradient.learners import NetworkOutput
 from fedsolve.gradient.optimisers import Optimiser
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from fedsolve.gradient.feedback import Feedback
     from fedsolve.gradient.steps import Step
 
@@ -103,9 +101,9 @@ class Recorder:
             is_first = not any(rows == size for rows, _ in self._done)
             if is_first or max(self._done[key], self._left[size] + 1) < WORTH:
                 self._done[key] += 1
-                by_hand(size, lambda: self._advance(step))
+                on_thread_of_size(size, lambda: self._advance(step))
                 return
-            self._graphs[key] = by_hand(size, lambda: self._record(step))
+            self._graphs[key] = on_thread_of_size(size, lambda: self._record(step))
         self._graphs[key].run(step)
 
     def _record(self, step: Step) -> Recording:
@@ -122,15 +120,13 @@ class Recorder:
         return Recording(replay, recorded.reads, tuple(r.detach() for r in results))
 
 
-def by_hand(size: int, work: Callable[[], Made]) -> Made:
+def on_thread_of_size(size: int, work: Callable[[], Made]) -> Made:
     """Do work that starts kernels one by one, for a batch of this size, on the current stream.
 
     cuDNN plans every convolution for every size of a batch, for seconds in a deep network, and keeps the
     plans with the thread that made them. So each size has a thread that stays, forward and backward; work
     for different sizes is planned at the same time.
     """
-    import torch
-
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     def there() -> Made:
@@ -154,8 +150,6 @@ class Pool:
 
     def handle(self) -> Any:
         """What torch knows this memory by."""
-        import torch
-
         if self._keeper is None:
             self._handle = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
@@ -174,8 +168,6 @@ def capture(
 
     Not by `torch.cuda.graph`, which waits for everybody's work and hands all spare memory back each time.
     """
-    import torch
-
     handle = pool.handle()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.current_stream().synchronize()
@@ -189,14 +181,14 @@ def capture(
 
 
 class Recordings:
-    """Graphs that outlive a client, with the tensors that they read and the optimiser that they move."""
+    """Graphs kept from client to client, with the tensors they read and their optimiser."""
 
     def __init__(self) -> None:
         self._method: Any = None
         self._tensors: dict[Any, Tensor] = {}
         self._feedback: dict[tuple[str, ...], Feedback] = {}
         self.optimiser: Optimiser | None = None
-        self.graphs: Latest = Latest()
+        self.graphs: RecentRecordings = RecentRecordings()
         self.done: Counter[Key] = Counter()
 
     def receive(self, method: Any, tensors: Mapping[Any, Tensor]) -> Mapping[Any, Tensor]:
@@ -204,14 +196,12 @@ class Recordings:
 
         Where they are of another run, nothing that was recorded is kept.
         """
-        import torch
-
         kinds, known = ({name: (t.shape, t.dtype) for name, t in s.items()} for s in (tensors, self._tensors))
         if method == self._method and kinds == known:
             torch._foreach_copy_(list(self._tensors.values()), [tensors[name] for name in self._tensors])
         else:
             self._method, self._tensors = method, dict(tensors)
-            self._feedback, self.optimiser, self.graphs, self.done = {}, None, Latest(), Counter()
+            self._feedback, self.optimiser, self.graphs, self.done = {}, None, RecentRecordings(), Counter()
         return self._tensors
 
     def feedback(self, layers: tuple[str, ...], make: Callable[[], Feedback | None]) -> Feedback | None:
@@ -224,7 +214,7 @@ class Recordings:
         return self._feedback[layers]
 
 
-class Latest(OrderedDict[Key, Recording]):
+class RecentRecordings(OrderedDict[Key, Recording]):
     """The graphs used last, as many as are kept."""
 
     def __setitem__(self, key: Key, recording: Recording) -> None:

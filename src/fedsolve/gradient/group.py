@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsolve.container import Array
-from fedsolve.errors import DivergenceError
-from fedsolve.federation.messages import Request, Term
-from fedsolve.federation.method import opening_classes
+from fedsolve.arrays import Array, stream
+from fedsolve.backends.torch_later import GENERATOR, Tensor, nn, torch
+from fedsolve.errors import DataError, DivergenceError
+from fedsolve.federation.method import Request, Term, opening_classes
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
 from fedsolve.gradient import networks
-from fedsolve.gradient.batches import plan_batches, steps_per_epoch
-from fedsolve.gradient.graphs import Recorder, Recordings, by_hand, replays
-from fedsolve.gradient.group_batches import GroupBatches, GroupRows, drawn_ahead
+from fedsolve.gradient.batches import GroupBatches, GroupRows, drawn_ahead, plan_batches, steps_per_epoch
+from fedsolve.gradient.graphs import Recorder, Recordings, on_thread_of_size, replays
 from fedsolve.gradient.learners import (
     Forward,
     Learners,
@@ -33,14 +32,10 @@ from fedsolve.gradient.networks.heads import weight_names
 from fedsolve.gradient.optimisers import Optimiser, clip_norms
 from fedsolve.gradient.slots import Slot
 from fedsolve.gradient.steps import Step
-from fedsolve.gradient.streams import GENERATOR, stream
 from fedsolve.gradient.tensors import handed_over, on_host
 from fedsolve.labels import encode_labels
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
     from fedsolve.gradient.feedback import Alignment, Feedback
     from fedsolve.gradient.gradient_method import GradientMethod
 
@@ -70,10 +65,8 @@ class ClientGroup:
         device: torch.device,
         slot: Slot,
     ) -> None:
-        import torch
-
         chain = memories[0].chain
-        opening = chain.blocks[0].note["opening"]
+        opening = chain.opening
         classes = opening_classes(chain)
         assert classes is not None
         self.method = method
@@ -94,7 +87,7 @@ class ClientGroup:
             len(clients) > 1 and method.trains_together(self.features, self.classes, str(device))
         )
         self._network = None if heads else slot.lend()
-        self.least = 2 if self._network is not None and networks.normalises_by_batch(self._network) else 1
+        self.least = 2 if self._network is not None and networks.batch_norms(self._network) else 1
         codes = [encode_labels(client.own_labels(), classes) for client in clients]
         plans = [
             plan_batches(method, len(client), self.round, memory.name, self.least)
@@ -153,13 +146,18 @@ class ClientGroup:
             for name, w in zip(self.names, self.learners.weights, strict=True)
         }
 
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """Set these weights, by name, with a client axis in a stack."""
+        with torch.no_grad():
+            for name, weight in zip(self.names, self.learners.weights, strict=True):
+                if name in values:
+                    weight.copy_(values[name])
+
     def state(self, prefix: str, default: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The clients' states `prefix.NAME` for every weight, with a client axis in a stack.
 
         default: by weight name, without a client axis; for clients that have no state yet.
         """
-        import torch
-
         states = {}
         for name in self.names:
             parts = [
@@ -190,10 +188,23 @@ class ClientGroup:
         own = {name: state[f"{prefix}.{name}"] for name in self.buffers if f"{prefix}.{name}" in state}
         return self.buffers | {name: self._tensor(array) for name, array in own.items()}
 
+    def first_model(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and buffers that the run began with: every participant can draw them from the seed."""
+        if self.round == 0:
+            return self.start, self.buffers
+        network = self.method.build(self.features, self.classes, first=True).to(self.device)
+        weights = {name: value.detach() for name, value in networks.float_parameters(network).items()}
+        return weights, networks.float_buffers(network)
+
     def buffers_now(self) -> dict[str, Tensor]:
         """The running statistics of a single network; a stack has none."""
         learners = self.learners
         return networks.float_buffers(learners.network) if isinstance(learners, SingleNetwork) else {}
+
+    def snapshot(self, client: int, weights: str, buffers: str) -> State:
+        """A client's model of this moment as a state: weights and running statistics by these prefixes."""
+        found = {f"{weights}.{name}": on_host(value) for name, value in self.weights_of(client).items()}
+        return found | {f"{buffers}.{name}": on_host(value) for name, value in self.buffers_now().items()}
 
     def drawn(self, number: int) -> dict[str, Tensor]:
         """What the method drew for a step (`GradientMethod.draw`)."""
@@ -242,7 +253,8 @@ class ClientGroup:
         part.note = {**self.note, "feedback": ()}
         part.rate = self.rate if rate is None else rate
         if isinstance(self.learners, Stack):
-            part.learners = self.learners.begun_at([weights[name].clone() for name in self.names])
+            part.learners = copy.copy(self.learners)
+            part.learners.weights = [weights[name].clone() for name in self.names]
         else:
             part._network = self._slot.lend()
             load(part._network, self.start | dict(weights), self.buffers if buffers is None else buffers)
@@ -265,8 +277,6 @@ class ClientGroup:
 
     def train(self) -> None:
         """All local steps of all clients of the group."""
-        import torch
-
         method = self.method
         last = self._last()
         with ExitStack() as stack:
@@ -303,9 +313,7 @@ class ClientGroup:
 
     def _recordings(self) -> Recordings | None:
         """What was recorded in this slot with other clients, ready for this one; None where nothing lasts."""
-        import torch
-
-        if not self.method.is_steady:
+        if not self.method.uses_tensors_only:
             return None
         assert self._network is not None
         parts: dict[str, dict[str, Any]] = {
@@ -323,8 +331,6 @@ class ClientGroup:
 
     def _optimiser(self, kept: Recordings | None) -> Optimiser:
         """The optimiser, afresh; its tensors stay where recorded steps find them."""
-        import torch
-
         if kept is not None and kept.optimiser is not None:
             kept.optimiser.begin(self.rate)
             return kept.optimiser
@@ -340,19 +346,25 @@ class ClientGroup:
 
     def _advance(self, optimiser: Optimiser, feedback: Feedback | None) -> Callable[[Step], None]:
         """What a step does to the weights, as a function."""
-        import torch
-
-        method = self.method
+        method, stacked = self.method, self.learners.stacked
+        names = method.moved(self)
+        places = [place for place, name in enumerate(self.names) if name in names]
+        if not places:
+            raise DataError(
+                f"method '{method.key}' moves no weight of network '{method.network}', which has no base "
+                "beneath its classifier. Take a network with a hidden layer."
+            )
 
         def advance(step: Step) -> None:
             method.gradients(step)
-            stacked = self.learners.stacked
             with torch.no_grad():
                 method.edit(step)
+                gradients = [step.gradients[place] for place in places]
                 if method.clip is not None:
-                    clip_norms(step.gradients, method.clip, stacked)
-                weights = [w[: step.active] for w in self.learners.weights] if stacked else step.weights
-                optimiser.step(weights, step.gradients, step.active if stacked else None)
+                    clip_norms(gradients, method.clip, stacked)
+                weights = self.learners.weights
+                moved = [weights[place][: step.active] if stacked else weights[place] for place in places]
+                optimiser.step(moved, gradients, step.active if stacked else None)
                 if feedback is not None:
                     feedback.rescale()
 
@@ -365,12 +377,10 @@ class ClientGroup:
         network, inputs = self._network, self.batches.at(0, 1)[0][0]
         if not replays(self.device):
             return networks.draws(network, inputs)
-        return by_hand(len(inputs), lambda: networks.draws(network, inputs))
+        return on_thread_of_size(len(inputs), lambda: networks.draws(network, inputs))
 
     def _count(self, step: Step, final: Array) -> None:
         """Correct predictions of the clients that are in their last epoch."""
-        import torch
-
         if step.output is None or not final.any():
             return
         hits = (step.output.logits.argmax(dim=-1) == step.targets) & step.real_rows()
@@ -380,8 +390,6 @@ class ClientGroup:
         self.correct[: step.active] += counts
 
     def _check_losses(self) -> None:
-        import torch
-
         if bool(torch.isfinite(self.losses).all()):
             return
         client, number = (int(i) for i in torch.nonzero(~torch.isfinite(self.losses))[0])
@@ -412,8 +420,6 @@ class ClientGroup:
 
     def _lay_out(self, plans: Sequence[Sequence[Array]]) -> None:
         """Make ready for these batches."""
-        import torch
-
         # Heads always have the same shape, so that a client's result does not depend on whom it trains with.
         same = self._network is None and self.method.batch <= PAD_LIMIT
         tall = self.method.batch if same else None
@@ -430,8 +436,6 @@ class ClientGroup:
         return [start.expand(len(self.clients), *start.shape).clone() for start in starts]
 
     def _tensor(self, array: Array) -> Tensor:
-        import torch
-
         tensor = torch.as_tensor(array, dtype=self.dtype).to(self.device)
         # The kernels of a depthwise convolution leave the layout to its input.
         return tensor if tensor.shape[1:2] == (1,) else laid_out(tensor)
@@ -444,7 +448,7 @@ class ClientGroup:
         losses = self.losses.double().cpu().numpy()
         correct = self.correct.cpu().numpy()
         seen = [sum(self.batches.lengths(place, int(first))) for place, first in enumerate(self._last())]
-        # Of a stack of networks the sum is made where they are: ten times a million weights need not travel.
+        # A stack of networks is summed on its device: ten times a million weights stay there.
         sent = handed_over if isinstance(self.learners, StackedNetworks) else on_host
         weights: dict[str, Any] = dict(zip(self.names, map(sent, self.learners.weights), strict=True))
         by_client: dict[int, Term] = {}
@@ -484,8 +488,6 @@ def _drawing(generator: np.random.Generator, device: torch.device) -> Iterator[N
 
     Dropout draws from a generator that all threads share.
     """
-    import torch
-
     with GENERATOR, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(int(generator.integers(2**63)))
         yield

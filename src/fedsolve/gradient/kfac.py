@@ -16,14 +16,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import F, Tensor, nn, torch
 
 Batch = tuple["Tensor", "Tensor"]
 Losses = Callable[["Tensor", "Tensor"], "Iterator[Tensor]"]
@@ -41,15 +39,9 @@ class Factors:
     left: Array
     positions: int = 1
 
-    def by_position(self) -> Factors:
-        """A / T and B * T: the same curvature, as K-FAC code with inputs divided by T splits it."""
-        return Factors(self.right / self.positions, self.left * self.positions)
-
 
 def factored_layers(network: nn.Module, trained: list[str]) -> dict[str, nn.Module]:
     """Linear and Conv2d layers by name whose weight and bias are among the trained ones."""
-    from torch import nn
-
     layers: dict[str, nn.Module] = {}
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -109,8 +101,6 @@ def diagonals(
 
 def _pass_over(network: nn.Module, sums: Sequence[_Sums], batches: Iterator[Batch], losses: Losses) -> int:
     """Run all batches through the network and their losses back to the layers' outputs; the row count."""
-    import torch
-
     rows = 0
     with ExitStack() as stack, torch.enable_grad():
         for layer in sums:
@@ -137,8 +127,6 @@ def _pass_over(network: nn.Module, sums: Sequence[_Sums], batches: Iterator[Batc
 
 def true_labels(logits: Tensor, targets: Tensor) -> Iterator[Tensor]:
     """Losses of the empirical Fisher matrix."""
-    import torch.nn.functional as F
-
     yield F.cross_entropy(logits, targets, reduction="none")
 
 
@@ -149,9 +137,6 @@ def predicted_labels(draws: int, rng: np.random.Generator) -> Losses:
     """
 
     def losses(logits: Tensor, targets: Tensor) -> Iterator[Tensor]:
-        import torch
-        import torch.nn.functional as F
-
         logs = F.log_softmax(logits, dim=1)
         chances = logs.detach().exp()
         if draws == 0:
@@ -175,8 +160,6 @@ class _Sums(ABC):
         self.outputs: list[Tensor] = []
 
     def forward(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        import torch
-
         with torch.no_grad():
             self.pass_forward(arguments[0])
         self.outputs.append(output)
@@ -202,8 +185,6 @@ class _Products(_Sums):
         self._positions = 1
 
     def pass_forward(self, inputs: Tensor) -> None:
-        import torch
-
         patches = self._patches(inputs).double()
         if self.module.bias is not None:
             patches = torch.cat([patches, torch.ones_like(patches[..., :1])], dim=2)
@@ -213,8 +194,6 @@ class _Products(_Sums):
             self._positions = patches.shape[1] // len(inputs)
 
     def pass_back(self, gradient: Tensor) -> None:
-        import torch
-
         # (rows, channels, height, width) or (..., channels) to (groups, places, channels of a group)
         last = gradient.movedim(1, -1) if self._convolves else gradient
         flat = last.reshape(-1, self.groups, last.shape[-1] // self.groups).transpose(0, 1).double()
@@ -226,8 +205,6 @@ class _Products(_Sums):
 
     def _patches(self, inputs: Tensor) -> Tensor:
         """(groups, places, width): rows of a linear layer, patches of a convolution."""
-        import torch.nn.functional as F
-
         module = self.module
         if not self._convolves:
             return inputs.reshape(1, -1, inputs.shape[-1])
@@ -252,8 +229,6 @@ class _Squares(_Sums):
     """Sums of g² (a²)ᵀ and g² of a linear layer."""
 
     def __init__(self, module: Any) -> None:
-        import torch
-
         super().__init__(module)
         self._sums = [torch.zeros_like(p, dtype=torch.float64).detach() for p in module.parameters()]
         self._inputs: Tensor | None = None
@@ -262,8 +237,6 @@ class _Squares(_Sums):
         self._inputs = inputs.double().square()
 
     def pass_back(self, gradient: Tensor) -> None:
-        import torch
-
         assert self._inputs is not None
         square = gradient.double().square()
         self._sums[0] += torch.matmul(square.mT, self._inputs)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 
 TOLERANCE = 1e-12
 ITERATIONS = 2000

@@ -7,16 +7,12 @@ papers.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from fedsolve.backends.torch_later import Tensor, nn, torch
 from fedsolve.gradient import networks
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @dataclass
@@ -71,8 +67,6 @@ class SingleNetwork(Learners):
         return NetworkOutput(features[None], logits[None])
 
     def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
-        import torch
-
         network = self._spare()
         load(network, weights, buffers)
         network.eval()
@@ -94,15 +88,7 @@ class Stack(Learners):
         self.names = names
         self.weights = weights
 
-    def begun_at(self, weights: list[Tensor]) -> Stack:
-        """The same networks with other weights."""
-        other = copy.copy(self)
-        other.weights = weights
-        return other
-
     def reference(self, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> Forward:
-        import torch
-
         def forward(inputs: Tensor) -> NetworkOutput:
             with torch.no_grad():
                 values = [
@@ -126,8 +112,6 @@ class StackedHeads(Stack):
     """Linear layers with ReLU between them, once per client: weights (clients, out, in)."""
 
     def forward(self, inputs: Tensor, weights: list[Tensor]) -> NetworkOutput:
-        import torch
-
         features = inputs
         for layer in range(0, len(weights) - 2, 2):
             features = torch.relu(
@@ -160,8 +144,6 @@ class StackedNetworks(Stack):
 
 def laid_out(tensor: Tensor) -> Tensor:
     """The tensor as the device wants it: a GPU's convolutions are faster with the channels last."""
-    import torch
-
     if tensor.device.type != "cuda" or tensor.dim() != 4:
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)
@@ -169,8 +151,6 @@ def laid_out(tensor: Tensor) -> Tensor:
 
 def load(network: nn.Module, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
     """Give a module these float parameters and buffers, in place."""
-    import torch
-
     with torch.no_grad():
         for mine, theirs in (
             (networks.float_parameters(network), weights),

@@ -17,40 +17,19 @@ code it has random weights of its own. On frozen features ("linear") it has none
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from fedsolve.federation.states import State
-from fedsolve.gradient import networks
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
-from fedsolve.gradient.steps import Step
-from fedsolve.gradient.tensors import on_host
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, State, Step, parameter, register
 
 PREVIOUS, STATISTICS = "previous", "statistics"
 
 
-@register(
-    Info(
-        key="moon",
-        title="MOON: features drawn to the global model's, away from the client's previous ones",
-        paper="Li, He, Song, CVPR 2021",
-        exchanges="rounds",
-        up="rows * weights and rows",
-        down="weights",
-    )
-)
-@dataclass(frozen=True, kw_only=True)
+@register(paper="Li, He, Song, CVPR 2021")
 class MOON(GradientMethod):
-    """Parameters of MOON."""
+    """MOON: features drawn to the global model's, away from the client's previous ones."""
 
-    key: ClassVar[str] = "moon"
-    keeps_state: ClassVar[bool] = True
+    keeps_state = True
 
     contrast: float = parameter(1.0, "Strength of the contrastive term (mu of the paper).", least=0)
     temperature: float = parameter(0.5, "What cosines are divided by.", above=0)
@@ -74,9 +53,7 @@ class MOON(GradientMethod):
         begins = self.newcomer == "first" and group.round > 0
         if not self._contrasts or not (begins or any(states)):
             return
-        import torch
-
-        start, buffers = first_model(group) if begins and not all(states) else (group.start, group.buffers)
+        start, buffers = group.first_model() if begins and not all(states) else (group.start, group.buffers)
         anchors, known = [group.reference(group.start)], []
         for age in range(self.previous_models):
             kept = [_named(PREVIOUS, age, group.names[0]) in (state or {}) for state in states]
@@ -92,9 +69,6 @@ class MOON(GradientMethod):
             group.scratch["known"] = torch.tensor(known[:several], device=group.device)[..., None]
 
     def losses(self, step: Step) -> Tensor:
-        import torch
-        import torch.nn.functional as F
-
         output = step.forward()
         losses = step.cross_entropy(output.logits)
         if not self._contrasts or not output.features.requires_grad:
@@ -121,9 +95,7 @@ class MOON(GradientMethod):
     def state(self, group: ClientGroup, client: int) -> State | None:
         if not self._contrasts:
             return None
-        weights = {f"{PREVIOUS}.{name}": value for name, value in group.weights_of(client).items()}
-        buffers = {f"{STATISTICS}.{name}": value for name, value in group.buffers_now().items()}
-        now = {name: on_host(value) for name, value in (weights | buffers).items()}
+        now = group.snapshot(client, PREVIOUS, STATISTICS)
         before = group.own_state(client) or {}
         for age in range(self.previous_models - 1):
             for part, names in ((PREVIOUS, group.names), (STATISTICS, [*group.buffers])):
@@ -136,18 +108,3 @@ class MOON(GradientMethod):
 def _named(part: str, age: int, name: str) -> str:
     """The name in a client's state of a previous model's array; the newest is of age 0."""
     return f"{part}{age or ''}.{name}"
-
-
-def first_model(group: ClientGroup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and buffers that the run began with: every participant can draw them from the seed."""
-    method = group.method
-    network = networks.build_network(
-        method.network,
-        group.features,
-        group.classes,
-        seed=method.seed,
-        dtype=method.precision,
-        shape=method.image_shape,
-    ).to(group.device)
-    weights = {name: value.detach() for name, value in networks.float_parameters(network).items()}
-    return weights, networks.float_buffers(network)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from scipy.special import softmax
 
 from fedsolve import registry
-from fedsolve.container import Array, with_prefix
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import torch
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.states import State, StateStore, ticket
 from fedsolve.gradient import networks
@@ -19,7 +20,6 @@ from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.model import Model
 
 if TYPE_CHECKING:
-    from fedsolve.federation.local import LocalFederation
     from fedsolve.federation.participant import ClientData
 
 _ROWS = 2048
@@ -28,13 +28,14 @@ _ROWS = 2048
 class GradientModel(Model):
     """A classifier whose scores are a network's logits.
 
-    device: where predictions are computed; "cpu" unless set.
     run: digest of the training run, under which its clients keep their states; None where it does not matter.
     kept: which exchange's state each client keeps of it, by the client's `ticket`.
-    federation: the local one that the model was trained in, for `personal`.
     """
 
     family: ClassVar[str] = "gradient"
+    further: ClassVar[tuple[str, ...]] = ()
+    """Arrays that models of a class have besides weights and buffers."""
+    logits = True
 
     def __init__(
         self,
@@ -52,15 +53,11 @@ class GradientModel(Model):
         self.weights = dict(weights)
         self.buffers = dict(buffers)
         self.parameters = dict(parameters)
-        self.device = "cpu"
         self.run = run
         self.kept = dict(kept or {})
-        self.federation: LocalFederation | None = None
 
     def network(self) -> Any:
         """The torch module with this model's weights, in eval mode."""
-        import torch
-
         from fedsolve.gradient.learners import load
 
         parameters = self.parameters
@@ -69,7 +66,7 @@ class GradientModel(Model):
             self.features,
             self.outputs,
             dtype=parameters["precision"],
-            shape=self._shape(),
+            shape=networks.shape_from(parameters["shape"]),
         )
         tensors = ({n: torch.as_tensor(a) for n, a in part.items()} for part in (self.weights, self.buffers))
         load(network, *tensors)
@@ -82,24 +79,13 @@ class GradientModel(Model):
             return np.zeros((0, 0)), np.zeros((0, self.outputs))
         return np.concatenate([seen for seen, _ in passes]), np.concatenate([scores for _, scores in passes])
 
-    def images(self, device: str, precision: str) -> ImageInputs:
+    def images(self, device: str, precision: str | None = None) -> ImageInputs:
         """How rows become inputs of the network, on this device and in this precision."""
-        parameters = self.parameters
-        return ImageInputs(
-            parameters["network"],
-            self.features,
-            self._shape(),
-            precision,
-            device,
-            mean=parameters.get("pixel_mean"),
-            deviation=parameters.get("pixel_deviation"),
-        )
+        return ImageInputs(self.parameters, self.features, device, precision)
 
     def _passes(self, rows: Array) -> Iterator[tuple[Array, Array]]:
         """Features of the last layer and scores, some thousand rows at a time."""
-        import torch
-
-        network, images = self.network(), self.images(self.device, self.parameters["precision"])
+        network, images = self.network(), self.images(self.device)
         for start in range(0, len(rows), _ROWS):
             # A copy: stored features are mapped read-only, and torch wants to write.
             part = torch.from_numpy(np.array(rows[start : start + _ROWS])).to(self.device)
@@ -172,30 +158,6 @@ class GradientModel(Model):
                 "(Participant(..., states=FOLDER)), or train again."
             ) from None
 
-    def personal(self, client: str) -> Model:
-        """The predictor of a client of the local federation that this model was trained in."""
-        if self.federation is None:
-            raise DataError(
-                f"this model does not know '{client}': it was loaded from a file or trained over a network. "
-                "Where the data are: participant.personalise(model)."
-            )
-        for participant in self.federation.participants:
-            if participant.name == client:
-                return participant.personalise(self)
-        raise DataError(
-            f"no participant is called '{client}'; there are {', '.join(self.federation.clients[:5])}"
-            f"{', ...' * (len(self.federation.clients) > 5)}."
-        )
-
-    def _shape(self) -> list[int] | None:
-        shape = self.parameters["shape"]
-        return None if shape is None else [int(size) for size in shape.split(",")]
-
-    def estimates(self, features: Any) -> Array:
-        """The classes' probabilities: softmax of the logits."""
-        shares: Array = softmax(self.decision_function(features), axis=1)
-        return shares
-
     def scores(self, features: Array) -> Array:
         return np.concatenate(
             [np.zeros((0, self.outputs)), *(scores for _, scores in self._passes(features))]
@@ -203,7 +165,8 @@ class GradientModel(Model):
 
     def arrays(self) -> dict[str, Array]:
         named = {f"weights.{name}": array for name, array in self.weights.items()}
-        return named | {f"buffers.{name}": array for name, array in self.buffers.items()}
+        named |= {f"buffers.{name}": array for name, array in self.buffers.items()}
+        return named | {name: getattr(self, name) for name in self.further}
 
     def note(self) -> dict[str, Any]:
         run = {} if self.run is None else {"run": self.run, "kept": dict(sorted(self.kept.items()))}
@@ -211,7 +174,7 @@ class GradientModel(Model):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> GradientModel:
-        return cls(
+        model = cls(
             with_prefix(arrays, "weights."),
             with_prefix(arrays, "buffers."),
             labels_from_note(note["classes"]),
@@ -220,6 +183,9 @@ class GradientModel(Model):
             note.get("run"),
             note.get("kept"),
         )
+        for name in cls.further:
+            setattr(model, name, arrays[name])
+        return model
 
 
 class PersonalGradientModel(GradientModel):

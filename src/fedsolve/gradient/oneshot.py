@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import ConditionWarning, DataError
-from fedsolve.federation.messages import Term, Total
-from fedsolve.gradient import kfac, kronecker, networks
+from fedsolve.gradient import kfac, kronecker
 from fedsolve.gradient.alignment import CHOICES
-from fedsolve.gradient.gathered import trained, weight_of
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.server_state import ServerState, Weights
+from fedsolve.gradient.gradient_method import GradientMethod, Term, Total
+from fedsolve.gradient.server_state import ServerState, Weights, trained, weight_of
 
 if TYPE_CHECKING:
     from fedsolve.gradient.group import ClientGroup
@@ -53,8 +51,9 @@ def contribute_curvature(
     term.arrays[f"weight@{name}"] = term.arrays["weight"]
     weights = {n: value.double().cpu().numpy() for n, value in group.weights_of(client).items()}
     for layer, plain in factors.items():
-        pair = plain.by_position()
-        right, left = _damped(pair.right, damping), _damped(pair.left, damping)
+        # The same curvature, as K-FAC code with inputs divided by T splits it.
+        right = _damped(plain.right / plain.positions, damping)
+        left = _damped(plain.left * plain.positions, damping)
         module = layers[layer]
         matrix = kfac.as_matrix(module, [weights[n] for n in kfac.weight_names(layer, module)])
         term.arrays[f"target.{layer}"] = left @ matrix @ right
@@ -70,9 +69,7 @@ def solve_layers(server: ServerState, mean: Weights, total: Total, floor: float 
     clients = trained(total)
     weights = np.array([weight_of(total, client) for client in clients])
     method, spec = server.method, server.spec
-    network = networks.build_network(
-        method.network, spec.features, spec.outputs, dtype=method.precision, shape=method.image_shape
-    )
+    network = method.build(spec.features, spec.outputs)
     solved = dict(mean)
     residuals = {}
     for layer, module in kfac.factored_layers(network, list(mean)).items():

@@ -12,28 +12,21 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device, surroundings
-from fedsolve.container import Array, with_prefix
-from fedsolve.federation.engine import Federation, Spec
-from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.messages import Block, Chain, Request
-from fedsolve.federation.method import opening
+from fedsolve.backends.torch_later import Tensor
+from fedsolve.container import with_prefix
+from fedsolve.federation.method import Block, Chain, Request, Spec, opening
 from fedsolve.federation.participant import ClientData, Memory
 from fedsolve.federation.states import State, ticket
-from fedsolve.gradient import networks
 from fedsolve.gradient.answers import KIND
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, Weights
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.run import GradientRun
-from fedsolve.gradient.server_state import Weights
 from fedsolve.gradient.slots import borrowed
 from fedsolve.gradient.tensors import on_host
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 G = TypeVar("G", bound=GradientMethod)
 
@@ -59,11 +52,6 @@ class PersonalMethod(GradientMethod):
     def start(self, spec: Spec) -> PersonalRun:
         return PersonalRun(self, spec)
 
-    def finished(self, model: GradientModel, federation: Federation) -> GradientModel:
-        if isinstance(federation, LocalFederation):
-            model.federation = federation
-        return model
-
 
 class PersonalRun(GradientRun):
     """A run whose models know where the clients keep their states."""
@@ -83,27 +71,24 @@ def alone(
     state: State | None = None,
     *,
     rate: float | None = None,
-    client: str = ALONE,
-    round_: int | None = None,
 ) -> Iterator[ClientGroup]:
     """A group of one client outside an exchange, on the model's device, as if its weights had just come.
 
-    state: what the client kept. rate: that of the round when None. client, round_: name the random streams;
-    the round after the last when None.
+    It is in the round after the last. state: what the client kept. rate: that of the round when None.
     """
-    number = method.rounds if round_ is None else round_
+    number = method.rounds
     spec = Spec(model.features, model.classes, model.outputs, "bytes")
-    memory = Memory(chain=Chain([Block({"opening": opening(method, spec)})]), name=client)
+    memory = Memory(chain=Chain([Block({"opening": opening(method, spec)})]), name=ALONE)
     run = memory.chain.digests[1]
     if state is not None:
         memory.states.write(run, 0, state, None)
     note = {
         "rate": method.rate_of(number) if rate is None else rate,
-        "since": {} if state is None else {ticket(run, client): 0},
+        "since": {} if state is None else {ticket(run, ALONE): 0},
     }
     arrays = {f"w.{name}": array for name, array in model.weights.items()}
     arrays |= {f"b.{name}": array for name, array in model.buffers.items()}
-    request = Request(KIND, 1, number, (client,), note, arrays)
+    request = Request(KIND, 1, number, (ALONE,), note, arrays)
     device = find_device(model.device)
     with borrowed(method, model.features, model.outputs, device) as slot, surroundings(device):
         yield ClientGroup(method, [data], request, [memory], device, slot)
@@ -117,8 +102,6 @@ def train_alone(
     *,
     epochs: int | None = None,
     rate: float | None = None,
-    client: str = ALONE,
-    round_: int | None = None,
 ) -> tuple[Weights, Weights]:
     """Weights and buffers after one client's local part of a round, from the model's weights.
 
@@ -126,22 +109,17 @@ def train_alone(
     method's when None. No epochs, or no rows: the model's own. The rest as for `alone`.
     """
     if epochs == 0 or len(data) == 0:
-        return model.weights, model.buffers | own_buffers(state)
+        return model.weights, model.buffers | kept(state)
     if epochs is not None:
         method = method.with_passes(epochs)
-    with alone(method, model, data, state, rate=rate, client=client, round_=round_) as group:
+    with alone(method, model, data, state, rate=rate) as group:
         group.train()
-        return weights_of(group), buffers_of(group)
+        return now(group)
 
 
-def weights_of(group: ClientGroup, client: int = 0) -> Weights:
-    """A client's weights as arrays."""
-    return arrays_of(group.weights_of(client))
-
-
-def buffers_of(group: ClientGroup) -> Weights:
-    """The running statistics as arrays; none in a stack."""
-    return arrays_of(group.buffers_now())
+def now(group: ClientGroup) -> tuple[Weights, Weights]:
+    """Weights and running statistics of a group's first client, as arrays; a stack has no statistics."""
+    return arrays_of(group.weights_of(0)), arrays_of(group.buffers_now())
 
 
 def arrays_of(values: Mapping[str, Tensor]) -> Weights:
@@ -149,13 +127,10 @@ def arrays_of(values: Mapping[str, Tensor]) -> Weights:
     return {name: on_host(value) for name, value in values.items()}
 
 
-def own_buffers(state: State | None) -> Weights:
-    """The running statistics that a client keeps with buffers="local"; none otherwise."""
-    return with_prefix(state or {}, "buffer.")
-
-
-def kept(state: State | None, prefix: str) -> dict[str, Array]:
-    """Arrays `prefix.NAME` of a state by NAME; none without a state."""
+def kept(state: State | None, prefix: str = "buffer") -> dict[str, Array]:
+    """Arrays `prefix.NAME` of a state by NAME; the running statistics that clients keep with buffers="local"
+    unless told otherwise.
+    """
     return with_prefix(state or {}, f"{prefix}.")
 
 
@@ -163,22 +138,3 @@ def as_method(kind: type[G], method: GradientMethod, **changes: Any) -> G:
     """A method of another kind with the common parameters of this one, for a part of its round."""
     common = {part.name: getattr(method, part.name) for part in dataclasses.fields(GradientMethod)}
     return kind(**common | {"feedback": None, "track": None} | changes)
-
-
-def first_weights(group: ClientGroup) -> dict[str, Tensor]:
-    """The weights that the run began with: every participant can draw them from the seed.
-
-    For methods whose `outgoing` weights are the global model's.
-    """
-    method = group.method
-    if group.round == 0:
-        return group.start
-    network = networks.build_network(
-        method.network,
-        group.features,
-        group.classes,
-        seed=method.seed,
-        dtype=method.precision,
-        shape=method.image_shape,
-    )
-    return {name: p.detach().to(group.device) for name, p in networks.float_parameters(network).items()}

@@ -3,21 +3,36 @@
 Those are the numbers that a gradient method makes of images given as bytes, so that it does not matter
 whether they come from a dataset or from an array. Rows that are cut, mirrored or normalised as images have
 this form whatever the network: pixels that are read here get it, and another one is refused.
+
+`for_training` and `for_model` say on the command line which backbone gives such rows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedsolve.data.backbones import load_backbone
 from fedsolve.data.backbones.backbone_address import split_address
 from fedsolve.data.backbones.pixels import ORDERS, Pixels
+from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.datasets.dataset import Dataset
-from fedsolve.errors import DataError
+from fedsolve.data.datasets.dataset_address import Address
+from fedsolve.data.datasets.tabular import OPTIONS as TABLES
+from fedsolve.data.image_rows import is_images
+from fedsolve.errors import DataError, require
 from fedsolve.gradient import networks
-from fedsolve.schema import Extractor
+from fedsolve.tables.schema import Extractor, Schema
+
+if TYPE_CHECKING:
+    from fedsolve.gradient.gradient_method import GradientMethod
+    from fedsolve.gradient.network_model import GradientModel
 
 DEFAULTS = {"order": "channels", "normalise": "half"}
 FORM = "&".join(f"{name}={value}" for name, value in DEFAULTS.items())
@@ -121,3 +136,74 @@ def _no_pixels(named: str) -> DataError:
         f"{TREATING} are for images, and '{named}' gives features. Let the rows be pixels "
         f"(pixels:SIZE?{FORM}), or leave these parameters out."
     )
+
+
+NOTED = "backbone"
+"""Under which name of its parameters a model file keeps the address that made its rows."""
+
+
+def for_training(
+    method: GradientMethod, data: str, schema: Schema | None, named: str | None, root: str | None
+) -> tuple[GradientMethod, str | None]:
+    """The method with the shape of the dataset's images, and the backbone that gives its rows.
+
+    named: the backbone that a person names. root: where datasets are.
+
+    Both stay as they are where the network takes features that are not treated as images, or the data are no
+    images.
+    """
+    shape, treated = method.image_shape, is_treated(method.parameters())
+    if not (treated or takes_images(method.network, shape)) or not is_address(data):
+        return method, named
+    if Address.parse(data).scheme in TABLES:
+        return method, named
+    dataset = load_dataset(data, root)
+    if treated and schema is not None and schema.extractor is not None:
+        check_form(schema.extractor)
+        named = named or schema.extractor.address or None
+    address = named
+    if treated:
+        address = backbone_for(dataset, named, method.network, shape)
+    elif dataset.is_images:
+        address = pixel_address(named, method.network, shape)
+    images = dataset.train.inputs
+    if isinstance(images, np.ndarray) or shape is not None:
+        return method, address
+    assert address is not None
+    pixels = load_backbone(address)
+    assert isinstance(pixels, Pixels)
+    pixels.extract(images.read(slice(0, 1)))
+    assert pixels.shape is not None
+    return dataclasses.replace(method, shape=",".join(map(str, pixels.shape))), address
+
+
+def for_model(model: GradientModel, data: str, named: str | None, root: str | None) -> str | None:
+    """The backbone for the rows of a model; the given one if the model takes features."""
+    network, shape = model.parameters["network"], networks.shape_from(model.parameters["shape"])
+    as_images = takes_images(network, shape) or is_treated(model.parameters)
+    if not as_images or not _holds_images(data, root):
+        return named
+    noted = model.parameters.get(NOTED)
+    if noted is not None and named in (None, noted):
+        return str(noted)
+    source = None if model.schema is None else model.schema.extractor
+    if named is None and source is not None and source.address:
+        return None  # the schema knows it
+    return pixel_address(named, network, networks.input_shape(network, model.features, shape) or shape)
+
+
+def _holds_images(data: str, root: str | None) -> bool:
+    if not is_address(data):
+        return is_images(data)
+    return Address.parse(data).scheme == "folder" or load_dataset(data, root).is_images
+
+
+def check_torch(network: str, what: str) -> None:
+    """Refuse, before any data are read, what torch or a network's name stand in the way of.
+
+    Functions of the user's own (package.module:function) are also looked for in the folder of the shell.
+    """
+    require("torch", "torch", what)
+    networks.stacked_widths(network, 1, 1)
+    if ":" in network and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fedsolve.backends.torch_later import F, Tensor, torch
 from fedsolve.errors import DataError
 from fedsolve.gradient import networks
 from fedsolve.gradient.alignment import CHOICES
@@ -12,8 +13,6 @@ from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.learners import SingleNetwork
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedsolve.gradient.group import ClientGroup
 
 _ROWS = 2048
@@ -24,9 +23,6 @@ def class_means(group: ClientGroup, client: int, features: Callable[[Tensor], Te
 
     Rows of classes that the client does not have are zero; `group.class_counts` tells which.
     """
-    import torch
-    import torch.nn.functional as F
-
     counts = group.class_counts[client]
     sums = counts.new_zeros((group.classes, head_width(group)))
     with torch.no_grad():
@@ -60,3 +56,9 @@ def check_stays(name: str, part: str, method: GradientMethod) -> None:
                 f"{what}={getattr(method, what)!r} sends updates of all weights, and in {name} the {part} "
                 f"never leaves its client. Leave {what} out."
             )
+
+
+def check_hidden(name: str, what: str, method: GradientMethod) -> None:
+    """Refuse a network without hidden layers, of which a method needs those. what: it does with them."""
+    if method.network == "linear":
+        raise DataError(f"network 'linear' is a classifier without hidden layers, and {name} {what}.")

@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsolve import container
+from fedsolve.arrays import Array, check_rows, stream
 from fedsolve.backends.devices import find_device
-from fedsolve.checks import check_rows
-from fedsolve.container import Array, with_prefix
+from fedsolve.backends.torch_later import torch
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Request, Total
-from fedsolve.federation.method import Run
+from fedsolve.federation.method import Request, Run, Spec, Total
 from fedsolve.federation.states import ticket
-from fedsolve.gradient import alignment, augmentation, networks
+from fedsolve.gradient import alignment, networks
 from fedsolve.gradient.alignment import CHOICES, weight_of
 from fedsolve.gradient.answers import DRIFT, KIND
+from fedsolve.gradient.augmentation import ImageInputs
 from fedsolve.gradient.feedback import HELD, Feedback, changing_layers, trained_layers
 from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.server_state import ServerState, Weights, doubles
-from fedsolve.gradient.streams import stream
 
 if TYPE_CHECKING:
     from fedsolve.gradient.gradient_method import GradientMethod
+
+_KEPT = ("weights", "buffers", "round", "clients", "cohort", "memory", "note", "aggregated")
+_OWN = ("_phase", "_since", "_means")
+"""What is stored of the server's state, and of the run itself."""
 
 
 class GradientRun(Run[GradientModel]):
@@ -36,15 +40,8 @@ class GradientRun(Run[GradientModel]):
         super().__init__(method, spec)
         if spec.classes is None:
             raise DataError("gradient methods classify; use AFL or DeepAFL for regression.")
-        network = networks.build_network(
-            method.network,
-            spec.features,
-            spec.outputs,
-            seed=method.seed,
-            dtype=method.precision,
-            shape=method.image_shape,
-        )
-        augmentation.images_of(method, spec.features)  # refused now rather than by every client
+        network = method.build(spec.features, spec.outputs, first=True)
+        ImageInputs(method.parameters(), spec.features)  # refused now rather than by every client
         weights = {n: p.detach().numpy() for n, p in networks.float_parameters(network).items()}
         buffers = {n: b.numpy() for n, b in networks.float_buffers(network).items()}
         self.server = ServerState(method, spec, doubles(weights), doubles(buffers))
@@ -63,8 +60,9 @@ class GradientRun(Run[GradientModel]):
             named = list(dict.fromkeys(layer.strip() for layer in method.feedback.split(",")))
             with Feedback(network, named):
                 return named
-        every = method.feedback_first
-        layers = trained_layers(network) if every else changing_layers(network, self._blank())
+        shape = networks.input_shape(method.network, self.spec.features, method.image_shape)
+        blank = networks.as_inputs(torch.zeros(2, self.spec.features), shape, method.precision)
+        layers = trained_layers(network) if method.feedback_first else changing_layers(network, blank)
         if len(layers) < method.feedback_layers:
             raise DataError(
                 f"feedback alignment should choose {method.feedback_layers} layers, and network "
@@ -72,14 +70,6 @@ class GradientRun(Run[GradientModel]):
                 "nothing. Take a deeper network, or let the first layer be chosen too (feedback_first)."
             )
         return layers
-
-    def _blank(self) -> Any:
-        """Two rows of zeros, as the network takes them."""
-        import torch
-
-        method, features = self.method, self.spec.features
-        shape = networks.input_shape(method.network, features, method.image_shape)
-        return networks.as_inputs(torch.zeros(2, features), shape, method.precision)
 
     @property
     def exchanges(self) -> int:
@@ -153,7 +143,7 @@ class GradientRun(Run[GradientModel]):
             self._end("drift", total, "start", {"drift": drift})
             server.round += 1
             return
-        exchange = len(self.history)
+        exchange = self.offset + len(self.history)
         if method.stateful:
             self._since |= dict.fromkeys(total.cohort, exchange)
         if total.count("trained") == 0 or not float(total["weight"][0]) > 0:
@@ -166,7 +156,7 @@ class GradientRun(Run[GradientModel]):
         sent = server.sent()
         method.update(server, {name: mean.get(name, sent[name]) for name in sent}, total)
         server.weights = doubles(server.weights)  # numpy makes plain numbers of weights without axes
-        server.buffers |= _mean(total, "b.")
+        server.buffers |= method.statistics(server, _mean(total, "b."))
         self._choose_layers(total, metrics)
         if method.track == "drift":
             trained = total.count("trained")
@@ -179,7 +169,7 @@ class GradientRun(Run[GradientModel]):
         server.round += 1
 
     def _pass_over(self, total: Total) -> None:
-        """A round in which nobody who answered could train changes nothing.
+        """Change nothing in a round in which no client that answered could train.
 
         Refused if all clients answered, and in the last round if nobody has trained in any.
         """
@@ -271,32 +261,12 @@ class GradientRun(Run[GradientModel]):
         return model
 
     def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        server = self.server
-        arrays = _prefixed("weights", server.weights) | _prefixed("buffers", server.buffers)
-        arrays |= _prefixed("memory", server.memory) | _prefixed("aggregated", server.aggregated)
-        arrays |= _prefixed("means", self._means)
-        note = {
-            "round": server.round,
-            "clients": server.clients,
-            "cohort": list(server.cohort),
-            "phase": self._phase,
-            "since": self._since,
-            "server": server.note,
-        }
-        return arrays, note
+        kept = {name: getattr(self.server, name) for name in _KEPT}
+        return container.to_parts(kept | {name: getattr(self, name) for name in _OWN}, "a gradient run")
 
     def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
-        server = self.server
-        # A file sorts its arrays; the network's own order is kept, so that sums over weights keep their bits.
-        weights, buffers = with_prefix(arrays, "weights."), with_prefix(arrays, "buffers.")
-        server.weights = {name: weights[name] for name in server.weights}
-        server.buffers = {name: buffers[name] for name in server.buffers}
-        aggregated = with_prefix(arrays, "aggregated.")
-        server.aggregated = {name: aggregated[name] for name in server.weights if name in aggregated}
-        server.memory = with_prefix(arrays, "memory.")
-        self._means = with_prefix(arrays, "means.")
-        server.round, server.clients, server.cohort = note["round"], note["clients"], tuple(note["cohort"])
-        server.note, self._phase, self._since = note["server"], note["phase"], note["since"]
+        for name, value in container.from_parts(arrays, note).items():
+            setattr(self if name in _OWN else self.server, name, value)
 
 
 def cohort_of(method: GradientMethod, clients: tuple[str, ...], round_: int) -> tuple[str, ...]:
@@ -319,7 +289,3 @@ def _mean(total: Total, prefix: str) -> Weights:
 
 def _sent(weights: Mapping[str, Array], prefix: str, precision: Any) -> Weights:
     return {f"{prefix}.{name}": np.array(array, dtype=precision) for name, array in weights.items()}
-
-
-def _prefixed(prefix: str, arrays: Mapping[str, Array]) -> Weights:
-    return {f"{prefix}.{name}": np.asarray(array) for name, array in arrays.items()}

@@ -20,49 +20,35 @@ the federation grows. N counts every client of the federation, empty ones too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.container import with_prefix
 from fedsolve.errors import DataError
-from fedsolve.federation.messages import Term, Total
-from fedsolve.federation.method import Laws
-from fedsolve.federation.states import State
+from fedsolve.federation.method import Laws, Term, Total
 from fedsolve.gradient.feddyn import check_uniform, nothing
-from fedsolve.gradient.gradient_method import GradientMethod
-from fedsolve.gradient.group import ClientGroup
+from fedsolve.gradient.gradient_method import ClientGroup, GradientMethod, State, Step, parameter, register
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.gradient.steps import Step
-from fedsolve.parameters import parameter
-from fedsolve.registry import Info, register
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ROWS = 2048
 
 
 @register(
-    Info(
-        key="scaffold",
-        title="SCAFFOLD: control variates of server and clients correct local steps",
-        paper="Karimireddy et al., ICML 2020",
-        exchanges="rounds",
-        up="weights, changes of controls and 1",
-        down="weights and controls",
-    )
+    paper="Karimireddy et al., ICML 2020",
+    up="weights, changes of controls and 1",
+    down="weights and controls",
 )
-@dataclass(frozen=True, kw_only=True)
 class Scaffold(GradientMethod):
-    """Parameters of SCAFFOLD; c is the mean of the controls only with weighting "uniform"."""
+    """SCAFFOLD: control variates of server and clients correct local steps.
 
-    key: ClassVar[str] = "scaffold"
-    laws: ClassVar[Laws] = Laws(
-        partition=None, empty=False
-    )  # the server counts every client, with rows or without
-    keeps_state: ClassVar[bool] = True
+    C is the mean of the controls only with weighting "uniform".
+    """
+
+    laws = Laws(partition=None, empty=False)  # the server counts every client, with rows or without
+    keeps_state = True
 
     weighting: Literal["size", "uniform"] = parameter("uniform", "Only uniform: clients count all alike.")
     optimiser: Literal["sgd", "adam", "adamw"] = parameter(
@@ -98,8 +84,6 @@ class Scaffold(GradientMethod):
             group.scratch["fresh"] = [full_gradient(group, client) for client in range(len(group.clients))]
 
     def edit(self, step: Step) -> None:
-        import torch
-
         torch._foreach_add_(step.gradients, step.own(step.group.scratch["correction"]))
 
     def contribute(self, group: ClientGroup, client: int, term: Term) -> None:
@@ -129,14 +113,10 @@ class Scaffold(GradientMethod):
     def update(self, server: ServerState, mean: Weights, total: Total) -> None:
         sent, extra = server.sent(), self.server_rate - 1
         controls = server.kept("controls")
-        changed = {name: controls[name] + total[f"control.{name}"] for name in _trained(total)}
+        changes = with_prefix(total.term.arrays, "control.")
+        changed = {name: controls[name] + change for name, change in changes.items()}
         server.keep("controls", controls | changed)
         server.weights = {name: mean[name] + extra * (mean[name] - sent[name]) for name in mean}
-
-
-def _trained(total: Total) -> list[str]:
-    """Names of the weights that were trained."""
-    return [name.removeprefix("control.") for name in total.term.arrays if name.startswith("control.")]
 
 
 def effective_steps(steps: int, momentum: float, nesterov: bool = False) -> float:
@@ -149,9 +129,6 @@ def full_gradient(group: ClientGroup, client: int) -> dict[str, Tensor]:
 
     Rows count by their weights.
     """
-    import torch
-    import torch.nn.functional as F
-
     network = group.whole(client)
     weights = dict(network.named_parameters())
     total = nothing(group)

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from fedsolve.backends.torch_later import Tensor, nn, torch
 from fedsolve.gradient import networks
 from fedsolve.gradient.graphs import Pool, Recordings, replays
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
     from fedsolve.gradient.gradient_method import GradientMethod
 
 _POOL: OrderedDict[tuple[Any, ...], list[Slot]] = OrderedDict()
@@ -40,8 +38,6 @@ class Slot:
     """
 
     def __init__(self, make: Callable[[], nn.Module], device: torch.device) -> None:
-        import torch
-
         self._make = make
         self._modules: list[tuple[nn.Module, dict[str, Tensor]]] = []
         self._lent = 0
@@ -53,7 +49,7 @@ class Slot:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def lend(self) -> nn.Module:
-        """A module in training mode that nobody else has until the slot is given back.
+        """A module in training mode, lent to one user until the slot is given back.
 
         Building a deep network costs more than a step of training it, so modules are used again. Buffers
         that do not travel, such as counters of batches, start as they were built, since who used them last
@@ -76,8 +72,6 @@ class Slot:
     @contextmanager
     def used(self) -> Iterator[Slot]:
         """The slot, at work on its own stream; done when the block ends."""
-        import torch
-
         self._lent = 0
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             yield self
@@ -91,15 +85,10 @@ def borrowed(method: GradientMethod, features: int, outputs: int, device: torch.
     networks.check_allowed(method.network)  # also where the module was made for somebody else
     key = (networks.identity(method.network), features, outputs, method.precision, method.shape, str(device))
 
-    def make() -> nn.Module:
-        return networks.build_network(
-            method.network, features, outputs, dtype=method.precision, shape=method.image_shape
-        ).to(device)
-
     with _LOCK:
         slot = _chosen(_POOL.get(key, []), method, replays(device))
     if slot is None:
-        slot = Slot(make, device)
+        slot = Slot(lambda: method.build(features, outputs).to(device), device)
     slot.user = method
     try:
         with slot.used():

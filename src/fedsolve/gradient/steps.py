@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fedsolve.gradient.learners import NetworkOutput
+from fedsolve.backends.torch_later import F, Tensor, torch
+from fedsolve.gradient.learners import NetworkOutput, SingleNetwork
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedsolve.gradient.group import ClientGroup
 
 Batch = tuple["Tensor", "Tensor", "Tensor | None"]
@@ -47,7 +47,7 @@ class Step:
 
     @property
     def reads(self) -> list[Tensor]:
-        """The tensors that are others in every step."""
+        """The tensors that change from step to step."""
         return [self.inputs, self.targets, *self.drawn.values()]
 
     def copied(self) -> Step:
@@ -71,21 +71,33 @@ class Step:
 
     def cross_entropy(self, logits: Tensor) -> Tensor:
         """Each client's mean cross-entropy."""
-        import torch.nn.functional as F
-
         losses = F.cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none")
         return self.mean(losses.reshape(self.targets.shape))
 
     def differentiate(self, losses: Tensor) -> list[Tensor]:
         """Gradients of the losses (clients,) with respect to each client's own weights."""
-        import torch
-
         return [
             torch.zeros_like(weight) if gradient is None else gradient
             for weight, gradient in zip(
                 self.weights, torch.autograd.grad(losses.sum(), self.weights, allow_unused=True), strict=True
             )
         ]
+
+    @contextmanager
+    def shifted(self, shift: list[Tensor]) -> Iterator[None]:
+        """The weights at w + shift within the block; they and running statistics are as before after it."""
+        learners = self.group.learners
+        tensors: list[Tensor] = [*self.weights]
+        if isinstance(learners, SingleNetwork):
+            tensors += learners.network.buffers()
+        before = [tensor.detach().clone() for tensor in tensors]
+        with torch.no_grad():
+            torch._foreach_add_(self.weights, shift)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(tensors, before)
 
     def leading(self, values: Tensor) -> Tensor:
         """Of values with a client axis: those of the clients in this step."""

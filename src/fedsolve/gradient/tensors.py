@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
+from fedsolve.backends.devices import torch_type
+from fedsolve.backends.torch_later import Tensor, torch
 from fedsolve.federation.participant import ClientData
 from fedsolve.gradient import networks
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 _DEVICE_BYTES = 8 << 30
 _COPIES: dict[tuple[int, str], tuple[Any, Tensor]] = {}
@@ -30,8 +28,6 @@ def on_host(tensor: Tensor) -> Array:
 
 def handed_over(tensor: Tensor) -> Tensor:
     """A copy of the tensor where it lies, for others to read, whatever stream it is made in."""
-    import torch
-
     copied = tensor.detach().clone()
     if copied.is_cuda:
         # Its memory is used again only after what they have in line.
@@ -47,8 +43,6 @@ class TensorRows:
     """
 
     def __init__(self, clients: Sequence[ClientData], device: torch.device) -> None:
-        import torch
-
         self._device = device
         sources = {id(client.source): client.source for client in clients}
         starts, place = {}, 0
@@ -62,7 +56,7 @@ class TensorRows:
         ]
         arrays = list(sources.values())
         if len({array.dtype for array in arrays}) > 1:
-            # Joined, bytes would become numbers that nobody scales any more.
+            # Scaled before they are joined: afterwards bytes could not be told from other numbers.
             arrays = [networks.scaled(array) for array in arrays]
         self._array: Array | None = None
         self._tensor: Tensor | None = None
@@ -74,8 +68,6 @@ class TensorRows:
 
     def take(self, numbers: Array | Tensor) -> Tensor:
         """The rows with these numbers, (len, width), as they are stored."""
-        import torch
-
         if self._tensor is not None:
             return self._tensor[torch.as_tensor(numbers, device=self._device)]
         assert self._array is not None
@@ -84,8 +76,6 @@ class TensorRows:
 
 
 def _device_copy(array: Array, device: torch.device) -> Tensor:
-    import torch
-
     key = (id(array), str(device))
     with _LOCK:
         entry = _COPIES.get(key)
@@ -99,14 +89,6 @@ def _device_copy(array: Array, device: torch.device) -> Tensor:
 
 
 def _plain(array: Array) -> Array:
-    """Types that torch lacks, as ones that it has."""
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype in (
-        np.dtype(np.uint16),
-        np.dtype(np.uint32),
-        np.dtype(np.uint64),
-        np.dtype(np.longdouble),
-    ):
-        return array.astype(np.float64)
-    return array.astype(np.float32) if array.dtype == np.dtype(bool) else array
+    """The array in a type that torch has; of truth values numbers."""
+    kind = np.dtype(np.float32) if array.dtype == bool else torch_type(array.dtype)
+    return array.astype(kind, copy=False)

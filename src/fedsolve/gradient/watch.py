@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError
-from fedsolve.federation.calibrated import REFITTING, CalibratedRun
-from fedsolve.federation.described import DescribedRun
 from fedsolve.federation.followers import Follower
-from fedsolve.federation.method import Run
-from fedsolve.gradient.alignment import representation
+from fedsolve.federation.recipe import StagedRun
+from fedsolve.gradient.alignment import CHOICES, representation
+from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.gradient.network_model import GradientModel
 from fedsolve.gradient.run import GradientRun
 from fedsolve.labels import positions
 
@@ -48,20 +49,28 @@ class Watch(Follower):
         self.every = every
         self.representation = representation
 
-    def look(self, run: Run[Any]) -> dict[str, Any]:
-        if isinstance(run, CalibratedRun):  # of the two trainings, the one whose model is given
-            return self.look(run.inner) if run.phase == REFITTING else {}
-        described = run if isinstance(run, DescribedRun) else None
-        inner = run if described is None else described.inner
+    def look(self, run: StagedRun[Any]) -> dict[str, Any]:
+        inner = run.run
+        if run.stage != "training":  # of two trainings, the one whose model is given
+            return {}
         if not isinstance(inner, GradientRun):
             raise DataError("Watch follows gradient methods; this run is of another kind.")
-        record = inner.history[-1]
-        last = record.step == inner.method.rounds - 1
+        return self.measured(inner, run.described)
+
+    def measured(
+        self, run: GradientRun, described: Callable[[GradientModel], GradientModel] = lambda model: model
+    ) -> dict[str, Any]:
+        """What the models of this round say of the rows; nothing in rounds between.
+
+        described: gives a model what it must know to read the rows.
+        """
+        record = run.history[-1]
+        last = record.step == run.method.rounds - 1
         if record.kind != "train" or not (last or record.step % self.every == 0):
             return {}
         metrics: dict[str, Any] = {}
-        models: dict[str, Any] = inner.targets() if described is None else described.targets()
-        for number, target in enumerate(self.targets or (inner.reported(),)):
+        models = {name: described(model) for name, model in run.targets().items()}
+        for number, target in enumerate(self.targets or (run.reported(),)):
             # Before anybody has trained there is no mean of local models; the global one is what there is.
             model = models.get(target, models["global"])
             features, scores = model.representation(self.features)
@@ -79,7 +88,7 @@ def final_accuracy(history: Any, share: float = 0.1, target: str = "test_accurac
     """Mean of a watched accuracy over the last share of the rounds, as the FLFA paper scores a run."""
     values = [record.metrics[target] for record in history if target in record.metrics]
     if not values:
-        raise DataError(f"no record has '{target}'; pass watch=Watch(...) to fit.")
+        raise DataError(f"no record has '{target}'; pass follow=Watch(...) to fit.")
     return float(np.mean(values[-max(1, round(share * len(values))) :]))
 
 
@@ -92,3 +101,21 @@ def _cross_entropy(scores: Array, labels: Array, classes: Array) -> float | None
     scores = scores[known] - scores[known].max(axis=1, keepdims=True)
     logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     return float(-np.mean(logs[np.arange(len(logs)), codes[known]]))
+
+
+def rounds_of(method: GradientMethod, model: GradientModel) -> dict[str, Any]:
+    """What a gradient method reports of its rounds: the newest of what was measured, and layers chosen."""
+
+    def newest(name: str) -> Any:
+        return next((r.metrics[name] for r in reversed(model.history) if name in r.metrics), None)
+
+    fixed = None if method.feedback in (None, *CHOICES) else method.feedback.split(",")
+    watched = newest("test_accuracy") is not None
+    return {
+        "rounds": method.rounds,
+        "weights": sum(array.size for array in model.weights.values()),
+        "loss": newest("loss"),
+        "drift": newest("drift"),
+        "feedback_layers": fixed or newest("feedback"),
+        "final_accuracy": final_accuracy(model.history) if watched else None,
+    }

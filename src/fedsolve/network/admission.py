@@ -1,20 +1,21 @@
-"""Who may pass the gate: registered sites, with a body of known size."""
+"""Who may pass the gate: registered sites, known by the key in their certificate."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from fedsolve.errors import FedsolveError
+from fedsolve.network.certificates import anchors
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.security import Site, registered
+from fedsolve.network.security import Site, WatchedFile, registered
 
 _log = logging.getLogger("fedsolve.gate")
 
 
 class Refusal(Exception):
-    """A call that is not forwarded: the status and the sentence that the sender gets.
+    """A call that is refused: the status and the sentence that the sender gets.
 
     reason: the same for all sentences that differ only in what the sender wrote.
     """
@@ -25,6 +26,15 @@ class Refusal(Exception):
         self.reason = reason or sentence
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a call. site: tells sites apart, `process` their starts; name: where there is a list."""
+
+    site: str
+    name: str | None
+    process: str
+
+
 class Register:
     """The registered sites by public key, read again whenever the file changes.
 
@@ -32,40 +42,26 @@ class Register:
     """
 
     def __init__(self, keys: Keys) -> None:
-        self._keys = keys
-        self._seen: object = None
-        self._sites: dict[bytes, Site] = {}
+        def read() -> dict[bytes, Site]:
+            sites = registered(keys)
+            _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
+            return {site.pem: site for site in sites.values()}
+
+        def failed(problem: Exception) -> dict[bytes, Site]:
+            _log.error("nobody is let in: %s", problem)
+            return {}
+
+        self._sites = WatchedFile(keys.registered_file, read, failed)
+        self._trusted: set[bytes] = set()
 
     def site(self, pem: bytes) -> Site | None:
-        self._refresh()
-        return self._sites.get(pem)
+        return self._sites().get(pem)
 
-    def _refresh(self) -> None:
-        try:
-            state = os.stat(self._keys.registered_file)
-            seen: object = (state.st_mtime_ns, state.st_size, state.st_ino)
-        except OSError:
-            seen = "missing"
-        if seen == self._seen:
-            return
-        try:
-            sites = registered(self._keys)
-        except FedsolveError as problem:
-            _log.error("nobody is let in: %s", problem)
-            sites = {}
-        _log.info("registered sites: %s", ", ".join(sorted(sites)) or "none")
-        self._sites = {site.pem: site for site in sites.values()}
-        self._seen = seen
-
-
-def single(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The headers by lower-case name; one that a call is sealed with must not come twice."""
-    by_name: dict[str, str] = {}
-    for name, value in headers:
-        if name in by_name and name.startswith(("fedsolve-", "content-")):
-            raise Refusal(400, f"the header {name[:80]!a} was given twice.", reason="headers")
-        by_name[name] = value
-    return by_name
+    def trust(self, context: ssl.SSLContext) -> None:
+        """Let the handshakes of registered sites succeed; a site that is removed is refused by `site`."""
+        if new := self._sites().keys() - self._trusted:
+            context.load_verify_locations(cadata=anchors(new))
+            self._trusted |= new
 
 
 def declared_size(headers: Mapping[str, str], most: int) -> int:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from fedsolve import formats
-from fedsolve.container import Array
+from fedsolve import version
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Spec
-from fedsolve.labels import class_list, labels_from_note, labels_note
+from fedsolve.labels import FEW_CLASSES, are_codes, class_list, labels_from_note, labels_note, listed
+from fedsolve.network.parcels import Note
 from fedsolve.network.site_columns import columns_apart, strange_columns
-from fedsolve.network.wire import Note
-from fedsolve.schema import Schema
+from fedsolve.tables.proposal import merged
+from fedsolve.tables.schema import Schema
 from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
@@ -30,6 +32,7 @@ class Agreement:
     classes: the class list; when None it is the union of what the sites agree to send.
     spec:    what was agreed in an earlier part of the run.
     schema:  what a row is, where sites read their tables by it.
+             Made of what they propose where it is None and they do (`proposed`).
     secure:  whether sites are asked for secure sums only.
     only:    in a secure run, the names of those it began with; nobody else is taken in.
     columns: what the sites' tables have in common (`columns_note`), once that is settled; None where none of
@@ -38,7 +41,7 @@ class Agreement:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | None,
         classes: Array | None = None,
         spec: Spec | None = None,
         schema: Schema | None = None,
@@ -47,7 +50,8 @@ class Agreement:
         self.secure = secure
         self.only: frozenset[str] | None = None
         self.run = secrets.token_hex(8)
-        self.task = task
+        self.task: Task = task or "classification"
+        self._task_open = task is None
         self.spec = spec
         self.schema = schema
         self.columns: Note | None = None
@@ -56,7 +60,7 @@ class Agreement:
 
     def note(self, ask: str) -> Note:
         """What the note of every message of this run says, whatever it asks."""
-        return {"fedsolve": formats.PROTOCOL.version, "version": __version__, "ask": ask, "run": self.run}
+        return {"fedsolve": version.PROTOCOL, "version": __version__, "ask": ask, "run": self.run}
 
     def classes_note(self) -> Any:
         """The class list as it is sent to sites; None while it is not known."""
@@ -72,6 +76,23 @@ class Agreement:
 
     def forget(self, name: str) -> None:
         self._described.pop(name, None)
+
+    def proposed(self, names: Sequence[str]) -> Schema | None:
+        """The schema that these sites' proposals give, which is from now on that of the run; None where
+        there is one already, or none of them proposes one."""
+        notes = {name: note for name in names if (note := self._described[name].get("proposal"))}
+        if self.schema is not None or not notes:
+            return None
+        made = merged({name: Schema.from_note(note) for name, note in notes.items()})
+        if made.task is not None and self._task_open:
+            self.task = made.task
+        if self.task == "classification" and self._declared is None:
+            lists = [labels_from_note(self._described[name]["classes"]) for name in names]
+            self._declared = class_list(None, [labels for labels in lists if labels is not None])
+        known = () if self._declared is None else tuple(self._declared.tolist())
+        self.schema = replace(made, classes=known, task=None if known else made.task)
+        self._described.clear()
+        return self.schema
 
     def settle(self, names: Sequence[str], prefers: Literal["bytes", "exchanges"]) -> Spec:
         """The spec: made from these sites' descriptions the first time, the same ever after."""
@@ -105,7 +126,13 @@ class Agreement:
             return Spec(features, None, int(notes[0]["targets"]), prefers)
         if self._declared is None:
             lists = [labels_from_note(note["classes"]) for note in notes]
-            self._declared = class_list(None, [labels for labels in lists if labels is not None])
+            found = class_list(None, [labels for labels in lists if labels is not None])
+            if found.dtype.kind in "iuf" and len(found) > FEW_CLASSES and not are_codes(found):
+                raise DataError(
+                    f"the sites have {len(found)} numbers as labels ({listed(found)}): classes or a "
+                    "quantity? Say which: --classes or --task regression (classes= or task=)."
+                )
+            self._declared = found
         return Spec(features, self._declared, len(self._declared), prefers)
 
     def misfit(self, name: str, note: Note) -> str | None:
@@ -115,6 +142,8 @@ class Agreement:
                 f"'{name}' was not there when this secure run began, and its cohort stays as it is: totals "
                 "with and without a site would show what it adds. It may take part in the next run."
             )
+        if self.schema is None and (proposing := self._proposing(name, note)) is not None:
+            return proposing or None
         if note.get("schema") != (None if self.schema is None else self.schema.digest):
             return f"'{name}' does not use the server's schema. Start all with the same file (--schema)."
         others = {other: entry for other, entry in self._described.items() if other != name}
@@ -147,6 +176,23 @@ class Agreement:
                 return f"the classes that '{name}' sent cannot be used ({plain(problem)})."
         return None
 
+    def _proposing(self, name: str, note: Note) -> str | None:
+        """Where sites propose a schema: why this one does not fit, or nothing; None where none proposes."""
+        wanted = {bool(told.get("proposal")) for other, told in self._described.items() if other != name}
+        if not note.get("proposal") and True not in wanted:
+            return None
+        if wanted - {bool(note.get("proposal"))}:
+            return (
+                "some sites propose what their columns are and some do not. Start all with --propose, or "
+                "give all of them and the server a schema (--schema)."
+            )
+        try:
+            Schema.from_note(note["proposal"])
+            labels_from_note(note["classes"])
+        except Exception as problem:  # it may have sent anything
+            return f"the schema that '{name}' proposes cannot be used ({plain(problem)})."
+        return ""
+
     def _columns_apart(self, name: str, note: Note, others: Mapping[str, Note]) -> str | None:
         if note.get("columns") is None:
             return None
@@ -164,8 +210,8 @@ def _label_kind(labels: Array) -> str:
 
 def unfit(name: str, note: Note) -> str | None:
     """Why a site with this name and description cannot be a member of any run; None if it can."""
-    if note.get("fedsolve") != formats.PROTOCOL.version:
-        return f"it speaks protocol {plain(note.get('fedsolve'))}, the server {formats.PROTOCOL.version}"
+    if note.get("fedsolve") != version.PROTOCOL:
+        return f"it speaks protocol {plain(note.get('fedsolve'))}, the server {version.PROTOCOL}"
     if note.get("name") != name:
         return (
             f"it calls itself '{plain(note.get('name'))}', but its key is registered as '{name}'. "

@@ -23,20 +23,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-import fedsolve.federation.evaluation  # noqa: F401  registers the step that scores a model
-from fedsolve import container, formats
-from fedsolve.container import Array
+import fedsolve.scoring.evaluation  # noqa: F401  registers the step that scores a model
+from fedsolve import container, version
+from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError, FedsolveError, TermError
 from fedsolve.federation.cohort import error_kind
 from fedsolve.federation.encoding import decode_request, encode_term
 from fedsolve.federation.messages import Block, Chain, Needs
 from fedsolve.federation.participant import ClientData, Guarding, Participant
-from fedsolve.labels import class_list, labels_from_note, labels_like, labels_note, listed
-from fedsolve.network.row_marks import RowMarks
+from fedsolve.labels import FEW_CLASSES, class_list, labels_from_note, labels_like, labels_note, listed
+from fedsolve.network.parcels import Note
 from fedsolve.network.site_columns import columns_note
-from fedsolve.network.wire import Note
-from fedsolve.permissions import NotAllowed, allowing
-from fedsolve.schema import Schema
+from fedsolve.registry import NotAllowed, allowing
+from fedsolve.tables.fingerprints import RowsByRun
+from fedsolve.tables.schema import Schema
 from fedsolve.version import __version__
 
 Task = Literal["classification", "regression"]
@@ -128,14 +128,17 @@ class Answerer:
         self._kept = None if state is None else state / "model-so-far.safetensors"
         self._remembered = Chain().digest
         self._states = states
-        self._rows = None if rows is None else RowMarks(rows, data)
+        self._rows = None if rows is None else RowsByRun(rows, data)
         self._attend = attend
         self._guard = guard
         self._participant = self._new_participant(data)
         if chain is not None:
-            self._participant.take_back(chain)
+            self._participant.memory.chain = chain
         if self._kept is not None and self._kept.exists():
             self._recall(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._site_data)
 
     def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
         """The answer to a message; never an exception, so that the other side learns what is wrong."""
@@ -145,7 +148,7 @@ class Answerer:
         try:
             if "damaged" in note:
                 raise TermError(f"'{self.name}' could not read the request: {note['damaged']}")
-            _check_peer(note)
+            check_peer(note)
             ask = note.get("ask")
             if ask == "describe":
                 reply, answer = self._describe(note), b""
@@ -172,8 +175,8 @@ class Answerer:
             barred = isinstance(problem, Declined) and problem.barred
             self._tell(Event("refused", f"{kind}: {problem}", asked.get("exchange"), barred=barred))
             refusal = {"error": kind, "message": self._for_server(problem)}
-            return {"fedsolve": formats.PROTOCOL.version, "ok": False, **asked, **refusal}, b""
-        return {"fedsolve": formats.PROTOCOL.version, "ok": True, **asked, **reply}, answer
+            return {"fedsolve": version.PROTOCOL, "ok": False, **asked, **refusal}, b""
+        return {"fedsolve": version.PROTOCOL, "ok": True, **asked, **reply}, answer
 
     def _for_server(self, problem: Exception) -> str:
         """The message that goes to the server with a refusal: no more than this site has agreed to send.
@@ -220,7 +223,13 @@ class Answerer:
                     f"the server declared no classes, and '{self.name}' does not send the names of its own. "
                     "Declare them at the server (--classes), or allow it here (--share-classes)."
                 )
-            description["classes"] = labels_note(np.unique(self._data.own_labels()))
+            own = np.unique(self._data.own_labels())
+            if own.dtype.kind == "f" and len(own) > FEW_CLASSES and np.any(own != np.rint(own)):
+                raise Declined(
+                    f"the labels of '{self.name}' are numbers, and the server wants classes. Start it with "
+                    "--task regression, or with --classes."
+                )
+            description["classes"] = labels_note(own)
         return description
 
     def _check_secure(self, asked: bool) -> None:
@@ -348,14 +357,14 @@ class Answerer:
 
     def _new_participant(self, data: ClientData) -> Participant:
         made = Participant(self.name, data, scratch=self._scratch, states=self._states, device=self._device)
-        made.obey(self._guard)
+        made.guard = self._guard
         if self._attend is not None:
             self._attend(made)
         return made
 
     def _remember(self) -> None:
         """Keep the model so far, where it has changed."""
-        chain = self._participant.chain
+        chain = self._participant.memory.chain
         if self._kept is None or chain.digest == self._remembered:
             return
         self._remembered = chain.digest
@@ -380,17 +389,18 @@ class Answerer:
             return
         chain = Chain(blocks)
         self._remembered = chain.digest
-        self._participant.take_back(chain)
+        self._participant.memory.chain = chain
 
 
-def _check_peer(note: Note) -> None:
-    if note.get("fedsolve") != formats.PROTOCOL.version:
+def check_peer(note: Note) -> None:
+    """Refuse a server of another version."""
+    if note.get("fedsolve") != version.PROTOCOL:
         raise TermError(
-            f"the server speaks protocol {note.get('fedsolve')!r}, this node {formats.PROTOCOL.version}. "
+            f"the server speaks protocol {note.get('fedsolve')!r}, this node {version.PROTOCOL}. "
             "Install the same fedsolve version on both sides."
         )
-    if (version := note.get("version")) != __version__:
+    if (theirs := note.get("version")) != __version__:
         raise TermError(
-            f"the server runs fedsolve {version}, this node {__version__}: methods may differ. "
+            f"the server runs fedsolve {theirs}, this node {__version__}: methods may differ. "
             "Install the same version on both sides."
         )

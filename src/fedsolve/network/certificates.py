@@ -5,23 +5,23 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import cast
 
 from fedsolve import container
 from fedsolve.errors import DataError, ModelFileError
+from fedsolve.network.ciphers import ec, exceptions, hashes, oid, serialization, x509
 from fedsolve.network.keyfolder import Keys, private_folder, write_private
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 398
 WARN_DAYS = 30
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Hosts in every server certificate: for trials on the server machine itself."""
+
+_BEGINNING = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 
 _DNS = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
@@ -40,8 +40,6 @@ def days_left(certificate: x509.Certificate) -> int:
 
 def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
     """Make the authority and the server's certificate for these host names and addresses."""
-    from cryptography import x509
-
     for path in (keys.authority, keys.authority_key, keys.server_certificate, keys.server_key):
         if path.exists():
             raise ModelFileError(
@@ -51,24 +49,11 @@ def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) 
     names = _alternative_names(hosts)
     key = new_key()
     name = _subject("fedsolve certificate authority")
-    unlimited = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
-    )
     certificate = (
         _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=False,
-                key_cert_sign=True,
-                crl_sign=True,
-                encipher_only=False,
-                decipher_only=False,
-                **unlimited,
-            ),
-            critical=True,
-        )
-        .sign(key, _sha384())
+        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+        .sign(key, hashes.SHA256())
     )
     private_folder(keys.folder)
     write_private(keys.authority_key, _private_pem(key))
@@ -88,40 +73,73 @@ def renew_server(keys: Keys, hosts: Sequence[str] = (), days: int = SERVER_DAYS)
 
 def _issue(keys: Keys, names: x509.SubjectAlternativeName, days: int) -> None:
     """The server's key and certificate, signed by the authority; an old pair is replaced."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     authority, signer = load_certificate(keys.authority), load_key(keys.authority_key)
     key = new_key()
-    off = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "key_cert_sign",
-            "crl_sign",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
     certificate = (
         _certificate(_subject("fedsolve server"), authority.subject, key.public_key(), days, authority)
         .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(digital_signature=True, **off), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(_usage("digital_signature"), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False)
-        .sign(signer, _sha384())
+        .sign(signer, hashes.SHA256())
     )
     write_private(keys.server_key, _private_pem(key), replace=True)
     container.write_atomically(keys.server_certificate, _pem(certificate))
 
 
+def site_certificate(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A certificate by which a site shows that it has its key, in PEM form with the key, as TLS wants it.
+
+    The key is all it says: the server knows it from its list. It does not expire, and no clock need be right.
+    """
+    public = key.public_key()
+    made = (
+        _certificate(_subject("fedsolve site"), _anchor_name(public), public)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage("digital_signature"), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _pem(made) + _private_pem(key)
+
+
+def anchors(pems: Iterable[bytes]) -> str:
+    """For each public key a certificate that makes TLS trust what this key has signed."""
+    # What is trusted is the key inside; nobody looks at who signed it.
+    signer, nobody = new_key(), _subject("fedsolve gate")
+    made = []
+    for pem in pems:
+        public = cast("ec.EllipticCurvePublicKey", serialization.load_pem_public_key(pem))
+        made.append(
+            _certificate(_anchor_name(public), nobody, public)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage("key_cert_sign"), critical=True)
+            .sign(signer, hashes.SHA256())
+        )
+    return b"".join(map(_pem, made)).decode()
+
+
+def public_pem(certificate: bytes) -> bytes:
+    """The public key of a certificate (DER), as lists of sites have it."""
+    key = x509.load_der_x509_certificate(certificate).public_key()
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _anchor_name(key: ec.EllipticCurvePublicKey) -> x509.Name:
+    """By what the certificates of a key are found: a digest of it."""
+    return _subject(x509.SubjectKeyIdentifier.from_public_key(key).digest.hex())
+
+
+def _usage(*allowed: str) -> x509.KeyUsage:
+    names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement"
+    every = f"{names} key_cert_sign crl_sign encipher_only decipher_only".split()
+    return x509.KeyUsage(**{name: name in allowed for name in every})
+
+
 def authority_fingerprint(keys: Keys) -> str:
     """SHA-256 of the authority's certificate in hexadecimal, to be compared by telephone."""
-    digest = load_certificate(keys.authority).fingerprint(_sha256()).hex().upper()
+    digest = load_certificate(keys.authority).fingerprint(hashes.SHA256()).hex().upper()
     return ":".join(digest[start : start + 2] for start in range(0, len(digest), 2))
 
 
@@ -146,11 +164,9 @@ def verify_pair(keys: Keys) -> None:
 
 def verify_chain(keys: Keys) -> None:
     """Raise unless the authority signed the server's certificate."""
-    from cryptography.exceptions import InvalidSignature
-
     try:
         load_certificate(keys.server_certificate).verify_directly_issued_by(load_certificate(keys.authority))
-    except (ValueError, TypeError, InvalidSignature) as problem:
+    except (ValueError, TypeError, exceptions.InvalidSignature) as problem:
         raise ModelFileError(
             f"{keys.server_certificate} was not signed by {keys.authority}, so no site would believe it. "
             "Make a new one: fedsolve keys renew"
@@ -171,8 +187,6 @@ def verify_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None
 
 def certificate_hosts(certificate: x509.Certificate) -> list[str]:
     """The host names and addresses a server certificate is for."""
-    from cryptography import x509
-
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -183,8 +197,6 @@ def certificate_hosts(certificate: x509.Certificate) -> list[str]:
 
 def load_certificate(path: Path) -> x509.Certificate:
     """The certificate in a PEM file."""
-    from cryptography import x509
-
     _demand(path)
     try:
         return x509.load_pem_x509_certificate(container.read(path))
@@ -194,20 +206,15 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The private key in a PEM file."""
-    from cryptography.hazmat.primitives import serialization
-
     _demand(path)
     return elliptic(path, lambda data: serialization.load_pem_private_key(data, None))
 
 
 def elliptic(path: Path, read: Callable[[bytes], object]) -> ec.EllipticCurvePrivateKey:
     """The elliptic-curve key that `read` finds in a file."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     try:
         key = read(container.read(path))
-    except (ValueError, TypeError, UnsupportedAlgorithm) as problem:
+    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm) as problem:
         raise ModelFileError(f"{path} is not a private key without a password ({problem}).") from problem
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ModelFileError(f"{path} is not an elliptic-curve key. Make one with 'fedsolve keys'.")
@@ -227,8 +234,6 @@ def _demand(path: Path) -> None:
 
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    from cryptography import x509
-
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys([*hosts, *ALWAYS]):
         try:
@@ -247,14 +252,17 @@ def _certificate(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
-    days: int,
+    days: int | None = None,
     within: x509.Certificate | None = None,
 ) -> x509.CertificateBuilder:
-    """A certificate to be signed, valid from an hour ago so that a slow clock does not refuse a new one."""
-    from cryptography import x509
+    """A certificate to be signed, valid from an hour ago so that a slow clock does not refuse a new one.
 
+    days: None for one that is always valid.
+    """
     today = now().replace(microsecond=0)
-    end = today + datetime.timedelta(days=days)
+    start, end = today - datetime.timedelta(hours=1), today + datetime.timedelta(days=days or 0)
+    if days is None:
+        start, end = _BEGINNING, _END
     if within is not None:
         end = min(end, within.not_valid_after_utc)
     return (
@@ -263,47 +271,26 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(today - datetime.timedelta(hours=1))
+        .not_valid_before(start)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
 def _subject(name: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, name)])
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A new private key on P-384."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP384R1())
-
-
-def _sha256() -> Any:
-    from cryptography.hazmat.primitives import hashes
-
-    return hashes.SHA256()
-
-
-def _sha384() -> Any:
-    from cryptography.hazmat.primitives import hashes
-
-    return hashes.SHA384()
+    """A new private key on P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -6,8 +6,6 @@ A check never raises: whatever goes wrong is a finding, with the remedy beside i
 from __future__ import annotations
 
 import http.client
-import importlib.util
-import json
 import shutil
 import socket
 import ssl
@@ -16,27 +14,22 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from fedsolve import formats
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError, TermError
-from fedsolve.network import certificates, gate, security, validity
-from fedsolve.network.handshake import ABOUT, GREETING
+from fedsolve.network import certificates, gate, security, validity, versions
 from fedsolve.network.keyfolder import Keys, verify_private
-from fedsolve.network.versions import versions
 
 State = Literal["ok", "warning", "failed"]
-
-FLOWER = "1.41.0"
-"""The release of Flower that `flwr run` is tested with; it brings what server and sites need besides."""
 
 _LEAST_OTHERS = 2
 """Sites besides one's own that a secure sum takes."""
 
 SCARCE, LOW = 500e6, 5e9
 _PATIENCE = 10.0
-_CLOCKS_APART = 60.0
+_WRONG_PORT = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
 
 
 @dataclass(frozen=True)
@@ -70,27 +63,18 @@ def attempt(check: str, look: Callable[[], str]) -> Finding:
         return _failed(check, f"{where}{problem.strerror or problem}", "", 4)
 
 
+def _sound(verify: Callable[[], None], seen: str) -> str:
+    verify()
+    return seen
+
+
 def installed() -> Iterator[Finding]:
     """Versions here: fedsolve, and what a federation over a network needs besides."""
-    have = versions()
-    yield _ok("python", str(have["python"]))
-    yield _ok("fedsolve", str(have["fedsolve"]))
-    flower = have["flwr"]
-    if flower is None:
-        yield _failed("flwr", "not installed", "pip install 'fedsolve[flower]'", 2)
-    elif flower != FLOWER:
-        remedy = f"pip install flwr=={FLOWER}: other releases are not tested with `flwr run`."
-        yield Finding("flwr", "warning", f"{flower}, tested with {FLOWER}", remedy)
-    else:
-        yield _ok("flwr", flower)
-    yield _ok("numpy", str(have["numpy"]))
-    protobuf = have["protobuf"]
-    if protobuf is None:
-        yield _failed("protobuf", "not installed", "pip install 'fedsolve[flower]'", 2)
-    elif int(protobuf.split(".")[0]) not in (5, 6):
-        yield _failed("protobuf", f"{protobuf}, Flower needs 5.28 to 6", "pip install 'protobuf<7'", 2)
-    else:
-        yield _ok("protobuf", protobuf)
+    for name, found in versions().items():
+        if found is None:
+            yield _failed(name, "not installed", "pip install 'fedsolve[network]'", 2)
+        else:
+            yield _ok(name, found)
 
 
 def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
@@ -101,23 +85,18 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
     if dates.code == 4 and "missing" in dates.seen:
         return
 
-    def chain() -> str:
-        certificates.verify_chain(keys)
-        return "the certificate is signed by the authority"
-
-    def pair() -> str:
-        certificates.verify_pair(keys)
-        return "key and certificate belong together"
-
-    def private() -> str:
+    def private() -> None:
         verify_private(keys.server_key)
         if keys.authority_key.exists():
             verify_private(keys.authority_key)
-        return "private keys are readable by their owner only"
 
-    yield attempt("chain", chain)
-    yield attempt("key pair", pair)
-    yield attempt("file modes", private)
+    checks: dict[str, tuple[Callable[[], None], str]] = {
+        "chain": (lambda: certificates.verify_chain(keys), "the certificate is signed by the authority"),
+        "key pair": (lambda: certificates.verify_pair(keys), "key and certificate belong together"),
+        "file modes": (private, "private keys are readable by their owner only"),
+    }
+    for check, (verify, seen) in checks.items():
+        yield attempt(check, partial(_sound, verify, seen))
     known = certificates.certificate_hosts(certificates.load_certificate(keys.server_certificate))
     lacking = [host for host in hosts if host not in known]
     seen = f"certificate for {', '.join(known)}"
@@ -211,96 +190,96 @@ def port(listen: str, keys: Keys | None) -> Finding:
         return _failed("port", f"{listen}: not allowed", "Use a port above 1023.", 3)
     except OSError as problem:
         inside = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        if keys is not None and _is_gate(inside, number, keys):
+        if keys is not None and validity.as_served(inside, number, keys.authority) is not None:
             return _ok("port", f"{listen}: a fedsolve server is listening")
         remedy = "Choose another port with --listen, or stop the program that has it (ss -ltnp)."
         return _failed("port", f"{listen}: {problem.strerror}", remedy, 3)
     return _ok("port", f"{listen} is free")
 
 
-def _is_gate(host: str, number: int, keys: Keys) -> bool:
-    try:
-        return bool(ServerAddress(host, number, keys, 2.0).get(gate.HEALTH)[1].get("gate") == "ok")
-    except (OSError, ValueError, http.client.HTTPException, FedsolveError):
-        return False
-
-
-@dataclass(frozen=True)
-class ServerAddress:
-    """A server's gate as a site sees it."""
-
-    host: str
-    port: int
-    keys: Keys | None
-    patience: float = _PATIENCE
-
-    def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> tuple[int, Any]:
-        """Status and JSON document of one call, over a connection of its own."""
-        link: http.client.HTTPConnection
-        if self.keys is None:
-            link = http.client.HTTPConnection(self.host, self.port, timeout=self.patience)
-        else:
-            context = ssl.create_default_context(cafile=str(self.keys.authority))
-            link = http.client.HTTPSConnection(self.host, self.port, timeout=self.patience, context=context)
-        try:
-            link.request(method, path, body=b"" if method == "POST" else None, headers=headers or {})
-            answer = link.getresponse()
-            text = answer.read(100_000)
-        finally:
-            link.close()
-        return answer.status, json.loads(text) if text[:1] == b"{" else {}
-
-
 def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Finding]:
-    """From a site to its server: name, port, TLS, clock, wire, this site known."""
+    """From a site to its server: name, port, TLS, this site's certificate, wire, clock, versions."""
     try:
         host, number = gate.address(address)
     except FedsolveError as problem:
         yield _failed("server address", str(problem), "", 2)
         return
     yield _proxy(host)
+    key = None
     try:
-        with socket.create_connection((host, number), timeout=_PATIENCE):
-            pass
+        if keys is None:
+            socket.create_connection((host, number), timeout=_PATIENCE).close()
+            shown = None
+        else:
+            key = None if name is None else security.load_client_key(keys, name)
+            shown = validity.shown(host, number, keys.authority, key)
     except socket.gaierror as problem:
         yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
         return
-    except OSError as problem:
-        remedy = "Is the server started? Does a firewall let this machine reach that port?"
-        yield _failed("server port", f"{address}: {problem.strerror or problem}", remedy, 3)
-        return
-    yield _ok("server port", f"{address} answers")
-    server = ServerAddress(host, number, keys)
-    before = time.time()
-    try:
-        status, health = server.get(gate.HEALTH)
     except ssl.SSLCertVerificationError as problem:
         reason = problem.verify_message or str(problem)
         trusted = None if keys is None else keys.authority
-        yield _failed("server TLS", reason, validity.remedy(reason, host, trusted), 3)
+        yield _failed("server TLS", reason, validity.remedy(reason, address, trusted, key), 3)
         return
-    except (OSError, ValueError, http.client.HTTPException) as problem:
-        remedy = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
-        yield _failed("server TLS", f"{type(problem).__name__}: {problem}", remedy, 3)
+    except ssl.SSLError as problem:
+        yield _failed("server TLS", str(problem), _WRONG_PORT, 3)
         return
-    if status != 200 or health.get("gate") != "ok":
-        yield _failed("server", f"{address} is not a fedsolve server (status {status})", "Check the port.", 3)
+    except (OSError, ValueError, FedsolveError) as problem:
+        remedy = "Is the server started? Does a firewall let this machine reach that port?"
+        yield _failed("server port", f"{address}: {problem}", remedy, 3)
         return
-    if keys is None:
-        yield Finding(
-            "server TLS", "warning", "plain HTTP: anybody on the way reads and changes everything", ""
-        )
+    yield _ok("server port", f"{address} answers")
+    if shown is None:
+        yield Finding("server TLS", "warning", "plain HTTP: anybody on the way reads and changes everything")
     else:
         yield _ok("server TLS", "the server proved its identity by our authority")
-        shown = validity.as_served(host, number, keys.authority)
-        if shown is not None and (text := shown.announced):
+        if text := shown.announced:
             seen = text.removesuffix(f" {shown.remedy}")
             yield Finding("server certificate", "warning", seen, shown.remedy)
-    yield _clock(float(health["time"]) - (before + time.time()) / 2)
-    wire, challenge = _wire(server)
-    yield wire
-    if wire.state == "ok" and keys is not None and name is not None:
-        yield from _known(server, keys, name, challenge)
+    if keys is None or name is not None:
+        yield from _known(host, number, keys, name)
+
+
+def _known(host: str, port: int, keys: Keys | None, name: str | None) -> Iterator[Finding]:
+    """Whether the server lets this site in, under its name; clocks and versions of both."""
+    before = time.time()
+    try:
+        key = None if keys is None else security.load_client_key(keys, str(name))
+        status, about = validity.about(host, port, None if keys is None else keys.authority, key)
+    except (OSError, http.client.HTTPException) as problem:
+        if keys is None:
+            yield _failed("server", f"{type(problem).__name__}: {problem}", _WRONG_PORT, 3)
+            return
+        remedy = f"Send {name}.pub to the server's operator: fedsolve keys register {name}.pub"
+        seen = f"the server does not know the certificate of '{name}' ({type(problem).__name__}: {problem})"
+        yield _failed("registration", seen, remedy, 3)
+        return
+    except (ValueError, FedsolveError) as problem:
+        yield _failed("server", f"it does not answer as a fedsolve server ({problem})", "Check the port.", 3)
+        return
+    if status == 412:
+        yield _failed("wire", str(about.get("detail")), "Install the same fedsolve at both ends.", 3)
+        return
+    if status != 200 or "wire" not in about:
+        remedy = f"Send {name}.pub to the server's operator: fedsolve keys register {name}.pub"
+        yield _failed("registration", str(about.get("detail", f"status {status}")), remedy, 3)
+        return
+    yield _ok("wire", f"{about['wire']} at both ends")
+    yield _clock(float(about["time"]) - (before + time.time()) / 2)
+    if about["site"] == name:
+        yield _ok("registration", f"the server knows this site as {name}")
+    elif keys is not None:
+        remedy = f"Use --name {about['site']} here, or register the key under the right name."
+        yield Finding("registration", "warning", f"the server knows this key as {about['site']}", remedy)
+    here = versions()
+    for package in ("fedsolve", "numpy"):
+        there = about["versions"].get(package)
+        check = f"same {package}"
+        if there == here[package]:
+            yield _ok(check, f"{there} at both ends")
+        else:
+            remedy = f"Install the same at both ends: pip install {package}=={there}"
+            yield Finding(check, "warning", f"{here[package]} here, {there} at the server", remedy)
 
 
 def _proxy(host: str) -> Finding:
@@ -317,51 +296,10 @@ def _proxy(host: str) -> Finding:
 
 def _clock(offset: float) -> Finding:
     """offset: server's clock minus ours, in seconds, to about the time of one call."""
-    side = "behind" if offset > 0 else "ahead of"
-    seen = f"{abs(offset):.1f} s {side} the server's"
-    remedy = "Synchronise both clocks (NTP; timedatectl)."
-    if abs(offset) >= _CLOCKS_APART:
-        return Finding("clock", "warning", f"{seen}; certificates and logs need the right time", remedy)
+    seen = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the server's"
+    if (text := validity.clocks_apart(offset)) is not None:
+        return Finding("clock", "warning", f"{seen}; certificates and logs need the right time", text)
     return _ok("clock", seen)
-
-
-def _wire(server: ServerAddress) -> tuple[Finding, str]:
-    """Whether both ends make their calls alike; and the server's challenge."""
-    check, remedy = "wire", "Install the same fedsolve at both ends."
-    try:
-        _, greeting = server.get(GREETING)
-    except (OSError, ValueError, http.client.HTTPException) as problem:
-        return _failed(check, str(problem), "", 3), ""
-    theirs = greeting.get("wire", "that of an earlier fedsolve")
-    if theirs != formats.WIRE.version:
-        return _failed(check, f"{formats.WIRE.version} here, {theirs} at the server", remedy, 3), ""
-    return _ok(check, f"{theirs} at both ends"), str(greeting["challenge"])
-
-
-def _known(server: ServerAddress, keys: Keys, name: str, challenge: str) -> Iterator[Finding]:
-    try:
-        status, about = server.get(ABOUT, security.signed_headers(keys, name, challenge))
-    except (OSError, ValueError, http.client.HTTPException, FedsolveError) as problem:
-        yield _failed("registration", str(problem), "", 3)
-        return
-    if status != 200:
-        remedy = f"Send {keys.client_public_key(name).name} to the server's operator, to be registered."
-        yield _failed("registration", str(about.get("detail", f"status {status}")), remedy, 3)
-        return
-    if about["site"] == name:
-        yield _ok("registration", f"the server knows this site as {name}")
-    else:
-        remedy = f"Use --name {about['site']} here, or register the key under the right name."
-        yield Finding("registration", "warning", f"the server knows this key as {about['site']}", remedy)
-    here = versions()
-    for package in ("fedsolve", "flwr", "numpy"):
-        there = about["versions"].get(package)
-        check = f"same {package}"
-        if there == here[package]:
-            yield _ok(check, f"{there} at both ends")
-        else:
-            remedy = f"Install the same at both ends: pip install {package}=={there}"
-            yield Finding(check, "warning", f"{here[package]} here, {there} at the server", remedy)
 
 
 def disk(folder: Path) -> Finding:
@@ -375,8 +313,3 @@ def disk(folder: Path) -> Finding:
     if free < SCARCE:
         return _failed("disk", seen, remedy, 4)
     return Finding("disk", "warning", seen, remedy) if free < LOW else _ok("disk", seen)
-
-
-def has_flower() -> bool:
-    """Whether keys can be checked: `cryptography` comes with Flower."""
-    return all(importlib.util.find_spec(name) for name in ("flwr", "cryptography"))

@@ -1,9 +1,9 @@
-"""The listening socket of the gate: few connections that nobody has vouched for, and not for long.
+"""The listening socket of the gate: few strangers, and not for long.
 
-A connection is a stranger's until a call on it is signed by a registered site. Strangers have `SECONDS` for
-that, whether they finish no handshake, no header or no signature, and there may be `PER_ADDRESS` of them from
-one address and `IN_ALL` together. One more closes the oldest, not itself: a site that comes while somebody
-fills the place needs a moment only. Known ones are not counted.
+A connection is a stranger's until its TLS handshake has shown a registered site (without keys: until a site
+has called on it). Strangers have `SECONDS` for that, and there may be `PER_ADDRESS` of them from one address
+and `IN_ALL` together. One more closes the oldest, not itself: a site that comes while somebody fills the
+place needs a moment only. Known ones are not counted here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -30,12 +31,13 @@ Peer = tuple[str, int]
 class Doorway(socket.socket):
     """A listening socket that limits strangers; `serve` keeps their time.
 
-    turned_away: how many were closed, by reason.
+    turned_away: how many were closed, by reason. refused: is told from where a stranger came who left as one.
     """
 
     def __init__(self, family: int = socket.AF_INET) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self.turned_away: Counter[str] = Counter()
+        self.refused: Callable[[str], None] = lambda host: None
         self._strangers: dict[Peer, tuple[float, _Visitor]] = {}
 
     @classmethod
@@ -75,6 +77,7 @@ class Doorway(socket.socket):
         entry = self._strangers.get(visitor.peer)
         if entry is not None and entry[1] is visitor:
             del self._strangers[visitor.peer]
+            self.refused(visitor.peer[0])
 
     async def keep_time(self) -> None:
         """Close strangers whose time is up, for ever."""

@@ -1,51 +1,37 @@
-"""One request on its way: members are asked, brought up to date where they lack blocks, and read.
+"""A request on its way: members are asked, brought up to date where they lack blocks, and read.
 
-A request is safe to repeat: a node that started anew in the middle of an exchange is asked again.
+Letters are bytes whose meaning the engine does not know.
+
+Both are safe to repeat: a node that started anew in the middle of an exchange is asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from fedsolve.errors import TermError
-from fedsolve.federation.cohort import CohortReport, Missing
+from fedsolve.federation.cohort import Answer, CohortReport, Missing, RunningSum
 from fedsolve.federation.encoding import encode_request, read_term
 from fedsolve.federation.messages import Chain, Needs, Request, Term
-from fedsolve.federation.running_sum import Answer, RunningSum
-from fedsolve.network.agreement import Agreement
-from fedsolve.network.link import Link, Reply
-from fedsolve.network.questions import TRIES, Questions, Waiting, check_reply
-from fedsolve.network.roster import Roster
-from fedsolve.network.wire import Note
+from fedsolve.network.link import Reply
+from fedsolve.network.parcels import Note
+from fedsolve.network.questions import TRIES, Questions, Talk, check_reply
 
 
 class Exchange:
     """A request to members, by name, until the answer of each is taken.
 
-    report:    where it is noted who was asked again, and what was sent besides the request.
-    started:   when patience begins.
-    tell_once: tells people what is being waited for, but not the same thing twice.
+    report: where it is noted who was asked again, and what was sent besides the request.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        roster: Roster,
-        agreement: Agreement,
-        chain: Chain,
-        report: CohortReport,
-        waiting: Waiting,
-        started: float,
-        tell_once: Callable[[str], None],
-    ) -> None:
-        self._roster = roster
-        self._agreement = agreement
+    def __init__(self, talk: Talk, chain: Chain, report: CohortReport, started: float) -> None:
+        self._roster, self._agreement = talk.roster, talk.agreement
         self._chain = chain
         self._report = report
         self._requests: dict[str, Request] = {}
         self._needed: dict[str, int] = {}
         where = f"exchange {report.exchange + 1}"
-        self._questions = Questions(link, roster, report, waiting, started, self._send, where, tell_once)
+        self._questions = Questions(talk, report, where, self._send, started)
 
     def ask(self, names: Sequence[str], request: Request) -> None:
         """Send the request to all of these that are there; the others are asked when they come."""
@@ -87,7 +73,7 @@ def _read(name: str, reply: Reply, request: Request, run: str, sums: RunningSum)
         term = _term(name, reply, request, run)
         if isinstance(term, Needs):
             return term
-        answer = sums.check(name, term, bool(reply.note.get("empty")))
+        answer = sums.check(term, name, empty=(name,) if reply.note.get("empty") else ())
         sums.check_fits(answer)
         return answer
     except (TermError, Missing):
@@ -116,3 +102,37 @@ def _term(name: str, reply: Reply, request: Request, run: str) -> Term | Needs:
             f"'{name}' asks for model blocks from {answer.have} on; there are {request.position}."
         )
     return answer
+
+
+class Letters:
+    """Letters of one channel to members, by name, until the reply to each is taken."""
+
+    def __init__(self, talk: Talk, report: CohortReport, channel: str, letters: Mapping[str, bytes]) -> None:
+        """Sends its letter to each of these that is there; the others get theirs when they come."""
+        self._roster, self._agreement = talk.roster, talk.agreement
+        self._channel, self._letters = channel, letters
+        self._questions = Questions(talk, report, report.kind, self._send)
+        self._questions.ask(list(letters))
+
+    def _send(self, names: Sequence[str]) -> list[str]:
+        agreed = self._agreement
+        note = agreed.note("letter") | {"channel": self._channel, "classes": agreed.classes_note()}
+        note["columns"] = agreed.columns_digest()
+        alike: dict[int, list[str]] = {}
+        for name in names:
+            alike.setdefault(id(self._letters[name]), []).append(name)
+        sent: dict[str, str] = {}
+        for some in alike.values():
+            messages = self._roster.send(some, note, self._letters[some[0]])
+            sent.update(zip(some, messages, strict=True))
+        return [sent[name] for name in names]
+
+    def reply(self, name: str) -> bytes:
+        """What this member replied; raises `Missing`, or what is wrong with it."""
+        return self._questions.answer(name, lambda reply: self._read(name, reply))
+
+    def _read(self, name: str, reply: Reply) -> bytes:
+        check_reply(name, reply, {"name": name, "run": self._agreement.run, "channel": self._channel})
+        if reply.payload is None:
+            raise TermError(f"'{name}' replied without a letter.")
+        return reply.payload.tobytes()

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.federation.client_data import run_schema
+from fedsolve.federation.cohort import TermLayout
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.federation.running_sum import TermLayout
 
 _NOBODY = "nobody"
 _LARGE = 32 << 20
@@ -30,9 +30,15 @@ def _largest_side(chain: Chain, spec: Spec) -> int:
     """The longest side that a square matrix of this run may have."""
     if not len(chain):
         return spec.features
-    opening = chain.blocks[0].note["opening"]
+    opening = chain.opening
     method: Method[Any] = registry.method_of(opening)
     return method.largest_side(spec)
+
+
+def largest_matrix(chain: Chain, spec: Spec) -> int:
+    """Bytes of the largest symmetric matrix that an answer of this run may hold, packed."""
+    side = _largest_side(chain, spec)
+    return 8 * side * (side + 1) // 2
 
 
 def expected_layout(request: Request, chain: Chain, spec: Spec) -> TermLayout | None:

@@ -4,30 +4,111 @@ What the engine would send is written to a file for all sites it is for (secure 
 from site to site: a file for each); when it would wait, it stops, and says for which answers. Started again
 with them, it comes to the same question, finds the answers, and goes on. A message is known by its digest, so
 that the same question asked again is the same file.
+
+A file is a sealed container with the note and the payload that would travel over a network, and a signature
+by the sender's P-256 key (ECDSA, SHA-256). A request carries the server's certificate, which a site checks
+against the authority's; an answer names a site, whose key the server has.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedsolve import container
+from fedsolve import container, version
+from fedsolve.arrays import Array
 from fedsolve.errors import ModelFileError, TermError
 from fedsolve.network.certificates import load_certificate, load_key, verify_dates
-from fedsolve.network.envelopes import Envelope, is_signed, open_envelope, signing
+from fedsolve.network.ciphers import ec, exceptions, hashes, serialization, x509
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.link import GoOn, Node, Reply
+from fedsolve.network.parcels import LARGEST, Note
 from fedsolve.network.security import registered
-from fedsolve.network.wire import LARGEST, Note
 
 _TOLD = "told"
+_SLACK = 1 << 20
+"""Bytes of an answer besides its numbers."""
 _SHORT = 8
 """Signs of a message's digest in the name of its file."""
+
+_KINDS = {"request": "a request (.fsq)", "answer": "a site's answer (.fst)"}
+_REMEDY = "Carry it here again."
+_TAG = b"fedsolve envelope 1|"
+"""Stands before what is signed, so that a signature means nothing elsewhere."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message of a run as a file.
+
+    sender:  the site that answers; "server" for a request. to: the sites that a request is for.
+    message: the digest by which a request is known; an answer names that of its request.
+    note, payload: what is said. certificate: the server's, in PEM form.
+    """
+
+    kind: Literal["request", "answer"]
+    run: str
+    message: str
+    sender: str
+    note: dict[str, Any]
+    payload: Array
+    to: tuple[str, ...] = ()
+    number: int = 0
+    certificate: str = ""
+
+    def _parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        about = {name: value for name, value in vars(self).items() if name != "payload"}
+        return {"payload": self.payload}, {**about, "envelope": version.ENVELOPE}
+
+    def seal(self, key: ec.EllipticCurvePrivateKey) -> bytes:
+        """The bytes of the file, signed with this key."""
+        arrays, about = self._parts()
+        signature = key.sign(_TAG + container.to_bytes(arrays, about), ec.ECDSA(hashes.SHA256()))
+        return container.to_bytes(arrays, {**about, "signature": signature.hex()}, sealed=True)
+
+    def signed_by(self, key: Any, signature: str) -> bool:
+        """Whether the holder of this public key signed it."""
+        try:
+            text = _TAG + container.to_bytes(*self._parts())
+            key.verify(bytes.fromhex(signature), text, ec.ECDSA(hashes.SHA256()))
+        except (exceptions.InvalidSignature, ValueError):
+            return False
+        return True
+
+
+def open_envelope(path: Path, kind: str, verify: Callable[[Envelope, str], bool]) -> Envelope:
+    """The message in a file; one that is damaged, altered, of another kind or not signed is refused.
+
+    verify: whether the signature is that of the one who sent the envelope.
+    """
+    data = container.read(path)
+    arrays, note = container.from_bytes(data, what=str(path), error=ModelFileError, remedy=_REMEDY)
+    if note.pop("envelope", None) != version.ENVELOPE:
+        raise ModelFileError(
+            f"{path} is not a message of version {version.ENVELOPE}. It is something else, or of another "
+            "fedsolve."
+        )
+    if note.get("kind") != kind:
+        raise ModelFileError(
+            f"{path} holds a message of kind {note.get('kind')!r}; {_KINDS[kind]} is needed."
+        )
+    try:
+        signature = str(note.pop("signature"))
+        envelope = Envelope(payload=arrays["payload"], **{**note, "to": tuple(note["to"])})
+    except (KeyError, TypeError) as problem:
+        raise ModelFileError(f"{path} is incomplete ({problem}). {_REMEDY}") from problem
+    if not verify(envelope, signature):
+        raise TermError(
+            f"{path} is not signed by the one it says it is from ('{envelope.sender}'). It was altered on "
+            "its way, or another key was used. Ask the sender, by telephone."
+        )
+    return envelope
 
 
 class Awaited(Exception):
@@ -50,12 +131,10 @@ class FileLink:
     """
 
     def __init__(self, folder: Path, keys: Keys, secure: bool = False) -> None:
-        from cryptography.hazmat.primitives import serialization
-
         self.folder = folder
         self._sites = registered(keys)
         self._keys = {name: serialization.load_pem_public_key(site.pem) for name, site in self._sites.items()}
-        self._sign = signing(load_key(keys.server_key))
+        self._key = load_key(keys.server_key)
         load_certificate(keys.server_certificate)  # says what is wrong with it
         self._certificate = container.read(keys.server_certificate).decode("ascii")
         self._largest = LARGEST
@@ -112,7 +191,7 @@ class FileLink:
             )
             for_whom = f"{to[0]}-" if len(to) == 1 else ""
             path = self.folder / f"request-{number}-{for_whom}{message[:_SHORT]}.fsq"
-            container.write_atomically(path, envelope.seal(self._sign))
+            container.write_atomically(path, envelope.seal(self._key))
         sent = [f"{message}/{name}" for name in names]
         self._sent.update(dict.fromkeys(sent))
         return sent
@@ -124,13 +203,10 @@ class FileLink:
         path = self._answer(digest, name)
         if not path.exists():
             raise Awaited(self._unanswered())
+        size, most = path.stat().st_size, self._largest + _SLACK
+        if size > most:  # not read: it may be more than the memory holds
+            return Reply({}, failure=f"{size:,} bytes; at most {most:,} are taken", damaged=True)
         answer = self._open(path)
-        if answer.payload.nbytes > self._largest:
-            return Reply(
-                {},
-                failure=f"{answer.payload.nbytes:,} bytes; at most {self._largest:,} are taken",
-                damaged=True,
-            )
         return Reply(answer.note, answer.payload)
 
     def _unanswered(self) -> dict[Path, tuple[str, ...]]:
@@ -176,20 +252,20 @@ class FileLink:
         return None
 
     def _open(self, path: Path) -> Envelope:
-        def verify(envelope: Envelope, body: bytes, signature: bytes) -> bool:
+        def verify(envelope: Envelope, signature: str) -> bool:
             if envelope.sender not in self._keys:
                 raise TermError(
                     f"{path} says it is from '{envelope.sender}', who is not registered. "
                     "Register it by its public key: fedsolve keys register NAME.pub"
                 )
-            return is_signed(self._keys[envelope.sender], body, signature)  # type: ignore[arg-type]
+            return envelope.signed_by(self._keys[envelope.sender], signature)
 
-        return open_envelope(container.read(path), str(path), "answer", verify)
+        return open_envelope(path, "answer", verify)
 
     def _request(self, message: str) -> tuple[Path, Envelope | None]:
         """The file in which a message was asked, if it was."""
         for path in self.folder.glob(f"request-*-{message[:_SHORT]}.fsq"):
-            envelope = open_envelope(container.read(path), str(path), "request", lambda *_: True)
+            envelope = open_envelope(path, "request", lambda *_: True)
             if envelope.message == message:
                 return path, envelope
         return self.folder, None
@@ -214,18 +290,15 @@ def _said(answer: Envelope) -> tuple[str, bytes]:
 
 def open_request(path: Path, authority: Path) -> Envelope:
     """A request in a file, which the server signed that this authority vouches for."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-
     trusted = load_certificate(authority)
 
-    def verify(envelope: Envelope, body: bytes, signature: bytes) -> bool:
+    def verify(envelope: Envelope, signature: str) -> bool:
         try:
             certificate: x509.Certificate = x509.load_pem_x509_certificate(envelope.certificate.encode())
             certificate.verify_directly_issued_by(trusted)
-        except (ValueError, TypeError, InvalidSignature):
+        except (ValueError, TypeError, exceptions.InvalidSignature):
             return False
         verify_dates(path, certificate, "The server's certificate is too old: fedsolve keys renew, there.")
-        return is_signed(certificate.public_key(), body, signature)  # type: ignore[arg-type]
+        return envelope.signed_by(certificate.public_key(), signature)
 
-    return open_envelope(container.read(path), str(path), "request", verify)
+    return open_envelope(path, "request", verify)

@@ -1,316 +1,86 @@
-"""The engine over a network: carries a request to nodes and sums their terms as they are taken.
+"""Flower's public `Grid` as a link: its SuperLink and SuperNodes carry the messages of a run.
 
-Answers wait on the disk of the gate and are taken one by one in the order of names, so that the result does
-not depend on who was first, and one answer at a time is in this process.
+The apps that use it are `cli/flower_apps.py`; everything above a link is that of every other engine.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-from fedsolve.backends.devices import resolve
-from fedsolve.checks import check_choice, check_whole
-from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import UNKNOWN, CohortReport, Missing
-from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Chain, Request, Total
-from fedsolve.federation.running_sum import Contradiction, RunningSum
-from fedsolve.labels import class_list
-from fedsolve.network.agreement import Agreement, Task
-from fedsolve.network.exchange import Exchange
-from fedsolve.network.expected import expected_layout
-from fedsolve.network.letters import Letters
-from fedsolve.network.link import Link, Node, TellsArrivals
-from fedsolve.network.questions import REMOVED, Policy, Waiting, deadline
-from fedsolve.network.roster import Roster
-from fedsolve.network.wire import LARGEST, Note
-from fedsolve.schema import Schema
-from fedsolve.watching.board import SiteStanding
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-if TYPE_CHECKING:
-    from fedsolve.model import Model
+from fedsolve.arrays import Array
+from fedsolve.container import canonical_json
+from fedsolve.errors import TermError
+from fedsolve.network.link import GoOn, Node, Reply
+from fedsolve.network.parcels import Note, note_from, strange
 
-__all__ = ["CohortReport", "FlowerFederation", "Policy"]
+_MESSAGE_LIFE = 7 * 24 * 3600.0
+"""Seconds after which the SuperLink throws away a message that nobody took."""
 
-_LARGEST_DESCRIPTION = 1 << 20
-_SLACK = 1 << 20
-"""Bytes that an answer may take besides its numbers."""
+_ABSENT = {3: "its answer was lost", 4: "its answer was lost", 5: "it is not connected"}
+"""Flower's error codes for a message, a reply and a node that is unavailable."""
+
+_NOTE, _JSON, _PAYLOAD, _BYTES = "fedsolve", "note", "payload", "bytes"
 
 
-class FlowerFederation:
-    """The sites of a network, over a link to them.
+def record(note: Note, payload: bytes = b"") -> RecordDict:
+    """A note and bytes as the content of a Flower message. Flower cuts only arrays into pieces."""
+    content = RecordDict({_NOTE: ConfigRecord({_JSON: canonical_json(note)})})
+    if payload:
+        array = FlowerArray(dtype="uint8", shape=(len(payload),), stype="fedsolve", data=payload)
+        content[_PAYLOAD] = ArrayRecord({_BYTES: array})
+    return content
 
-    clients:   how many must be there before the first exchange.
-    classes:   the class list; when None it is the union of what the sites agree to send.
-    missing:   "wait" for a node that is not there; "continue" without it (exact for those present) as
-               long as `min_clients` answered; "error": stop at the first failure. A refusal is a
-               failure; with "wait" it stops the run too, for waiting would not mend it.
-    patience:  seconds to wait for an answer, until all of it is there: then "continue" goes on without it,
-               the others stop.
-    gather:    seconds to wait for the nodes at the beginning; `patience` when None.
-    grace:     seconds that a node which left in the middle of an exchange has to come back.
-    interval:  seconds between two looks for an answer.
-    schema:    what a row is, where sites read their tables by it; train with `Described(method, schema)`.
-    spec:      what was agreed in an earlier part of this run, when it is resumed.
-    secure:    whether sites are asked for secure sums (by a `SecureFederation` around this one) and told so.
-               Its members are those at the start: who comes later is not taken in.
-    """
 
-    prefers: Literal["bytes", "exchanges"] = "exchanges"
+def unpack(content: RecordDict) -> tuple[Note, Array]:
+    """The note and the bytes (uint8) of a message's content."""
+    try:
+        note = note_from(content[_NOTE][_JSON])
+        payload = content[_PAYLOAD][_BYTES].data if _PAYLOAD in content else b""
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise strange(f"{type(problem).__name__}: {problem}") from problem
+    return note, np.frombuffer(payload, dtype=np.uint8)
 
-    def __init__(
-        self,
-        link: Link,
-        *,
-        clients: int = 1,
-        classes: Sequence[Any] | None = None,
-        task: Task = "classification",
-        missing: Policy = "wait",
-        min_clients: int = 1,
-        patience: float | None = None,
-        gather: float | None = None,
-        grace: float = 5.0,
-        interval: float = 0.05,
-        schema: Schema | None = None,
-        spec: Spec | None = None,
-        device: str = "cpu",
-        secure: bool = False,
-        report: Callable[[CohortReport], None] | None = None,
-        tell: Callable[[str], None] | None = None,
-    ) -> None:
-        check_whole(1, clients=clients, min_clients=min_clients)
-        if min_clients > clients:
-            raise DataError(
-                f"min_clients is {min_clients}, but only {clients} clients are waited for at the start. "
-                "Lower the one or raise the other."
-            )
-        check_choice("missing", missing, ("wait", "continue", "error"))
-        check_choice("task", task, ("classification", "regression"))
-        self.missing = missing
-        self.min_clients = min_clients
-        self.reports: list[CohortReport] = []
-        self.expected = clients
-        self.given = None if classes is None else class_list(classes)
-        self._patience = patience
-        self._gather = patience if gather is None else gather
-        self._device = resolve(device)
-        self._grace = grace
-        self._interval = interval
-        self._report = report or (lambda report: None)
-        self._tell = tell or (lambda text: None)
-        self._announced: set[str] = set()
-        self._announced_unknown = False
-        self._under_way: CohortReport | None = None
-        self._link = link
-        self._agreement = Agreement(task, self.given, spec, schema, secure)
-        self._roster = Roster(link, self._agreement, interval, self._tell)
 
-    @property
-    def run(self) -> str:
-        """The mark of the run, which every message carries; a resumed run keeps the one it began with."""
-        return self._agreement.run
+class GridLink:
+    """The nodes of a Flower grid as a `Link`."""
 
-    @run.setter
-    def run(self, mark: str) -> None:
-        self._agreement.run = mark
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+        self._largest: float = float("inf")
 
-    @property
-    def columns(self) -> Note | None:
-        """What the sites' tables have in common, once it is settled; a resumed run takes what was."""
-        return self._agreement.columns
+    def registered(self) -> frozenset[str] | None:
+        return None
 
-    @columns.setter
-    def columns(self, note: Note | None) -> None:
-        self._agreement.columns = note
+    def expect(self, largest: int) -> None:
+        self._largest = largest
 
-    @property
-    def sites(self) -> list[str] | None:
-        """Names of the only sites that a secure run has, once it has begun; a resumed run takes those."""
-        only = self._agreement.only
-        return None if only is None else sorted(only)
+    def nodes(self) -> dict[int, Node]:
+        return {int(node): Node(int(node)) for node in self._grid.get_node_ids()}
 
-    @sites.setter
-    def sites(self, names: Sequence[str] | None) -> None:
-        self._agreement.only = None if names is None else frozenset(names)
+    def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
+        content, group = record(note, payload), str(note.get("exchange", ""))
+        messages = [Message(content, node, "query", ttl=_MESSAGE_LIFE, group_id=group) for node in nodes]
+        return [str(name) for name in self._grid.push_messages(messages)]
 
-    @property
-    def schema(self) -> Schema | None:
-        return self._agreement.schema
-
-    @property
-    def task(self) -> Task:
-        return self._agreement.task
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """Names of the members, sorted; with "continue" those that are there now."""
-        until = deadline(self._patience)
-        self._roster.look()
-        self._roster.admit(self._interval)
-        while True:
-            present = self._roster.present()
-            chosen = present if self.missing == "continue" else sorted(self._roster.members)
-            if len(chosen) >= self.min_clients and (self.missing != "error" or present == chosen):
-                return tuple(chosen)
-            self._tell_once(
-                f"waiting: {len(chosen)} of at least {self.min_clients} members are connected "
-                f"({', '.join(present) or 'none'})"
-            )
-            if time.monotonic() > until or self.missing == "error":
-                raise CohortError(
-                    f"{len(present)} of {len(self._roster.members)} members are connected "
-                    f"({', '.join(present) or 'none'}), at least {self.min_clients} needed. "
-                    "Start them and resume."
-                )
-            time.sleep(self._interval)
-            self._roster.look(0.5)
-            self._roster.admit(0.0)
-
-    def describe(self, patience: float | None = None) -> Spec:
-        """What a method needs to know; waits until enough clients are there and agree."""
-        patience = self._gather if patience is None else patience
-        until = deadline(patience)
-        announced = -1
-        self._link.expect(_LARGEST_DESCRIPTION)
-        while True:
-            self._roster.look(0.2)
-            self._roster.admit(0.0)
-            there = len(self._roster.members)
-            if there >= self.expected:
-                break
-            if there != announced:
-                announced = there
-                self._tell(f"{announced} of {self.expected} clients are there")
-            if time.monotonic() > until:
-                raise CohortError(
-                    f"{there} of {self.expected} clients came within {patience:g} s. "
-                    f"{self._roster.why_refused()}Start them and resume."
-                )
-            time.sleep(self._interval)
-        members = sorted(self._roster.members)
-        if self._agreement.secure and self.sites is None:
-            self.sites = members
-        spec = self._agreement.settle(members, self.prefers)
-        return dataclasses.replace(spec, device=self._device)
-
-    def enrol(self, members: Mapping[str, Node]) -> None:
-        """Make these nodes members without asking them; their answers must carry their names."""
-        self._roster.enrol(members)
-
-    def exchange(self, request: Request, chain: Chain) -> Total:
-        """Carry the request to its cohort and return the sum of the terms, added in the order of names."""
-        started = time.monotonic()
-        if request.exchange == 0 and not self._roster.members:
-            self.describe()
-        self._under_way = report = CohortReport.of(request, self._roster.members)
-        self.reports.append(report)
-        known = [name for name in report.asked if name not in report.absent]
-        under_way = self._begin(chain, report, started)
-        sums = self._sums(request, chain)  # and the largest answer, before anybody can give one
-        under_way.ask(known, request)
-        for name in known:
-            try:
-                answer = under_way.answer(name, sums)
-            except (Missing, TermError) as cause:
-                report.lose(name, cause)
-                if self._goes_on(cause):
-                    continue
-                self._finish(report, started)
-                raise report.stopped(name, cause) from cause
-            sums.add(answer)
-            report.enter(answer)
-            del answer  # the next one takes its place
-        self._finish(report, started)
-        return report.total(sums, request, self.min_clients)
-
-    def carry(
-        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
-    ) -> Iterator[tuple[str, bytes | Exception]]:
-        """The members' replies to letters, in the order of names."""
-        self._link.expect(LARGEST if largest is None else largest)
-        self._under_way = report = CohortReport(0, channel, tuple(sorted(letters)))
-        known = [name for name in report.asked if name in self._roster.members]
-        waiting = Waiting(self.missing, self._patience, self._grace, self._interval)
-        under_way = Letters(self._link, self._roster, self._agreement, report, waiting, self._tell_once)
-        under_way.send(channel, {name: letters[name] for name in known})
-        for name in report.asked:
-            if name not in known:
-                yield name, Missing("absent", UNKNOWN)
-                continue
-            try:
-                reply = under_way.reply(name)
-            except (Missing, TermError) as cause:
-                report.lose(name, cause)
-                yield name, cause
-                continue
-            report.answered.append(name)
-            yield name, reply
-
-    def standings(self) -> list[SiteStanding]:
-        """How each member stands at this moment; may be asked from another thread."""
-        report, members = self._under_way, list(self._roster.members.values())
-        arrivals = self._link.arrivals() if isinstance(self._link, TellsArrivals) else {}
-        found = []
-        for member in sorted(members, key=lambda member: member.name):
-            name, connected = member.name, member.online
-            done, size = arrivals.get(member.node.id) or (report and report.coming.get(name)) or (0, 0)
-            if report is None or name not in report.asked:
-                found.append(SiteStanding(name, connected))
-            elif name in (missing := report.missing):
-                found.append(SiteStanding(name, connected, "missing", missing[name]))
-            elif name in report.answered or 0 < done == size:
-                found.append(SiteStanding(name, connected, "answered"))
-            else:
-                found.append(SiteStanding(name, connected, "asked", "", done, size))
-        return found
-
-    def _goes_on(self, cause: Exception) -> bool:
-        """Whether an exchange goes on without a member that is missing for this reason."""
-        return not isinstance(cause, Contradiction) and (self.missing == "continue" or str(cause) == REMOVED)
-
-    def _begin(self, chain: Chain, report: CohortReport, started: float) -> Exchange:
-        return Exchange(
-            self._link,
-            self._roster,
-            self._agreement,
-            chain,
-            report,
-            Waiting(self.missing, self._patience, self._grace, self._interval),
-            started,
-            self._tell_once,
-        )
-
-    def _sums(self, request: Request, chain: Chain) -> RunningSum:
-        """An empty sum that knows which terms fit, where that can be known in advance."""
-        spec = self._agreement.spec
-        layout = expected_layout(request, chain, self.describe() if spec is None else spec)
-        if layout is None and not self._announced_unknown:
-            self._announced_unknown = True
-            self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
-        self._link.expect(LARGEST if layout is None else _SLACK + 8 * layout.numbers)
-        return RunningSum(layout)
-
-    def _finish(self, report: CohortReport, started: float) -> None:
-        report.seconds = time.monotonic() - started
-        self._report(report)
-
-    def evaluate(self, model: Model) -> float:
-        """Federated accuracy (R² for regression): each client scores its own rows and sends sums."""
-        from fedsolve.federation.evaluation import evaluate
-
-        return evaluate(self, model)
-
-    def tell_all(self, message: str, over: bool = False) -> None:
-        """Show the people at every node a message; `over` says that the run has ended."""
-        self._roster.tell_all(message, over, self._grace)
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._announced:
-            self._announced.add(text)
-            self._tell(text)
-
-    def __repr__(self) -> str:
-        return f"FlowerFederation({len(self._roster.members)} clients, missing={self.missing!r})"
+    def receive(self, message: str, go_on: GoOn) -> Reply | None:
+        messages = list(self._grid.pull_messages([message]))
+        if not messages:
+            return None
+        if messages[0].has_error():
+            error = messages[0].error
+            if error.code in _ABSENT:
+                return Reply({}, failure=_ABSENT[error.code], absent=True)
+            return Reply({}, failure=f"Flower's error {error.code}: {error.reason}")
+        try:
+            note, answer = unpack(messages[0].content)
+        except TermError as problem:
+            return Reply({}, failure=str(problem), damaged=True)
+        if len(answer) > self._largest:
+            why = f"{len(answer):,} bytes; at most {self._largest:,} are taken"
+            return Reply({}, failure=why, damaged=True)
+        return Reply(note, answer)

@@ -4,30 +4,28 @@
 
 It keeps the mailbox: sites fetch messages here and bring answers, which it writes to disk. The server starts
 it, and talks to it over the pipes between them: nothing else on the machine listens, and no other account of
-it can take part. A site says hello once, signed with its key, and makes every further call under the key of
-that session (`handshake`); a call for a message is answered when there is one, or after `WAIT` seconds.
+it can take part. A call for a message is answered when there is one, or after `WAIT` seconds.
 
-What the gate checks, before a body is read:
+Who calls is settled by TLS 1.3 before anything is read: the server shows a certificate of its authority, and
+the site one that its own key has signed. The handshake of a key that is not on the list of registered sites
+fails. The list is read again when it changes: a new site comes in at once, and a call of one that was removed
+is refused, on an open connection too. Each site has `PER_SITE` connections at most, and with them open files.
 
-* the call: method and path, in the list;
-* the sender: a session of a site that is on the list of registered sites now, and an HMAC over the call, its
-  body, this server and a counter that was not used before;
-* the size, which must be declared, and for an answer below what the server said that it takes;
-
-and then that the body is the one the HMAC was made for. A connection on which no such call comes is closed
-soon (`doorway`). What takes long, signatures and files, is done in threads, beside the event loop.
+For each call the gate checks method and path, that the site is on the list now, and the size, which must be
+declared, and for an answer below what the server said that it takes; then the body is read. A connection
+whose handshake does not end is closed soon (`doorway`). Files are written in threads, beside the event loop.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import base64
 import gc
+import hashlib
 import json
 import logging
 import os
 import re
+import resource
 import secrets
 import signal
 import ssl
@@ -40,51 +38,53 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fedsolve import formats, log_lines
+from fedsolve import version
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.network.admission import Refusal, Register, declared_size, single
-from fedsolve.network.bodies import store, whole
-from fedsolve.network.certificates import load_certificate, load_key
-from fedsolve.network.doorway import Doorway
-from fedsolve.network.handshake import (
+from fedsolve.network import versions
+from fedsolve.network.admission import Caller, Refusal, Register, declared_size
+from fedsolve.network.calls import (
     ABOUT,
     ANSWER,
     BODY,
     DROPPED,
-    GREETING,
     HELLO,
     LEAVE,
     MESSAGE,
+    OTHER_WIRE,
+    PROCESS,
     PULL,
-    identity,
+    SITE,
+    UNREGISTERED,
+    WIRE,
 )
+from fedsolve.network.certificates import load_certificate, load_key, public_pem
+from fedsolve.network.doorway import Doorway
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.mailbox import Mailbox
 from fedsolve.network.parcels import PIECE
-from fedsolve.network.sessions import Sessions, SiteSession, other_wire
-from fedsolve.network.versions import versions
+from fedsolve.watching import log_lines
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-HEALTH = "/healthz"
-CALLS = (GREETING, HELLO, PULL, ANSWER, LEAVE)
-"""What sites call, besides the two that answer whoever looks for trouble."""
-
-FLOWER = "/v1/fleet/"
-"""Where sites call that speak the wire of before: Flower's."""
+PER_SITE = 8
+"""Connections that a site may have; one more closes its oldest."""
 
 WAIT = 10.0
 """Seconds after which a call for a message is answered although there is none."""
 
-_MESSAGE = re.compile(r"[0-9a-f]{32}")
+_WORD = re.compile(r"[0-9a-f]{32}")
+STUCK = 60.0
+"""Seconds in which the next piece of a body must come."""
+
+_SMALL = 1 << 16
 _LOG_AGAIN = 60.0
 _MOST_LINES = 1000
 _log = logging.getLogger("fedsolve.gate")
 
-SiteCall = Callable[["Request", SiteSession, str], Awaitable["Response"]]
+SiteCall = Callable[["Request", Caller], Awaitable["Response"]]
 
 
 class Gate:
@@ -95,10 +95,10 @@ class Gate:
         self.mailbox = mailbox
         self._door = door
         self._register = None if keys is None else Register(keys)
-        certificate = None if keys is None else load_certificate(keys.server_certificate)
-        self._sessions = Sessions(identity(_der(certificate)), self._register)
+        if door is not None and keys is not None:
+            door.refused = self._refused_stranger
+        self._connections: dict[str, dict[Any, asyncio.Transport]] = {}
         self._logged: dict[str, float] = {}
-        self._here: set[str] = set()
 
     def app(self) -> Starlette:
         """The gate as an ASGI application."""
@@ -106,14 +106,11 @@ class Gate:
         from starlette.routing import Route
 
         every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
-        calls = {PULL: self._pull, f"{ANSWER}{{message:str}}": self._answer, LEAVE: self._leave}
+        calls = {HELLO: self._hello, PULL: self._pull, LEAVE: self._leave}
+        calls[f"{ANSWER}{{message:str}}"] = self._answer
         routes = [
-            Route(HEALTH, self._health, methods=["GET"]),
-            Route(ABOUT, self._about, methods=["GET"]),
-            Route(GREETING, self._greeting, methods=["GET"]),
-            Route(HELLO, self._hello, methods=["POST"]),
+            Route(ABOUT, partial(self._call, self._about), methods=["GET"]),
             *(Route(path, partial(self._call, call), methods=["POST"]) for path, call in calls.items()),
-            Route(FLOWER + "{call:str}", self._earlier, methods=["POST"]),
             Route("/{rest:path}", self._anything, methods=every),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
@@ -127,91 +124,103 @@ class Gate:
         yield
         watch.cancel()
 
-    # -- for whoever looks for trouble -----------------------------------------------------------
+    # -- who calls -------------------------------------------------------------------------------
 
-    async def _health(self, _: Request) -> Response:
-        return _json({"gate": "ok", "time": time.time()})
+    def trust(self, context: ssl.SSLContext) -> None:
+        """Let this context know the registered sites, at every handshake those of that moment."""
+        assert self._register is not None
+        register = self._register
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.num_tickets = 0
+        context.sni_callback = lambda *_: register.trust(context)
 
-    async def _about(self, request: Request) -> Response:
+    def connected(self, connection: Any, transport: asyncio.Transport) -> bytes:
+        """Enter a connection whose handshake is done; the public key (PEM) of who is at its other end."""
+        shown = transport.get_extra_info("ssl_object")
+        if shown is None or self._register is None:
+            return b""
+        pem = public_pem(shown.getpeercert(True))
+        if (site := self._register.site(pem)) is not None:
+            self._known(transport.get_extra_info("peername"))
+            mine = self._connections.setdefault(site.name, {})
+            if len(mine) >= PER_SITE:
+                self._once(f"'{site.name}' has more than {PER_SITE} connections; its oldest is closed")
+                mine.pop(next(iter(mine))).abort()
+            mine[connection] = transport
+        return pem
+
+    def disconnected(self, connection: Any) -> None:
+        for mine in self._connections.values():
+            mine.pop(connection, None)
+
+    def _refused_stranger(self, host: str) -> None:
+        self._once(f"refused {host}: it did not show the certificate of a registered site", sender=host)
+
+    def _known(self, place: Any) -> None:
+        if self._door is not None and place is not None:
+            self._door.known(tuple(place[:2]))
+
+    def _caller(self, request: Request) -> Caller:
+        """Who makes this call; refused where nobody may."""
+        wire, process = (request.headers.get(name, "") for name in (WIRE, PROCESS))
+        if wire != str(version.WIRE):
+            raise Refusal(
+                412,
+                f"this site speaks wire {wire[:20]!a}; the server speaks {version.WIRE} (fedsolve "
+                f"{version.__version__}). Install the same version on both sides.",
+                OTHER_WIRE,
+            )
+        if not _WORD.fullmatch(process):
+            raise Refusal(400, "the call does not say which process makes it.", "process")
+        if self._register is None:
+            mark = request.headers.get(SITE, "")
+            if not _WORD.fullmatch(mark):
+                raise Refusal(400, "this server is insecure: start the site with --insecure, too.", "site")
+            self._known(request.client)
+            return Caller(mark, None, process)
+        site = self._register.site(request.scope["state"]["key"])
+        if site is None:
+            raise Refusal(401, "this site is not registered at the server any more.", UNREGISTERED)
+        return Caller(site.name, site.name, process)
+
+    async def _call(self, call: SiteCall, request: Request) -> Response:
+        """A call of a site that may take part."""
+        from starlette.requests import ClientDisconnect
+
         try:
-            name = await asyncio.to_thread(self._sessions.known, single(request.headers.items()))
+            return await call(request, self._caller(request))
         except Refusal as refusal:
             return self._refuse(request, refusal)
-        return _json({"site": name, "time": time.time(), "versions": versions()})
+        except ClientDisconnect:
+            return _json({"code": 400, "detail": "the sender went away."}, 400)
+
+    # -- calls -----------------------------------------------------------------------------------
 
     async def _anything(self, request: Request) -> Response:
         return self._refuse(request, Refusal(404, "this call is not for the network."))
 
-    async def _earlier(self, request: Request) -> Response:
-        """A site, or a node of Flower's own, that speaks the wire of before."""
-        who = "a node"
-        with suppress(ValueError):
-            shown = base64.b64decode(request.headers.get("flwr-public-key", ""), validate=True)
-            if self._register is not None and (site := self._register.site(shown)) is not None:
-                who = f"the site '{site.name}'"
-        refusal = other_wire("Flower's wire, as fedsolve did before")
-        self._once(f"{who} at {_sender(request)} is of another version: {refusal}", f"{who} wire")
-        # Code and status with which Flower tells a node that is starting why it is refused.
-        return _json({"code": 2004, "detail": str(refusal)}, refusal.status, {"connection": "close"})
+    async def _about(self, _: Request, caller: Caller) -> Response:
+        about = {"site": caller.name, "wire": version.WIRE, "wait": WAIT}
+        return _json({**about, "time": time.time(), "versions": versions()})
 
-    # -- hello -----------------------------------------------------------------------------------
+    async def _hello(self, request: Request, caller: Caller) -> Response:
+        self.mailbox.hole(caller)
+        return await self._about(request, caller)
 
-    async def _greeting(self, _: Request) -> Response:
-        return _json({"wire": formats.WIRE.version, "challenge": self._sessions.challenge()})
-
-    async def _hello(self, request: Request) -> Response:
-        from starlette.requests import ClientDisconnect
-
-        try:
-            text = await whole(request, None)
-            try:
-                note = json.loads(text)
-            except (ValueError, RecursionError) as problem:
-                raise Refusal(400, "this is not a hello.", "hello") from problem
-            session, share = await asyncio.to_thread(self._sessions.believe, note)
-            self._sessions.begin(session)
-        except Refusal as refusal:
-            return self._refuse(request, refusal)
-        except ClientDisconnect:
-            return _gone()
-        self._vouch(request)
-        self.mailbox.welcome(session)
-        if session.site not in self._here:
-            self._here.add(session.site)
-            fields = {"site": session.name or session.site, "sender": _sender(request)}
-            _log.info("site %(site)s is here, from %(sender)s", fields, extra={"fields": fields})
-        return _json({"session": session.id, "share": share.hex(), "wait": WAIT})
-
-    # -- calls on a session ----------------------------------------------------------------------
-
-    async def _call(self, call: SiteCall, request: Request) -> Response:
-        """A call of a site that has said hello, on its session and with the body it was made for."""
-        from starlette.requests import ClientDisconnect
-
-        try:
-            scope = request.scope
-            path = b"?".join(filter(None, (scope["raw_path"], scope["query_string"]))).decode("latin-1")
-            session, body = self._sessions.check(request.method, path, single(request.headers.items()))
-            self._vouch(request)
-            return await call(request, session, body)
-        except Refusal as refusal:
-            return self._refuse(request, refusal)
-        except ClientDisconnect:
-            return _gone()
-
-    async def _pull(self, request: Request, session: SiteSession, body: str) -> Response:
+    async def _pull(self, request: Request, caller: Caller) -> Response:
         """The next message, when there is one."""
         from starlette.requests import ClientDisconnect
         from starlette.responses import Response as Plain
         from starlette.responses import StreamingResponse
 
         try:
-            have = json.loads(await whole(request, body))["have"]
-            if not all(isinstance(each, str) and _MESSAGE.fullmatch(each) for each in have):
+            have = json.loads(await whole(request))["have"]
+            if not all(isinstance(each, str) and _WORD.fullmatch(each) for each in have):
                 raise ValueError("not the names of messages")
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise Refusal(400, "what the site has already is not said.", "pull") from problem
-        hole = self.mailbox.hole(session)
+        hole = self.mailbox.hole(caller)
         waiting = asyncio.ensure_future(self.mailbox.next(hole, have, WAIT))
         ended = asyncio.ensure_future(request.receive())
         await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -227,6 +236,8 @@ class Gate:
             return Plain(status_code=204, headers=headers)
         headers |= {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
         try:
+            if post.size <= PIECE:  # read in less time than a thread takes to begin
+                return Plain((self.mailbox.folder / post.file).read_bytes(), headers=headers)
             stream = await asyncio.to_thread(open, self.mailbox.folder / post.file, "rb")
         except FileNotFoundError:  # dropped at this moment
             return Plain(status_code=204)
@@ -241,9 +252,9 @@ class Gate:
 
         return StreamingResponse(pieces(), headers=headers)
 
-    async def _answer(self, request: Request, session: SiteSession, body: str) -> Response:
+    async def _answer(self, request: Request, caller: Caller) -> Response:
         """Take an answer and write it to disk."""
-        hole = self.mailbox.hole(session)
+        hole = self.mailbox.hole(caller)
         post = self.mailbox.wanted(hole, request.path_params["message"])
         try:
             size = declared_size(request.headers, post.largest)
@@ -254,7 +265,7 @@ class Gate:
         path = self.mailbox.folder / file
         try:
             with self.mailbox.uploading(hole, post):
-                await store(request, path, body, lambda done: self.mailbox.coming(hole, post, done, size))
+                digest = await store(request, path, lambda done: self.mailbox.coming(hole, post, done, size))
             self.mailbox.wanted(hole, post.id)
         except OSError as problem:
             path.unlink(missing_ok=True)
@@ -265,20 +276,14 @@ class Gate:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        self.mailbox.answered(hole, post, file, body)
+        self.mailbox.answered(hole, post, file, digest)
         return _json({})
 
-    async def _leave(self, request: Request, session: SiteSession, body: str) -> Response:
-        await whole(request, body)
-        self.mailbox.leave(self.mailbox.hole(session))
-        self._sessions.end(session)
+    async def _leave(self, _: Request, caller: Caller) -> Response:
+        self.mailbox.leave(self.mailbox.hole(caller))
         return _json({})
 
     # -- what happened ---------------------------------------------------------------------------
-
-    def _vouch(self, request: Request) -> None:
-        if self._door is not None and request.client is not None:
-            self._door.known((request.client.host, request.client.port))
 
     def _refuse(self, request: Request, refusal: Refusal) -> Response:
         path = ascii(request.url.path[:80])[1:-1]
@@ -313,14 +318,20 @@ class Gate:
         return True
 
 
-def _der(certificate: Any) -> bytes | None:
-    from cryptography.hazmat.primitives.serialization import Encoding
+def connections(gate: Gate) -> Any:
+    """The class of uvicorn's connections that tells this gate of them."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    return None if certificate is None else certificate.public_bytes(Encoding.DER)
+    class SiteConnection(H11Protocol):  # type: ignore[misc, unused-ignore]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.app_state = {**self.app_state, "key": gate.connected(self, transport)}
 
+        def connection_lost(self, exc: Exception | None) -> None:
+            gate.disconnected(self)
+            super().connection_lost(exc)
 
-def _gone() -> Response:
-    return _json({"code": 400, "detail": "the sender went away."}, 400)
+    return SiteConnection
 
 
 def until_gone(app: Any) -> Any:
@@ -357,6 +368,47 @@ def _sender(request: Request) -> str:
     return request.client.host if request.client else "?"
 
 
+async def whole(request: Request) -> bytes:
+    """A small body."""
+    declared_size(request.headers, _SMALL)
+    return b"".join([piece async for piece in _in_time(request)])
+
+
+async def store(request: Request, path: Path, came: Callable[[int], None]) -> str:
+    """Write a body to a new file; its SHA-256. came: is told how many bytes are there."""
+    found, done, held = hashlib.sha256(), 0, bytearray()
+
+    def write(data: bytes, flags: int) -> None:
+        found.update(data)
+        with open(os.open(path, os.O_WRONLY | flags, 0o600), "ab") as stream:
+            stream.write(data)
+
+    flags = os.O_CREAT | os.O_EXCL
+    async for piece in _in_time(request):
+        held += piece
+        if len(held) >= PIECE:
+            done += len(held)
+            await asyncio.to_thread(write, bytes(held), flags)
+            held.clear()
+            flags = 0
+            came(done)
+    await asyncio.to_thread(write, bytes(held), flags)
+    return found.hexdigest()
+
+
+async def _in_time(request: Request) -> AsyncIterator[bytes]:
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(STUCK):
+                piece = await anext(stream, None)
+        except TimeoutError as problem:
+            raise Refusal(408, f"nothing of the body came for {STUCK:.0f} s.", "slow") from problem
+        if piece is None:
+            return
+        yield piece
+
+
 # ----------------------------------------------------------------------------------- as a process
 
 
@@ -369,53 +421,43 @@ def address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def command(
-    listen: str, mail: Path, keys: str | os.PathLike[str] | None, *, verbose: bool = False
-) -> list[str]:
+def command(listen: str, mail: Path, keys: str | os.PathLike[str] | None) -> list[str]:
     """The command line of a gate that ends when the calling process does; its log goes to stderr.
 
     mail: the folder of messages and answers. The gate is told on its standard input what to do, and says on
           its standard output what happens (`mailbox`).
     """
     address(listen)
-    line = [sys.executable, "-m", "fedsolve.network.gate", "--listen", listen]
-    line += ["--mail", str(mail.absolute()), "--parent", str(os.getpid())]
-    line += ["--insecure"] if keys is None else ["--keys", str(Path(keys).absolute())]
-    return [*line, "--verbose"] if verbose else line
+    held = [] if keys is None else [str(Path(keys).absolute())]
+    place = [listen, str(mail.absolute()), str(os.getpid()), *held]
+    return [sys.executable, "-m", "fedsolve.network.gate", *place]
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the gate until it is told to stop or its parent is gone."""
+def main(listen: str, mail: str, parent: str, folder: str | None = None) -> int:
+    """Run the gate until it is told to stop or its parent is gone. folder: of keys."""
     import uvicorn
 
-    parser = argparse.ArgumentParser(prog="fedsolve-gate", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT")
-    parser.add_argument("--mail", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--keys", metavar="DIR")
-    parser.add_argument("--insecure", action="store_true")
-    parser.add_argument("--parent", type=int, metavar="PID")
-    parser.add_argument("--verbose", action="store_true")
-    options = parser.parse_args(words)
-    if options.insecure == (options.keys is not None):
-        parser.error("give either --keys or --insecure")
-    log_lines.begin("gate", logging.DEBUG if options.verbose else logging.INFO)
+    log_lines.begin("gate", logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    keys = None if options.insecure else Keys(options.keys)
+    keys = None if folder is None else Keys(folder)
     if keys is not None:
         load_certificate(keys.authority)
         load_certificate(keys.server_certificate)
         load_key(keys.server_key)
-    door = Doorway.at(*address(options.listen))
+    door = Doorway.at(*address(listen))
     # What libraries print goes to the log: the pipe to the server holds events, and nothing else.
     told = os.fdopen(os.dup(1), "wb", 0)
     os.dup2(2, 1)
-    mailbox = Mailbox(options.mail, partial(_tell, told))
+    mailbox = Mailbox(Path(mail), partial(_tell, told))
+    gate = Gate(mailbox, keys, door)
     config = uvicorn.Config(
-        until_gone(Gate(mailbox, keys, door).app()),
+        until_gone(gate.app()),
+        http=connections(gate),
         loop="asyncio",  # which accepts connections through the doorway,
         backlog=32,  # so many at a time: the closed ones are taken apart before more come in
         ssl_certfile=None if keys is None else str(keys.server_certificate),
         ssl_keyfile=None if keys is None else str(keys.server_key),
+        ssl_cert_reqs=ssl.CERT_REQUIRED,
         ws="none",
         access_log=False,
         server_header=False,
@@ -427,10 +469,12 @@ def main(words: list[str] | None = None) -> int:
     )
     config.load()
     if config.ssl is not None:
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+        gate.trust(config.ssl)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     server = uvicorn.Server(config)
     gc.freeze()  # what is there now stays: collections look at connections only
-    asyncio.run(_serve(server, door, mailbox, options.parent))
+    asyncio.run(_serve(server, door, mailbox, int(parent)))
     return 0 if server.started else 1
 
 
@@ -451,7 +495,7 @@ def _close() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-async def _serve(server: Any, door: Doorway, mailbox: Mailbox, parent: int | None) -> None:
+async def _serve(server: Any, door: Doorway, mailbox: Mailbox, parent: int) -> None:
     loop = asyncio.get_running_loop()
     threading.Thread(target=_listen, args=(mailbox, loop), daemon=True).start()
 
@@ -459,10 +503,15 @@ async def _serve(server: Any, door: Doorway, mailbox: Mailbox, parent: int | Non
         # A process that the server forked may hold the pipe open when the server is killed.
         while not server.should_exit:
             await asyncio.sleep(0.25)
-            if parent is not None and os.getppid() != parent:
+            if os.getppid() != parent:
                 _close()
                 break
         mailbox.close()
+
+    async def opened() -> None:
+        while not server.started:
+            await asyncio.sleep(0.02)
+        mailbox.open()
 
     async def report() -> None:
         seen = 0
@@ -472,7 +521,7 @@ async def _serve(server: Any, door: Doorway, mailbox: Mailbox, parent: int | Non
                 _log.warning("connections of strangers closed so far: %s", dict(door.turned_away))
                 seen = now
 
-    tasks = [asyncio.create_task(task) for task in (watch(), door.keep_time(), report())]
+    tasks = [asyncio.create_task(task) for task in (opened(), watch(), door.keep_time(), report())]
     try:
         await server.serve(sockets=[door])
     finally:
@@ -482,7 +531,7 @@ async def _serve(server: Any, door: Doorway, mailbox: Mailbox, parent: int | Non
 
 if __name__ == "__main__":
     try:
-        code = main()
+        code = main(*sys.argv[1:])
     except FedsolveError as problem:
         sys.exit(f"error: {problem}")
     except (KeyboardInterrupt, SystemExit) as stop:

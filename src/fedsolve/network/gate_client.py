@@ -1,40 +1,21 @@
-"""A site's calls at the gate of its server: hello once, then messages and answers, each call sealed."""
+"""A site's calls at the gate of its server: hello, then messages and answers."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import ssl
-import threading
+import tempfile
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from fedsolve import formats
-from fedsolve.container import Array
-from fedsolve.network.handshake import (
-    ANSWER,
-    BODY,
-    DROPPED,
-    GREETING,
-    HELLO,
-    LEAVE,
-    MESSAGE,
-    NOTHING,
-    OTHER_WIRE,
-    PULL,
-    Call,
-    hello_text,
-    identity,
-    new_share,
-    session_key,
-    sign_text,
-)
-from fedsolve.network.parcels import Parcel, open_parcel
-from fedsolve.network.wire import Note
-from fedsolve.version import __version__
+from fedsolve import version
+from fedsolve.arrays import Array
+from fedsolve.network.calls import ANSWER, BODY, DROPPED, HELLO, LEAVE, MESSAGE, PROCESS, PULL, SITE, WIRE
+from fedsolve.network.certificates import site_certificate
+from fedsolve.network.parcels import Note, Parcel, open_parcel
 
 _IDLE = 50.0
 """Seconds that a connection is kept without a call; less than the gate keeps it."""
@@ -64,19 +45,16 @@ class GateClient:
 
         self._http = httpx.Client(
             base_url=f"{'http' if authority is None else 'https'}://{address}",
-            verify=True if authority is None else ssl.create_default_context(cafile=authority),
+            verify=True if authority is None else site_context(authority, key),
+            headers={WIRE: str(version.WIRE), PROCESS: process, SITE: site},
             timeout=httpx.Timeout(_SLOW, connect=20.0),
             limits=httpx.Limits(keepalive_expiry=_IDLE),
             follow_redirects=False,
         )
-        self._key = key
-        self._site = site
-        self._process = process
-        self._lock = threading.Lock()
-        self._server = self._session = ""
-        self._secret = b""
-        self._counter = 0
         self._wait = 0.0
+        self._came = False
+        self.clock = 0.0
+        """Seconds by which the server's clock was ahead of this one's at the last hello."""
         self.dropped: set[str] = set()
         """Of the messages that the last pull said we have, those that nobody waits for any more."""
 
@@ -84,35 +62,11 @@ class GateClient:
         self._http.close()
 
     def hello(self) -> None:
-        """Say who this is, and begin a session."""
-        greeting = self._http.get(GREETING)
-        # A server of before answers with a refusal that knows no greeting.
-        told = _document(greeting) if greeting.status_code in (200, 404) else _refused(greeting)
-        if told.get("wire") != formats.WIRE.version:
-            theirs = told.get("wire", "that of an earlier fedsolve, or is none")
-            raise Refused(
-                412,
-                OTHER_WIRE,
-                f"the server's wire is {theirs}; this site speaks {formats.WIRE.version} (fedsolve "
-                f"{__version__}). Install the same version on both sides.",
-            )
-        self._server = identity(_certificate(greeting))
-        kept, share = new_share()
-        text = hello_text(self._server, str(told["challenge"]), self._process, share)
-        note = {
-            "wire": formats.WIRE.version,
-            "key": self._site,
-            "server": self._server,
-            "challenge": told["challenge"],
-            "process": self._process,
-            "share": base64.b64encode(share).decode(),
-            "signature": "" if self._key is None else base64.b64encode(sign_text(self._key, text)).decode(),
-        }
-        answer = _refused(self._http.post(HELLO, content=json.dumps(note).encode()))
-        secret = session_key(kept, bytes.fromhex(answer["share"]), str(answer["session"]), text)
-        with self._lock:
-            self._session, self._secret, self._counter = str(answer["session"]), secret, 0
-        self._wait = min(float(answer["wait"]), _LONGEST_WAIT)
+        """Come in: from now on the server sees this site."""
+        before = time.time()
+        told = _refused(self._http.post(HELLO))
+        self._wait, self._came = min(float(told["wait"]), _LONGEST_WAIT), True
+        self.clock = float(told["time"]) - (before + time.time()) / 2
 
     def pull(self, have: Iterable[str], largest: int) -> tuple[str, Note, Array] | None:
         """The next message that is none of those: its id, note and bytes; None when there was none.
@@ -124,9 +78,8 @@ class GateClient:
         from fedsolve.errors import TermError
 
         body = json.dumps({"have": list(have)}).encode()
-        headers = self._sealed(PULL, hashlib.sha256(body).hexdigest())
         patience = httpx.Timeout(_SLOW, read=self._wait + _SLOW)
-        with self._http.stream("POST", PULL, content=body, headers=headers, timeout=patience) as response:
+        with self._http.stream("POST", PULL, content=body, timeout=patience) as response:
             if response.status_code not in (200, 204):
                 response.read()
                 _refused(response)
@@ -147,21 +100,26 @@ class GateClient:
 
     def answer(self, message: str, parcel: Parcel) -> None:
         """Bring the answer to a message."""
-        path = f"{ANSWER}{message}"
-        headers = self._sealed(path, parcel.digest()) | {"content-length": str(len(parcel))}
         pieces = (bytes(piece) for piece in parcel.pieces())
-        _refused(self._http.post(path, content=pieces, headers=headers))
+        size = {"content-length": str(len(parcel))}
+        _refused(self._http.post(f"{ANSWER}{message}", content=pieces, headers=size))
 
     def leave(self) -> None:
         """Say that this site goes, if it came."""
-        if self._session:
-            _refused(self._http.post(LEAVE, headers=self._sealed(LEAVE, NOTHING), timeout=5.0))
+        if self._came:
+            _refused(self._http.post(LEAVE, timeout=5.0))
 
-    def _sealed(self, path: str, body: str) -> dict[str, str]:
-        with self._lock:
-            self._counter += 1
-            call = Call("POST", path, body, self._server, self._session, self._counter)
-            return call.headers(self._secret)
+
+def site_context(authority: str, key: Any) -> ssl.SSLContext:
+    """TLS as a site does it: the server proves itself by the authority, the site by its key."""
+    context = ssl.create_default_context(cafile=authority)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if key is not None:
+        with tempfile.NamedTemporaryFile(prefix="fedsolve-") as file:  # readable by its owner only
+            file.write(site_certificate(key))
+            file.flush()
+            context.load_cert_chain(file.name)
+    return context
 
 
 def _filled(response: Any, size: int) -> Array:
@@ -172,12 +130,6 @@ def _filled(response: Any, size: int) -> Array:
         body[start : start + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
         start += len(piece)
     return body[:start]
-
-
-def _certificate(response: Any) -> bytes | None:
-    """The certificate of the server that gave this answer (DER); None without TLS."""
-    stream = response.extensions["network_stream"].get_extra_info("ssl_object")
-    return None if stream is None else bytes(stream.getpeercert(True))
 
 
 def _document(response: Any) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from typing import Any
 
 from fedsolve.errors import CohortError, TermError
 from fedsolve.network.link import GoOn, Node, Reply
-from fedsolve.network.parcels import Parcel, read_parcel
-from fedsolve.network.wire import LARGEST, Note
+from fedsolve.network.parcels import LARGEST, Note, Parcel, read_parcel
 
 _WHOLE = (1, 1)
-_SLACK = 1 << 20
-"""Bytes of an answer's note."""
+_SLACK = 2 << 20
+"""Bytes of an answer's note. An answer to what is asked without bytes (a description) has no others."""
 
 
 @dataclass
@@ -100,7 +99,8 @@ class GateLink:
         with self._lock:
             for message, number in zip(messages, nodes, strict=True):
                 self._open[message] = _Open(number, file, self._question, not payload)
-        about = {"file": file, "size": len(parcel), "digest": digest, "largest": self._allowed + _SLACK}
+        largest = _SLACK + (self._allowed if payload else 0)
+        about = {"file": file, "size": len(parcel), "digest": digest, "largest": largest}
         self._say({"do": "send", "messages": dict(zip(messages, nodes, strict=True)), **about})
         return messages
 

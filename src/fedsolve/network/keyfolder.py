@@ -9,8 +9,8 @@ registered sites; a site's folder holds the authority's certificate and the site
     keys/registered                     one line for each site that may take part: its public key and its name
     keys/roster                         at a site: the same for the other sites that it knows, for secure sums
 
-All keys are elliptic-curve keys on P-384. A certificate tells a site that it speaks to the right server; a
-site's key, by a signature when it connects, tells the server which site speaks.
+All keys are elliptic-curve keys on P-256. The server's certificate tells a site that it speaks to the right
+server; a site's key, in the certificate that it signs for itself, tells the server which site speaks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,42 +26,15 @@ from fedsolve.errors import DataError, ModelFileError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-@dataclass(frozen=True)
 class Keys:
     """The folder of keys, and the names of the files in it."""
 
-    folder: Path
-
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        object.__setattr__(self, "folder", Path(folder))
-
-    @property
-    def authority(self) -> Path:
-        return self.folder / "ca.crt"
-
-    @property
-    def authority_key(self) -> Path:
-        return self.folder / "ca.key"
-
-    @property
-    def server_certificate(self) -> Path:
-        return self.folder / "server.pem"
-
-    @property
-    def server_key(self) -> Path:
-        return self.folder / "server.key"
-
-    @property
-    def clients(self) -> Path:
-        return self.folder / "clients"
-
-    @property
-    def registered_file(self) -> Path:
-        return self.folder / "registered"
-
-    @property
-    def roster_file(self) -> Path:
-        return self.folder / "roster"
+        self.folder = Path(folder)
+        self.authority, self.authority_key = self.folder / "ca.crt", self.folder / "ca.key"
+        self.server_certificate, self.server_key = self.folder / "server.pem", self.folder / "server.key"
+        self.clients = self.folder / "clients"
+        self.registered_file, self.roster_file = self.folder / "registered", self.folder / "roster"
 
     def client_key(self, name: str) -> Path:
         return self.clients / f"{site_name(name)}.key"

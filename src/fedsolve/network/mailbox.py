@@ -8,6 +8,7 @@ files of a folder that both know. The server says
 
 and hears
 
+    {"is": "open"}, when sites may connect
     {"is": "node", "site": SITE, "name": NAME, "process": MARK, "here": BOOL}
     {"is": "coming", "message": ID, "done": BYTES, "size": BYTES}
     {"is": "answer", "message": ID, "file": NAME, "digest": SHA256}
@@ -21,16 +22,19 @@ knows nothing of what an earlier one was asked, and the server asks it again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsolve.network.admission import Refusal
-from fedsolve.network.handshake import UNWANTED
-from fedsolve.network.sessions import SiteSession
+from fedsolve.network.admission import Caller, Refusal
+from fedsolve.network.calls import REPLACED, UNWANTED
+
+_log = logging.getLogger("fedsolve.gate")
 
 ALIVE = 20.0
 """Seconds without a sign of life after which a site counts as gone."""
@@ -56,7 +60,7 @@ class Post:
 
 @dataclass
 class Pigeonhole:
-    """What the mailbox knows of a site. waits: calls under way that wait for a message."""
+    """What the mailbox knows of a site. waits: calls that wait for a message; past: earlier processes."""
 
     number: int
     name: str | None
@@ -64,6 +68,7 @@ class Pigeonhole:
     seen: float
     here: bool = False
     waits: int = 0
+    past: deque[str] = field(default_factory=lambda: deque(maxlen=64))
     posts: dict[str, Post] = field(default_factory=dict)
     uploads: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,11 +79,18 @@ class Mailbox:
 
     def __init__(self, folder: Path, tell: Callable[[dict[str, Any]], None]) -> None:
         self.folder = folder
-        self._tell = tell
+        self._open, self._early = tell, list[dict[str, Any]]()
+        self._tell: Callable[[dict[str, Any]], None] = self._early.append
         self._holes: dict[str, Pigeonhole] = {}
         self._by_number: dict[int, Pigeonhole] = {}
         self._told: dict[str, float] = {}
         self._closed = False
+
+    def open(self) -> None:
+        """Sites may connect. Of those that have done so already nothing was told yet: this comes first."""
+        self._tell = self._open
+        for event in ({"is": "open"}, *self._early):
+            self._tell(event)
 
     def close(self) -> None:
         """Let nobody wait any more."""
@@ -114,23 +126,20 @@ class Mailbox:
 
     # -- a site's side ---------------------------------------------------------------------------
 
-    def welcome(self, session: SiteSession) -> Pigeonhole:
-        """The pigeonhole of a site that has said hello."""
-        hole = self._holes.get(session.site)
+    def hole(self, caller: Caller) -> Pigeonhole:
+        """The pigeonhole of a caller, who is there. A new process takes the place of the one before."""
+        hole = self._holes.get(caller.site)
         if hole is None:
-            hole = Pigeonhole(len(self._holes) + 1, session.name, session.process, time.monotonic())
-            self._holes[session.site] = self._by_number[hole.number] = hole
-        if hole.process != session.process:
-            hole.process = session.process
+            hole = Pigeonhole(len(self._holes) + 1, caller.name, caller.process, time.monotonic())
+            self._holes[caller.site] = self._by_number[hole.number] = hole
+        if hole.process != caller.process:
+            if caller.process in hole.past:
+                raise Refusal(401, "another process of this site has connected after this one.", REPLACED)
+            hole.past.append(hole.process)
+            hole.process = caller.process
             hole.posts.clear()
             hole.here = False
             hole.arrived.set()
-        self.alive(hole)
-        return hole
-
-    def hole(self, session: SiteSession) -> Pigeonhole:
-        """The pigeonhole of a session, which is alive: it calls."""
-        hole = self._holes[session.site]
         self.alive(hole)
         return hole
 
@@ -146,6 +155,8 @@ class Mailbox:
 
     def _place(self, hole: Pigeonhole, here: bool) -> None:
         hole.here = here
+        fields = {"site": hole.name or hole.number, "here": here}
+        _log.info("site %s is %s", fields["site"], "here" if here else "gone", extra={"fields": fields})
         self._tell(
             {"is": "node", "site": hole.number, "name": hole.name, "process": hole.process, "here": here}
         )

@@ -14,24 +14,24 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedsolve import container
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, DataError
 from fedsolve.network import require_network, validity
 from fedsolve.network.answering import Answerer
+from fedsolve.network.calls import OTHER_WIRE, REPLACED, UNREGISTERED, UNWANTED
 from fedsolve.network.gate_client import GateClient, Refused
-from fedsolve.network.handshake import OTHER_WIRE, REPLACED, UNREGISTERED, UNWANTED
-from fedsolve.network.parcels import Parcel
-from fedsolve.network.wire import LARGEST, Note
+from fedsolve.network.parcels import LARGEST, Note, Parcel
+from fedsolve.network.proposing import Proposing
+from fedsolve.network.security import site_key
 
 _log = logging.getLogger("fedsolve")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 _MARK = re.compile(r"[0-9a-f]{32}")
 
-_FINAL = (OTHER_WIRE, REPLACED, UNREGISTERED, "signature")
+_FINAL = (OTHER_WIRE, REPLACED, UNREGISTERED)
 """Reasons of a refusal that trying again does not mend."""
 
 _Message = tuple[str, Note, Array]
@@ -58,7 +58,7 @@ class Connection:
             raise DataError("a secure connection needs the authority's certificate (ca.crt).")
 
 
-class FleetNode:
+class SiteNode:
     """Connects, answers until stopped, and connects again when the server was away.
 
     state: folder that remembers which site this was, for a server without keys; with keys, they tell.
@@ -66,7 +66,7 @@ class FleetNode:
 
     def __init__(
         self,
-        answerer: Answerer,
+        answerer: Answerer | Proposing,
         connection: Connection,
         *,
         state: Path | None = None,
@@ -83,7 +83,7 @@ class FleetNode:
         self._tell = tell or (lambda text: None)
         self._largest = largest
         self._stopped = threading.Event()
-        self._key = None if connection.key is None else _load_key(connection.key)
+        self._key = None if connection.key is None else site_key(connection.key)
         self._process = secrets.token_hex(16)
         self._held: set[str] = set()
         self._come: queue.SimpleQueue[_Message | Exception | None] = queue.SimpleQueue()
@@ -111,7 +111,7 @@ class FleetNode:
 
     def _client(self) -> GateClient:
         authority = self._connection.authority
-        site = self._mark() if self._key is None else _public(self._key)
+        site = self._mark() if self._key is None else ""
         authority_file = None if authority is None else str(authority)
         return GateClient(self._connection.address, authority_file, self._key, site, self._process)
 
@@ -136,6 +136,8 @@ class FleetNode:
                 try:
                     client.hello()
                     self._tell(f"connected to {self._connection.address}")
+                    if text := validity.clocks_apart(client.clock):
+                        self._tell(f"warning: {text}")
                     self._connected()
                     pause, announced = _FIRST_PAUSE, ""
                     self._fetch(client)
@@ -216,11 +218,16 @@ class FleetNode:
                 return _Refused(f"{address} refuses this node: {problem}")
             return _Lost(f"{address} answered {problem.status}: {problem}")
         if isinstance(problem, httpx.ConnectError) and "certificate" in str(problem).lower():
-            host = address.rpartition(":")[0].strip("[]")
-            what = validity.remedy(str(problem), host, self._connection.authority)
+            what = validity.remedy(str(problem), address, self._connection.authority, self._key)
             words = f"{address} does not prove that it is the server ({problem}). {what}"
-            # A certificate that has expired is renewed over there, and this site need not be started again.
-            return _Lost(words) if what == validity.RENEW else _Refused(words)
+            # A certificate that has expired is renewed over there, a clock set right: no need to start again.
+            mended = what == validity.RENEW or what.endswith(validity.SET_CLOCK)
+            return _Lost(words) if mended else _Refused(words)
+        if self._key is not None and isinstance(problem, httpx.RemoteProtocolError | httpx.ReadError):
+            return _Lost(
+                f"{address} closed the connection ({problem}). If this goes on, this site's key is not "
+                "registered there: fedsolve keys register NAME.pub."
+            )
         if isinstance(problem, httpx.HTTPError | OSError):
             return _Lost(f"{address} cannot be reached ({type(problem).__name__}: {problem}).")
         return problem
@@ -232,27 +239,3 @@ class _Lost(Exception):
 
 class _Refused(CohortError):
     """The server refuses us; trying again does not help."""
-
-
-def _public(key: Any) -> str:
-    """The public key of a private one, as servers list it."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return str(public.decode("ascii"))
-
-
-def _load_key(path: Path) -> Any:
-    """The site's private key."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except OSError as problem:
-        raise DataError(f"cannot read the key {path}: {problem.strerror or problem}.") from problem
-    except (ValueError, TypeError) as problem:
-        raise DataError(f"{path} is not a private key of OpenSSH's form ({problem}).") from problem
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DataError(f"{path} is not an elliptic-curve key. Make one with 'fedsolve keys'.")
-    return key

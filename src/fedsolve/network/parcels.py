@@ -8,14 +8,21 @@ The note is filled up with spaces, so that numbers in the bytes lie where proces
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array, canonical_json
+from fedsolve.arrays import Array
+from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
-from fedsolve.network.wire import Note, note_from, strange
+
+Note = dict[str, Any]
+
+LARGEST = 8 << 30
+"""Bytes that one message may hold unless another limit is given."""
 
 _MAGIC = b"FSPARCEL"
 _ALIGNED = 64
@@ -66,3 +73,19 @@ def open_parcel(body: Array, digest: str) -> tuple[Note, Array]:
 def read_parcel(path: str, digest: str) -> tuple[Note, Array]:
     """The same from a file."""
     return open_parcel(np.fromfile(path, dtype=np.uint8), digest)
+
+
+def note_from(text: Any) -> Note:
+    """The note in a JSON text."""
+    try:
+        note = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise strange(str(problem)) from problem
+    if not isinstance(note, dict):
+        raise strange("its note is not a table")
+    return note
+
+
+def strange(why: str) -> TermError:
+    """The refusal of a message that is not one of ours."""
+    return TermError(f"this message was not written by fedsolve: {why}.")

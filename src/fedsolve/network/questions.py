@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from fedsolve import formats
+from fedsolve import version
 from fedsolve.errors import TermError
 from fedsolve.federation.cohort import CohortReport, Missing
+from fedsolve.network.agreement import Agreement
 from fedsolve.network.link import Link, Reply
+from fedsolve.network.parcels import Note
 from fedsolve.network.roster import Roster
-from fedsolve.network.wire import Note
 
 Policy = Literal["wait", "continue", "error"]
 T = TypeVar("T")
@@ -32,7 +33,7 @@ _TELL_EVERY = 10.0
 
 @dataclass(frozen=True)
 class Waiting:
-    """How long a node is waited for in one exchange; `FlowerFederation` says what each of these means."""
+    """How long a node is waited for in one exchange; `NetworkFederation` says what each of these means."""
 
     missing: Policy
     patience: float | None
@@ -63,35 +64,41 @@ class _Asked:
     told: float = 0.0
 
 
+@dataclass(frozen=True)
+class Talk:
+    """Between whom questions go, what they have agreed on, and how long is waited.
+
+    tell_once: tells people what is being waited for, but not the same thing twice.
+    """
+
+    link: Link
+    roster: Roster
+    agreement: Agreement
+    waiting: Waiting
+    tell_once: Callable[[str], None]
+
+
 class Questions:
     """Open questions to members, by name, until the answer of each is taken.
 
-    report:    where it is noted who was asked again; who is missing or has answered is not asked any more.
-    started:   when patience begins.
-    send:      sends these members what they are asked now; the ids under which they answer.
-    where:     what people are told that is being waited for.
-    tell_once: tells people what is being waited for, but not the same thing twice.
+    report:  where it is noted who was asked again; who is missing or has answered is not asked any more.
+    where:   what people are told that is being waited for.
+    send:    sends these members what they are asked now; the ids under which they answer.
+    started: when patience begins; now when None.
     """
 
     def __init__(
         self,
-        link: Link,
-        roster: Roster,
+        talk: Talk,
         report: CohortReport,
-        waiting: Waiting,
-        started: float,
-        send: Callable[[Sequence[str]], list[str]],
         where: str,
-        tell_once: Callable[[str], None],
+        send: Callable[[Sequence[str]], list[str]],
+        started: float | None = None,
     ) -> None:
-        self._link = link
-        self._roster = roster
-        self._report = report
-        self._waiting = waiting
-        self._deadline = deadline(waiting.patience, started)
-        self._send = send
-        self._where = where
-        self._tell_once = tell_once
+        self._link, self._roster, self._waiting = talk.link, talk.roster, talk.waiting
+        self._tell_once = talk.tell_once
+        self._report, self._where, self._send = report, where, send
+        self._deadline = deadline(talk.waiting.patience, started)
         self._asked: dict[str, _Asked] = {}
 
     def ask(self, names: Sequence[str]) -> None:
@@ -195,10 +202,8 @@ def check_reply(name: str, reply: Reply, wanted: Note) -> None:
     if reply.failure is not None:
         raise Missing("failed", str(reply.failure))
     note = reply.note
-    if note.get("fedsolve") != formats.PROTOCOL.version:
-        raise Missing(
-            "failed", f"it speaks protocol {note.get('fedsolve')}, the server {formats.PROTOCOL.version}"
-        )
+    if note.get("fedsolve") != version.PROTOCOL:
+        raise Missing("failed", f"it speaks protocol {note.get('fedsolve')}, the server {version.PROTOCOL}")
     if not note.get("ok"):
         raise Missing("failed", f"{note.get('error')}: {note.get('message')}")
     for part, value in wanted.items():

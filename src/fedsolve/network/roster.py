@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from fedsolve.federation.cohort import plain
 from fedsolve.network.agreement import Agreement, unfit
 from fedsolve.network.link import Link, Node, Reply, check_sent
-from fedsolve.network.wire import Note
+from fedsolve.network.parcels import Note
 
 
 @dataclass
@@ -49,10 +49,6 @@ class Roster:
     def present(self) -> list[str]:
         """Names of the members that are there, sorted, as of the last look."""
         return sorted(name for name, member in self.members.items() if member.online)
-
-    def enrol(self, members: Mapping[str, Node]) -> None:
-        """Make these nodes members without asking them."""
-        self.members = {name: Member(name, node) for name, node in members.items()}
 
     def why_refused(self) -> str:
         """A sentence on the nodes that were refused; empty if there are none."""

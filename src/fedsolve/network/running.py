@@ -15,68 +15,48 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsolve import container
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import CohortError, FedsolveError, ModelFileError
-from fedsolve.federation.calibrated import Calibrated
 from fedsolve.federation.card import training_card
 from fedsolve.federation.cohort import CohortReport
-from fedsolve.federation.engine import DrawsSeeds, Federation, Spec
-from fedsolve.federation.followers import Follower
-from fedsolve.federation.method import Method, Record, record_from, unwrapped
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.followers import Follower, Followers
+from fedsolve.federation.method import Record, record_from
+from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import class_list, labels_from_note, labels_note
 from fedsolve.model import Model, load_model
-from fedsolve.network.flower import FlowerFederation
+from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.site_columns import numbers_schema
-from fedsolve.schema import Schema
+from fedsolve.tables.schema import Schema
 
-Federate = Callable[[Spec | None, Callable[[CohortReport], None]], FlowerFederation]
+Federate = Callable[[Spec | None, Callable[[CohortReport], None]], NetworkFederation]
 
-Around = Callable[[FlowerFederation, Callable[[CohortReport], None]], Federation]
+Around = Callable[[NetworkFederation, Callable[[CohortReport], None]], Federation]
 """The engine that a method sees, around the one that carries its messages."""
 
 _LATE = 20.0
 """Seconds that sites have to connect again to a server that has nothing more to ask."""
 
 
+_MEASURED = "measured"
 _AFRESH = "Put a copy of it back, or start afresh with another state folder."
 
 
-@dataclass
 class State:
     """The state folder of one run."""
 
-    folder: Path
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model.safetensors"
-
-    @property
-    def report(self) -> Path:
-        return self.folder / "report.json"
-
-    @property
-    def secure(self) -> Path:
-        return self.folder / "secure"
-
-    @property
-    def over(self) -> Path:
-        return self.folder / "over"
-
-    @property
-    def _agreement(self) -> Path:
-        return self.folder / "agreement.json"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reports: list[dict[str, Any]] = []
+        self.history: list[dict[str, Any]] = []
+        self.measured: dict[str, float] = {}
+        self.checkpoint, self.model = folder / "checkpoint.safetensors", folder / "model.safetensors"
+        self.report, self.secure, self.over = folder / "report.json", folder / "secure", folder / "over"
+        self._agreement = folder / "agreement.json"
 
     def agreed(self) -> Spec | None:
         """What an earlier part of this run agreed on; None at its beginning."""
@@ -86,7 +66,7 @@ class State:
         note = self._agreed_note()
         try:
             classes = labels_from_note(note["classes"])
-            return Spec(note["features"], classes, note["outputs"], FlowerFederation.prefers)
+            return Spec(note["features"], classes, note["outputs"], NetworkFederation.prefers)
         except (ValueError, KeyError, TypeError) as problem:
             raise ModelFileError(f"{self._agreement} is damaged ({problem}). {_AFRESH}") from problem
 
@@ -120,16 +100,17 @@ class State:
                     "Give what it was started with, or choose another state folder."
                 )
 
-    def agree(self, spec: Spec, federation: FlowerFederation) -> None:
+    def agree(self, spec: Spec, federation: NetworkFederation) -> None:
         note = {
             "features": spec.features,
             "classes": labels_note(spec.classes),
             "outputs": spec.outputs,
             "clients": federation.expected,
-            "run": federation.run,
-            "columns": federation.columns,
-            "sites": federation.sites,
+            "run": federation.agreement.run,
+            "columns": federation.agreement.columns,
+            "sites": None if (only := federation.agreement.only) is None else sorted(only),
             "schema": None if federation.schema is None else federation.schema.digest,
+            "rows": federation.agreement.schema_note(),
         }
         container.write_atomically(self._agreement, container.sealed_json(note))
 
@@ -152,70 +133,79 @@ class State:
 
 
 def run_method(
-    method: Method[Any],
+    recipe: Recipe[Any],
     federate: Federate,
     state: State,
     follow: Sequence[Follower] = (),
     around: Around | None = None,
+    score: Callable[[Federation, Model], dict[str, float]] | None = None,
 ) -> tuple[Model, Federation]:
     """Train from the state folder's checkpoint on, or from the beginning; writes model and report.
 
-    follow: who hears of it besides the report.
+    follow: who hears of it besides the report. score: measures the model; the report has what it found.
     around: the engine that the method is trained over, such as secure sums, around the one that carries its
             messages. What is given with the model is that one.
     """
     state.folder.mkdir(parents=True, exist_ok=True)
     state.recall()
-    started = time.time()
     about: dict[str, Any] = {
-        "method": _key(method),
-        "parameters": method.parameters(),
-        "calibrated": isinstance(method, Calibrated),
-        "started": _clock(started),
+        "method": recipe.method.key,
+        "parameters": recipe.method.parameters(),
+        "calibrated": recipe.calibrate,
+        "started": _clock(time.time()),
+        "status": "running",
     }
 
     def heard(report: CohortReport) -> None:
         entry = dataclasses.asdict(report) | {"coverage": report.coverage, "at": _clock(time.time())}
         del entry["coming"]  # of the moment
         state.reports.append(entry)
-        state.write_report(**about, status="running")
+        state.write_report(**about)
 
     def advanced(record: Record, expected: int) -> None:
         state.history[record.exchange :] = [record.as_dict()]
 
     federation = federate(state.agreed(), heard)
     try:
-        state.check(federation.given, federation.task, schema=federation.schema)
+        state.check(federation.given, federation.agreement.task, schema=federation.schema)
         if state.agreed() is not None and isinstance(run := state.noted("run"), str):
-            federation.run = run  # for the sites it is the same one
-            federation.columns = state.noted("columns")
-            federation.sites = state.noted("sites")
+            agreement = federation.agreement
+            agreement.run = run  # for the sites it is the same one
+            agreement.columns, sites = state.noted("columns"), state.noted("sites")
+            agreement.only = None if sites is None else frozenset(sites)
         spec = federation.describe()
-        rows = federation.schema or numbers_schema(federation.columns, spec.classes)
-        unwrapped(method).check_source(None if rows is None else rows.extractor)
+        if recipe.schema is None and federation.schema is not None:  # that the sites have proposed
+            recipe = dataclasses.replace(recipe, schema=federation.schema)
+        rows = federation.schema or numbers_schema(federation.agreement.columns, spec.classes)
+        recipe.method.check_source(None if rows is None else rows.extractor)
         state.agree(spec, federation)
         engine: Federation = federation if around is None else around(federation, heard)
-        if isinstance(engine, DrawsSeeds):
-            method = engine.seeded(method, spec)
-            about["seed"] = method.parameters().get("seed")
-        model: Model = method.fit(engine, state.checkpoint, resume=True, progress=advanced, follow=follow)
+        if around is not None:
+            recipe = engine.seeded(recipe, spec)
+            about["seed"] = recipe.method.parameters().get("seed")
+        model: Model = recipe.fit(engine, state.checkpoint, resume=True, follow=[advanced, *follow])
         model.check_finite("the model, which was not saved,")
     except FedsolveError as problem:
-        state.write_report(**about, status="stopped", why=str(problem))
+        state.write_report(**about | {"status": "stopped", "why": str(problem)})
         with suppress(FedsolveError):
             federation.tell_all(f"the run stopped: {problem}")
         raise
     if model.schema is None:
-        model.schema = numbers_schema(federation.columns, spec.classes)
-    model.card = training_card(model, method)
+        model.schema = numbers_schema(federation.agreement.columns, spec.classes)
+    model.card = training_card(model, recipe)
     state.over.unlink(missing_ok=True)
     model.save(state.model)
     state.history = [record.as_dict() for record in model.history]
-    state.write_report(**about, status="complete", model=str(state.model))
+    about |= {"status": "complete", "model": str(state.model)}
+    state.write_report(**about)
+    if score is not None:
+        about[_MEASURED] = state.measured = score(engine, model)
+        state.write_report(**about)
+        Followers(*follow).scored(state.measured)
     return model, engine
 
 
-def say_over(federation: FlowerFederation, state: State) -> None:
+def say_over(federation: NetworkFederation, state: State) -> None:
     """Tell the sites that the run is over, and remember that they were told."""
     federation.tell_all("the run is complete", over=True)
     container.write_atomically(state.over, b"")
@@ -225,29 +215,32 @@ def say_over_late(federate: Federate, state: State, patience: float = _LATE) -> 
     """The same for a server that was killed before it could: tells the sites that are still there."""
     federation = federate(state.agreed(), lambda report: None)
     if isinstance(run := state.noted("run"), str):
-        federation.run = run
+        federation.agreement.run = run
     with suppress(CohortError):  # some may have heard it and left
         federation.describe(patience)
     say_over(federation, state)
 
 
 def finished(
-    method: Method[Any],
+    recipe: Recipe[Any],
     state: State,
     classes: Sequence[Any] | None = None,
     task: str = "classification",
     clients: int | None = None,
     schema: Schema | None = None,
+    scored: bool = False,
 ) -> Model | None:
     """The model of a run that this folder holds complete; None where there is still something to do.
 
+    scored: whether it must have been measured, too.
     A complete run of another method, or with other classes, task, schema or number of clients, is refused.
     """
     report = state.recall()
-    if report.get("status") != "complete" or not state.model.exists():
+    state.measured = dict(report.get(_MEASURED) or {})
+    if report.get("status") != "complete" or not state.model.exists() or scored > bool(state.measured):
         return None
-    asked = json.loads(json.dumps(method.parameters()))
-    same = (_key(method), asked, isinstance(method, Calibrated))
+    asked = json.loads(json.dumps(recipe.method.parameters()))
+    same = (recipe.method.key, asked, recipe.calibrate)
     if (report.get("method"), report.get("parameters"), report.get("calibrated", False)) != same:
         raise ModelFileError(
             f"{state.folder} holds a complete run of {report.get('method')} with other parameters. "
@@ -257,10 +250,6 @@ def finished(
     model = load_model(state.model)
     model.history = tuple(record_from(dict(entry)) for entry in state.history)
     return model
-
-
-def _key(method: Method[Any]) -> str:
-    return unwrapped(method).key
 
 
 def _clock(seconds: float) -> str:

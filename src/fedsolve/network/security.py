@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Generic, TypeVar, cast
 
 from fedsolve import container
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, FedsolveError, ModelFileError
 from fedsolve.network.certificates import (
     elliptic,
     load_certificate,
@@ -19,19 +20,11 @@ from fedsolve.network.certificates import (
     verify_dates,
     verify_pair,
 )
-from fedsolve.network.keyfolder import (
-    Keys as Keys,
-)
-from fedsolve.network.keyfolder import (
-    private_folder,
-    site_name,
-    verify_private,
-    write_private,
-)
+from fedsolve.network.ciphers import ec, exceptions, serialization
+from fedsolve.network.keyfolder import Keys as Keys
+from fedsolve.network.keyfolder import private_folder, site_name, verify_private, write_private
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+T = TypeVar("T")
 
 _LEAST_SITES = 3
 """With which a secure sum can be made."""
@@ -39,7 +32,7 @@ _LEAST_SITES = 3
 
 @dataclass(frozen=True)
 class Site:
-    """A registered site: its name, its public key as one OpenSSH line, and as Flower stores it (PEM)."""
+    """A registered site: its name, its public key as one OpenSSH line and in PEM form."""
 
     name: str
     line: str
@@ -54,8 +47,6 @@ class Site:
 
 def create_client(keys: Keys, name: str) -> Site:
     """A key pair for a site. Run it at the site: then the private key never leaves the building."""
-    from cryptography.hazmat.primitives import serialization
-
     private, public = keys.client_key(name), keys.client_public_key(name)
     for path in (private, public):
         if path.exists():
@@ -183,14 +174,17 @@ def verify_client(keys: Keys, name: str) -> None:
 
 
 def load_client_key(keys: Keys, name: str) -> ec.EllipticCurvePrivateKey:
-    """A site's private key, as Flower's node reads it."""
-    from cryptography.hazmat.primitives import serialization
-
+    """The private key of the site of this name."""
     path = keys.client_key(name)
     if not path.exists():
         raise ModelFileError(
             f"{path} is missing. Make the site's key: fedsolve keys client {name} --keys {keys.folder}"
         )
+    return site_key(path)
+
+
+def site_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A site's private key in a file."""
     return elliptic(path, lambda data: serialization.load_ssh_private_key(data, None))
 
 
@@ -201,8 +195,6 @@ def own_site(keys: Keys, name: str) -> Site:
 
 def believed_keys(keys: Keys, name: str) -> dict[str, ec.EllipticCurvePublicKey]:
     """At a site: the public keys that it believes, its own too, by name; refused where they are too few."""
-    from cryptography.hazmat.primitives import serialization
-
     known, own = known_sites(keys), own_site(keys, name)
     if known.get(name, own).pem != own.pem:
         raise ModelFileError(
@@ -223,40 +215,72 @@ def believed_keys(keys: Keys, name: str) -> dict[str, ec.EllipticCurvePublicKey]
     return found
 
 
+class WatchedFile(Generic[T]):
+    """What `read` makes of a file, made anew when the file changes.
+
+    failed: called once with why it cannot be read; what it gives counts until the file changes again.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], T], failed: Callable[[Exception], T]) -> None:
+        self._path, self._read, self._failed = path, read, failed
+        self._seen: object = None
+        self._found: T
+
+    def __call__(self) -> T:
+        try:
+            state = self._path.stat()
+            seen: object = (state.st_mtime_ns, state.st_size, state.st_ino)
+        except OSError as problem:
+            seen = str(problem)
+        if seen != self._seen:
+            try:
+                if isinstance(seen, str):
+                    raise ModelFileError(seen)
+                self._found = self._read()
+            except FedsolveError as problem:
+                self._found = self._failed(problem)
+            self._seen = seen
+        return self._found
+
+
+def latest_keys(
+    keys: Keys, name: str, tell: Callable[[str], None]
+) -> Callable[[], dict[str, ec.EllipticCurvePublicKey]]:
+    """At a site: the keys that it believes, read again when its roster changes."""
+    known = believed_keys(keys, name)
+
+    def read() -> dict[str, ec.EllipticCurvePublicKey]:
+        nonlocal known
+        found = believed_keys(keys, name)
+        if found != known:
+            tell(f"the roster has changed: {', '.join(sorted(found.keys() - {name}))}")
+            known = found
+        return known
+
+    def failed(problem: Exception) -> dict[str, ec.EllipticCurvePublicKey]:
+        tell(f"{problem} The roster of before stays in force.")
+        return known
+
+    return WatchedFile(keys.roster_file, read, failed)
+
+
 def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
     """The site that a private key stands for."""
     return _site(_openssh(key.public_key(), name), name)
 
 
-def signed_headers(keys: Keys, name: str, challenge: str) -> dict[str, str]:
-    """The headers with which a site asks whether it is known: its public key, and the challenge signed."""
-    from fedsolve.network.handshake import CHALLENGE, KEY, SIGNATURE, about_text, sign_text
-
-    key = load_client_key(keys, name)
-    signature = sign_text(key, about_text(challenge))
-    return {
-        KEY: base64.b64encode(site_of(key, name).pem).decode(),
-        CHALLENGE: challenge,
-        SIGNATURE: base64.b64encode(signature).decode(),
-    }
-
-
 def _site(line: str, where: str) -> Site:
-    """A site by its OpenSSH line; anything that Flower would not take is refused."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    """A site by its OpenSSH line; anything else is refused."""
     words = line.split()
     try:
         key = serialization.load_ssh_public_key(" ".join(words[:2]).encode())
-    except (ValueError, UnsupportedAlgorithm) as problem:
+    except (ValueError, exceptions.UnsupportedAlgorithm) as problem:
         raise DataError(
             f"{where} is not a public key in OpenSSH form ({problem}). "
             "The file to register is the site's NAME.pub, from 'fedsolve keys client NAME'."
         ) from problem
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise DataError(f"{where} is not a key on the curve P-384. Make one: fedsolve keys client NAME")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise DataError(f"{where} is not a key on the curve P-256. Make one: fedsolve keys client NAME")
     if len(words) != 3:
         raise DataError(f"{where} must have three words: type, key and the site's name, not {len(words)}.")
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -264,7 +288,5 @@ def _site(line: str, where: str) -> Site:
 
 
 def _openssh(key: ec.EllipticCurvePublicKey, name: str) -> str:
-    from cryptography.hazmat.primitives import serialization
-
     line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return f"{line.decode()} {name}"

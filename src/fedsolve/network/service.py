@@ -4,68 +4,47 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import shutil
 import socket
-import ssl
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from fedsolve import log_lines
-from fedsolve.errors import CohortError, DataError, ModelFileError
-from fedsolve.log_lines import Style
-from fedsolve.network.children import begin_log, check_running, last_line
+from fedsolve.errors import CohortError, ModelFileError
+from fedsolve.network import security
 from fedsolve.network.gate_link import GateLink
 from fedsolve.network.keyfolder import Keys, private_folder
+from fedsolve.watching import log_lines
+from fedsolve.watching.log_lines import Style
 
-_REGISTER_EVERY = 2.0
 
-
-class SiteList:
-    """The names of the registered sites. The list is read again when it changes.
+def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozenset[str]]:
+    """The names of the registered sites, read again when the list changes.
 
     A site that is added comes in, one that is removed is not asked any more.
     """
+    names: frozenset[str] | None = None
 
-    def __init__(self, keys: Keys, tell: Callable[[str], None] | None = None) -> None:
-        self._keys = keys
-        self._names: frozenset[str] = frozenset()
-        self._tell = tell or _warn
-        self._announced = ""
-        self._read: float | None = None
-        self._looked = 0.0
-        self.names()
+    def read() -> frozenset[str]:
+        nonlocal names
+        names = frozenset(security.registered(keys))
+        return names
 
-    def names(self) -> frozenset[str]:
-        """The sites that may take part now."""
-        from fedsolve.network.security import registered
+    def failed(problem: Exception) -> frozenset[str]:
+        # Half written, or replaced at this moment: the gate lets nobody in meanwhile. At the start
+        # there is no earlier list to go on with.
+        told = f"the list of registered sites {keys.registered_file} cannot be read ({problem})."
+        if names is None:
+            raise ModelFileError(told) from problem
+        tell(f"{told} The last list stays in force.")
+        return names
 
-        if self._read is not None and time.monotonic() - self._looked < _REGISTER_EVERY:
-            return self._names
-        self._looked = time.monotonic()
-        try:
-            changed = self._keys.registered_file.stat().st_mtime_ns
-            if changed != self._read:
-                self._names = frozenset(registered(self._keys))
-                self._read = changed
-            self._announced = ""
-        except (OSError, ModelFileError, DataError) as problem:
-            # Half written, or replaced at this moment: the gate lets nobody in meanwhile. At the start
-            # there is no earlier list to go on with.
-            if self._read is None:
-                raise _unreadable(self._keys.registered_file, problem) from problem
-            if str(problem) != self._announced:
-                self._announced = str(problem)
-                self._tell(
-                    f"{_unreadable(self._keys.registered_file, problem)} The last list stays in force."
-                )
-        return self._names
-
-
-def _unreadable(path: Path, problem: Exception) -> ModelFileError:
-    return ModelFileError(f"the list of registered sites {path} cannot be read ({problem}).")
+    found = security.WatchedFile(keys.registered_file, read, failed)
+    found()
+    return found
 
 
 def _warn(text: str) -> None:
@@ -84,7 +63,7 @@ def serving(
 
     tell: shows people at the server what is amiss but does not end the run. style: of the gate's log.
     """
-    sites = None if keys is None else SiteList(Keys(keys), tell)
+    sites = (lambda: None) if keys is None else site_names(Keys(keys), tell or _warn)
     mail = state / "mail"
     shutil.rmtree(mail, ignore_errors=True)  # what a server left that was killed
     private_folder(mail)
@@ -94,7 +73,7 @@ def serving(
             yield GateLink(
                 gate,
                 mail,
-                (lambda: None) if sites is None else sites.names,
+                sites,
                 lambda: check_running(gate, "the gate, through which sites connect,", log),
                 tell or _warn,
             )
@@ -118,7 +97,7 @@ def _gate(
             env={**os.environ, **log_lines.for_child(style, log)},
         )
     try:
-        _wait(process, listen, keys, log)
+        _wait(process, listen, log)
         yield process
     finally:
         process.terminate()
@@ -150,23 +129,44 @@ def check_free(host: str, port: int) -> None:
         ) from problem
 
 
-def _wait(process: subprocess.Popen[bytes], listen: str, keys: Path | None, log: Path) -> None:
-    """Wait until the gate answers."""
-    import httpx
+def _wait(process: subprocess.Popen[bytes], listen: str, log: Path) -> None:
+    """Wait until the gate says that it is open: its first line."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 60.0)
+    if not ready or not process.stdout.readline():
+        raise CohortError(
+            f"the gate does not open on {listen}: {last_line(log)} Is the port taken? (Log: {log})"
+        )
 
-    host, _, port = listen.rpartition(":")
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    # Only asks whether it is up, over loopback; those who connect from outside check the names.
-    context = ssl._create_unverified_context() if keys is not None else True
-    until = time.monotonic() + 60
-    with httpx.Client(verify=context, trust_env=False) as client:
-        while True:
-            with suppress(httpx.TransportError):
-                response = client.get(f"{'http' if keys is None else 'https'}://{host}:{port}/healthz")
-                if response.status_code == 200 and process.poll() is None:
-                    return
-            if process.poll() is not None or time.monotonic() > until:
-                raise CohortError(
-                    f"the gate does not open on {listen}: {last_line(log)} Is the port taken? (Log: {log})"
-                )
-            time.sleep(0.1)
+
+def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path) -> None:
+    """Raise if a process that the network needs has ended, with the last line of its log."""
+    if process is not None and process.poll() is not None:
+        raise CohortError(
+            f"{what} has ended (exit code {process.returncode}): {last_line(log)} (Log: {log}.) "
+            "Start again with the same state folder to go on."
+        )
+
+
+_STARTED = "== the process starts"
+
+
+def begin_log(path: Path, style: Style = "text") -> BinaryIO:
+    """The log of a process that is being started, which says so first: what stands before is another's."""
+    with suppress(OSError):
+        if path.stat().st_size > log_lines.MOST:
+            path.replace(path.with_name(f"{path.name}.1"))
+    stream = open(path, "ab")  # noqa: SIM115
+    stream.write(f"{log_lines.line(style, path.stem, 'INFO', _STARTED)}\n".encode())
+    stream.flush()
+    return stream
+
+
+def last_line(path: Path) -> str:
+    """The last line that the newest process wrote to its log."""
+    try:
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    last = log_lines.message_of(lines[-1].strip()) if lines else _STARTED
+    return "its log is empty." if last.endswith(_STARTED) else last

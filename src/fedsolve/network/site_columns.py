@@ -10,11 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from fedsolve.container import Array, canonical_json
+from fedsolve.arrays import Array
+from fedsolve.container import canonical_json
 from fedsolve.errors import did_you_mean
 from fedsolve.federation.cohort import plain
-from fedsolve.network.wire import Note
-from fedsolve.schema import Column, Extractor, Schema
+from fedsolve.network.parcels import Note
+from fedsolve.tables.schema import Extractor, Schema
 
 _LONGEST = 1 << 18
 """Characters of names that are sent; of longer ones the digest says whether they agree."""
@@ -129,11 +130,4 @@ def numbers_schema(note: Note | None, classes: Array | None) -> Schema | None:
     if note.get("extractor") is not None:
         known = () if classes is None else tuple(classes.tolist())
         return Schema(classes=known, extractor=Extractor(**note["extractor"]))
-    if note["names"] is None:
-        return None
-    names, label = note["names"], note["label"]
-    if len(set(names)) < len(names):
-        return None
-    columns = tuple(Column(name, missing="refuse") for name in names)
-    known = () if classes is None else tuple(classes.tolist())
-    return Schema(columns, None if label in names else label, known)
+    return Schema.of_numbers(note["names"] or (), classes, note["label"])

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import datetime
+import http.client
+import json
+import secrets
 import socket
 import ssl
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fedsolve import version
 from fedsolve.errors import FedsolveError
+from fedsolve.network.calls import ABOUT, PROCESS, SITE, WIRE
 from fedsolve.network.certificates import WARN_DAYS, load_certificate, now
+from fedsolve.network.gate_client import site_context
 from fedsolve.network.keyfolder import Keys
 
 RENEW = "At the server: fedsolve keys renew, then start it again; sites need nothing."
 NEW_AUTHORITY = "Begin anew: fedsolve keys init in another folder; send ca.crt to all sites."
 ASK_FOR_AUTHORITY = "Ask the server's operator for the new ca.crt."
-_PATIENCE = 5.0
+SET_CLOCK = "Set the wrong one right (NTP; timedatectl)."
+_PATIENCE = 10.0
+_CLOCKS_APART = 60.0
 
 
 @dataclass(frozen=True)
@@ -59,30 +69,79 @@ def of_site(keys: Keys) -> Validity:
     return Validity("the authority's certificate (ca.crt)", until, ASK_FOR_AUTHORITY)
 
 
-def as_served(host: str, port: int, authority: Path, patience: float = _PATIENCE) -> Validity | None:
-    """The certificate that a server shows; None where it cannot be reached straight or is not believed."""
-    context = ssl.create_default_context(cafile=str(authority))
+def shown(host: str, port: int, authority: Path, key: Any = None) -> Validity:
+    """The certificate that a server shows; an OSError or ValueError unless this authority signed it.
+
+    key: of the site that looks, which the gate otherwise takes for a stranger.
+    """
     with (
-        suppress(OSError, ValueError),
-        socket.create_connection((host, port), timeout=patience) as plain,
-        context.wrap_socket(plain, server_hostname=host) as secure,
+        socket.create_connection((host, port), timeout=_PATIENCE) as plain,
+        site_context(str(authority), key).wrap_socket(plain, server_hostname=host) as secure,
     ):
-        shown = secure.getpeercert() or {}
-        seconds = ssl.cert_time_to_seconds(str(shown.get("notAfter", "")))
+        seconds = ssl.cert_time_to_seconds(str((secure.getpeercert() or {}).get("notAfter", "")))
         until = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
         return Validity("the server's certificate", until, RENEW)
+
+
+def as_served(host: str, port: int, authority: Path, key: Any = None) -> Validity | None:
+    """The same; None where the server cannot be reached straight or is not believed."""
+    with suppress(OSError, ValueError):
+        return shown(host, port, authority, key)
     return None
 
 
-def remedy(reason: str, host: str, authority: Path | None) -> str:
-    """What to do about a certificate that was refused for this reason, in OpenSSL's words."""
-    words = reason.lower()
+def about(
+    host: str, port: int, authority: Path | None, key: Any = None, believed: bool = True
+) -> tuple[int, dict[str, Any]]:
+    """What a server answers a site that asks who it is: status and document.
+
+    believed: False asks whoever is there, whatever its certificate says.
+    """
+    link = http.client.HTTPConnection(host, port, timeout=_PATIENCE)
+    if authority is not None:
+        context = site_context(str(authority), key)
+        if not believed:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        link = http.client.HTTPSConnection(host, port, timeout=_PATIENCE, context=context)
+    mark = secrets.token_hex(16)
+    try:
+        link.request("GET", ABOUT, headers={WIRE: str(version.WIRE), PROCESS: mark, SITE: mark})
+        answer = link.getresponse()
+        return answer.status, json.loads(answer.read(100_000))
+    finally:
+        link.close()
+
+
+def clocks_apart(offset: float) -> str | None:
+    """What people should hear of a server's clock that is so many seconds ahead of this one's."""
+    if abs(offset) < _CLOCKS_APART:
+        return None
+    there = now() + datetime.timedelta(seconds=offset)
+    return (
+        f"this machine's clock says {now():%Y-%m-%d %H:%M:%S}, the server's {there:%Y-%m-%d %H:%M:%S} UTC. "
+        f"{SET_CLOCK}"
+    )
+
+
+def remedy(reason: str, address: str, authority: Path | None, key: Any = None) -> str:
+    """What to do about a certificate that was refused for this reason, in OpenSSL's words.
+
+    Where the server's clock is far from this one's, the clock is what people should look at. Nobody vouches
+    for what the server says then, so it is shown to people and used for nothing.
+    """
+    words, (host, _, port) = reason.lower(), address.rpartition(":")
+    host = host.strip("[]")
     if "mismatch" in words or "not match" in words or "not valid for" in words:
         return f"Use the name in the certificate; or at the server: fedsolve keys renew --host {host}"
+    if "expired" in words or "not yet valid" in words:
+        with suppress(OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+            there = about(host, int(port), authority, key, believed=False)[1]["time"]
+            if text := clocks_apart(float(there) - time.time()):
+                return text
     if "expired" in words:
         return ASK_FOR_AUTHORITY if _ended(authority) else RENEW
     if "not yet valid" in words:
-        return "Set this machine's clock."
+        return SET_CLOCK
     return "Compare ca.crt's fingerprint with the server's operator; if it differs, get the right one."
 
 

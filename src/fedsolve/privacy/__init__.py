@@ -2,6 +2,8 @@
 
     secure         the engine: a federation whose server sees sums only
     secure_client  the client's side of it: letters in, letters out
+    disclosure     what a client tells of its rows: cells, products, told
+    census         how many rows of all lie in which cells
     ledger         what a client remembers of sums
     verifying      a client's own copy of a run, by which it checks what is asked
     signed_questions  what it answers: what enough clients have checked
@@ -10,7 +12,6 @@
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site
     rules          what it does not help to open, from all that it remembers
-    row_digests    by which it notices that rows were added or removed
     run_store      what a server still knows of a run after a restart
     made_up        what answers to a request look like
     ring           terms in fixed point, added modulo 2^128 or 2^64
@@ -21,7 +22,7 @@
     unmasking      the server's side of one sum: notes passed on, terms added, masks removed
     notes          what the two sides tell each other, as bytes
     key_streams    masks drawn from a key and added to a vector
-    signatures     who is who: key messages signed with P-384
+    signatures     who is who: key messages signed with P-256
     primitives     the functions of the library `cryptography` used here
 
 Nothing here knows a network, and nothing is imported before it is used: cryptography is an optional extra.

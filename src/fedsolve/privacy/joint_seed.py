@@ -1,18 +1,22 @@
-"""A seed that nobody chose: each site commits to a number, then shows it; the seed is a hash of all of them.
+"""A seed that nobody chose: sites commit to a number, then show it; the seed is a hash of all of them.
 
     commit   what the run is about, but for the seed   -> SHA-256 of a secret number, signed
-    reveal   all sites' commitments                    -> the number, signed
-    seed     all sites' numbers                        -> the seed, as this site finds it
+    reveal   all commitments, and for which sites      -> the number, signed
+    seed     all numbers, told to every site           -> the seed, as this site finds it
+
+Of more than 64 sites, 64 draw for all (`notes.committee`), or four times as many as may collude: one that is
+honest among them is enough.
 
 A site shows its number once, when it knows that everybody is bound. A missing number voids the attempt, and
-sites allow few attempts: whoever shows last could otherwise choose among seeds.
+sites allow few attempts: whoever shows last could otherwise choose among seeds. A drawing is named by what
+the run is about and who takes part, so that there is one for each: asked again, it has the same seed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +32,15 @@ from fedsolve.container import (
 from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import CarriesLetters
-from fedsolve.privacy.notes import LEAST_COHORT, purpose
+from fedsolve.privacy.notes import LEAST_COHORT, Setup, committee, listed, purpose
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.signatures import Sign, Verify
 
 SEED_CHANNEL = "joint seed"
 """The channel of an engine on which these letters travel."""
+
+_LARGEST = 1 << 16
+"""Bytes of a reply: a number and a signature."""
 
 MOST_ATTEMPTS = 3
 """In one run. Each that is voided gives whoever voided it one more seed to choose from."""
@@ -45,11 +52,23 @@ _NUMBER_BYTES = 32
 _SEED_BITS = 48
 
 
+def about_circle(setup: Setup) -> str:
+    """A digest of what the circle of a setup is drawn for."""
+    return hashlib.sha256(purpose("circle", setup.run, setup.epoch)).hexdigest()
+
+
 def about_opening(opening: Mapping[str, Any]) -> str:
     """A digest of what a run is about, but for its seed."""
-    parameters = {name: value for name, value in opening["parameters"].items() if name != "seed"}
-    fixed = {name: opening.get(name) for name in ("method", "features", "outputs", "classes", "schema")}
+    asked = opening.get("chosen_by", opening)  # a seed is drawn once, before a method is chosen
+    parameters = {name: value for name, value in asked["parameters"].items() if name != "seed"}
+    fixed = {name: opening.get(name) for name in ("features", "outputs", "classes", "schema")}
+    fixed["method"] = asked["method"]
     return hashlib.sha256(canonical_json([fixed, parameters]).encode()).hexdigest()
+
+
+def drawing_of(about: str, names: Iterable[str]) -> str:
+    """The name of the one drawing of a seed for a run about this with these sites."""
+    return hashlib.sha256(purpose("drawing of a seed", about, sorted(names))).hexdigest()[:32]
 
 
 def seed_of(run: str, attempt: int, about: str, numbers: Mapping[str, str]) -> int:
@@ -92,13 +111,23 @@ class SeedBook:
         if self._path is not None:
             write_atomically(self._path, sealed_json(self._entries), private=True)
 
-    def check(self, opening: Mapping[str, Any]) -> None:
-        """Refuse an opening whose seed this site did not draw together with the others, for this very run."""
+    def drew(self, seed: int, about: str, names: Iterable[str] | None = None) -> bool:
+        """Whether this seed was drawn for this; names: by these very sites."""
+        run = None if names is None else drawing_of(about, names)
+        return any(
+            entry.get("seed") == seed and entry["about"] == about and run in (None, name.rpartition("/")[0])
+            for name, entry in self._entries.items()
+        )
+
+    def check(self, opening: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
+        """Refuse an opening whose seed this site did not draw together with the others, for this very run.
+
+        names: with these very sites; among seeds of other cohorts whoever asks could choose.
+        """
         seed = opening["parameters"].get("seed")
         if seed is None:
             return
-        about = about_opening(opening)
-        if not any(entry.get("seed") == seed and entry["about"] == about for entry in self._entries.values()):
+        if not self.drew(seed, about_opening(opening), names):
             raise TermError(
                 f"the seed {ascii(seed)[:20]} of this run was not drawn by all sites together for this "
                 "method, its parameters and classes; this site answers no other."
@@ -109,9 +138,15 @@ class SeedSite:
     """A site's side: letters in, letters out. random: anything but the default is for tests."""
 
     def __init__(
-        self, name: str, sign: Sign, verify: Verify, book: SeedBook, random: Random = secrets.token_bytes
+        self,
+        name: str,
+        sign: Sign,
+        verify: Verify,
+        book: SeedBook,
+        random: Random = secrets.token_bytes,
+        colluders: int = 0,
     ) -> None:
-        self.name = name
+        self.name, self._colluders = name, colluders
         self.book = book
         self._sign, self._verify, self._random = sign, verify, random
 
@@ -127,10 +162,25 @@ class SeedSite:
         entry = self.book.entry(run, attempt)
         if note.get("ask") == "commit":
             return self._commit(run, attempt, about, entry)
-        if entry is None or entry["about"] != about:
+        told = note.get("ask") == "seed" and (entry is None or "number" not in entry)  # others draw
+        if not told and (entry is None or entry["about"] != about):
             raise TermError(f"'{self.name}' has committed to nothing in this attempt to draw a seed.")
+        names = listed(note, "names")
+        if self.name not in names or len(names) < LEAST_COHORT:
+            raise TermError(f"'{self.name}' is not among at least {LEAST_COHORT} sites that draw a seed.")
+        if run != drawing_of(about, names):
+            raise TermError(
+                "a second seed is drawn for the same run and sites: whoever asks could choose between them."
+            )
+        drawing = committee(names, about, self._colluders)
+        if entry is None or told:
+            if self.name in drawing:
+                raise TermError(f"'{self.name}' has committed to nothing in this attempt to draw a seed.")
+            numbers = self._believed("reveal", run, attempt, about, _table(note, "numbers"))
+            check_all_shown(dict.fromkeys(drawing, ""), numbers)
+            return self._agreed(run, attempt, {"about": about}, numbers)
         if note.get("ask") == "reveal":
-            return self._reveal(run, attempt, entry, _table(note, "commitments"))
+            return self._reveal(run, attempt, entry, _table(note, "commitments"), drawing)
         if note.get("ask") == "seed":
             return self._seed(run, attempt, entry, _table(note, "numbers"))
         raise TermError(f"unknown letter {ascii(note.get('ask'))[:40]} about a seed.")
@@ -151,13 +201,18 @@ class SeedSite:
         return _letter(value=bound, signature=signature.hex())
 
     def _reveal(
-        self, run: str, attempt: int, entry: dict[str, Any], commitments: dict[str, tuple[str, str]]
+        self,
+        run: str,
+        attempt: int,
+        entry: dict[str, Any],
+        commitments: dict[str, tuple[str, str]],
+        drawing: Collection[str],
     ) -> bytes:
         bound = self._believed("commit", run, attempt, entry["about"], commitments)
         if entry.get("commitments", bound) != bound:
             raise TermError("this site has shown its number to other commitments; it is bound to those.")
-        if len(bound) < LEAST_COHORT or bound.get(self.name) != bound_by(entry["number"]):
-            raise TermError(f"'{self.name}' is not among at least {LEAST_COHORT} sites that committed.")
+        if set(bound) != set(drawing) or bound.get(self.name) != bound_by(entry["number"]):
+            raise TermError(f"the sites that draw are not those that committed, '{self.name}' among them.")
         if "commitments" not in entry:
             entry = {**entry, "commitments": bound}
             self.book.enter(run, attempt, entry)
@@ -173,6 +228,9 @@ class SeedSite:
         wrong = [name for name, number in shown.items() if bound_by(number) != bound[name]]
         if wrong:
             raise TermError(f"{sorted(wrong)[:5]} showed another number than it had committed to.")
+        return self._agreed(run, attempt, entry, shown)
+
+    def _agreed(self, run: str, attempt: int, entry: dict[str, Any], shown: Mapping[str, str]) -> bytes:
         seed = seed_of(run, attempt, entry["about"], shown)
         if entry.get("seed") != seed:
             self.book.enter(run, attempt, {**entry, "seed": seed})
@@ -200,13 +258,17 @@ def check_all_shown(bound: Mapping[str, str], shown: Mapping[str, str]) -> None:
         )
 
 
-def draw_seed(engine: CarriesLetters, names: Iterable[str], run: str, attempt: int, about: str) -> int:
+def draw_seed(
+    engine: CarriesLetters, names: Collection[str], attempt: int, about: str, colluders: int = 0
+) -> int:
     """The server's side: the seed that these sites draw; an error, by name, where one does not help."""
+    run, everybody = drawing_of(about, names), sorted(names)
+    drawing = sorted(committee(names, about, colluders))
 
-    def ask(what: str, **more: Any) -> dict[str, list[str]]:
+    def ask(what: str, asked: Collection[str], **more: Any) -> dict[str, list[str]]:
         letter = to_bytes({}, {"ask": what, "run": run, "attempt": attempt, "about": about, **more})
         found = {}
-        for name, reply in engine.carry(SEED_CHANNEL, dict.fromkeys(sorted(names), letter)):
+        for name, reply in engine.carry(SEED_CHANNEL, dict.fromkeys(asked, letter), _LARGEST):
             if isinstance(reply, Exception):
                 raise CohortError(
                     f"'{name}' does not help to draw the seed of this run: {plain(reply).rstrip('.')}. This "
@@ -216,9 +278,9 @@ def draw_seed(engine: CarriesLetters, names: Iterable[str], run: str, attempt: i
             found[name] = [str(note.get("value")), str(note.get("signature"))]
         return found
 
-    commitments = ask("commit")
-    numbers = ask("reveal", commitments=commitments)
-    seeds = {value for value, _ in ask("seed", numbers=numbers).values()}
+    commitments = ask("commit", drawing)
+    numbers = ask("reveal", drawing, commitments=commitments, names=everybody)
+    seeds = {value for value, _ in ask("seed", everybody, numbers=numbers, names=everybody).values()}
     if len(seeds) != 1:
         raise CohortError(
             f"the sites find {len(seeds)} different seeds. Install the same fedsolve everywhere."

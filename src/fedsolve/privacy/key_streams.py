@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.privacy.primitives import key_stream
 from fedsolve.privacy.ring import CHUNK, RingVector, add_wide, subtract_wide
 

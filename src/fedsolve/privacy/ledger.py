@@ -4,12 +4,14 @@ A client that helps to open totals keeps account of all that were opened, whoeve
 
 - one question per slot: a repeat gets the stored bytes, anything else a refusal;
 - an array is refused as too large for one limb once per request; then everything travels in two;
+- one layout per request and cohort, and its widened form;
 - one cohort per request: a straggler's term is not opened beside the total without it;
-- one cohort per run, with everybody in it who was asked, unless the client allows changes;
+- everybody is in a total who was asked, unless the client allows changes;
 - one list of a run's totals, which only grows, the same for all who open;
 - clients that were always in or out together form groups of at least 3, so that no combination of totals
-  is about fewer;
-- rows that changed since an earlier total changed by many.
+  is about fewer.
+
+Which rows totals were about, `disclosure` keeps.
 
 Whatever is entered is on the disk before the client sends anything that follows from it. Every line of
 ledger.jsonl ends in a digest of itself and of all before it: one that was changed, or is missing, shows.
@@ -25,9 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedsolve.container import Array, canonical_json, read, write_atomically
+from fedsolve.container import canonical_json, read, write_atomically
 from fedsolve.errors import CohortError, ModelFileError, TermError
 from fedsolve.privacy import rules
 from fedsolve.privacy.rules import Opening
@@ -37,20 +37,20 @@ __all__ = ["Ledger", "Opening"]
 _MARK = b"\t"
 _DIGITS = 32
 
+_FACTS = ("used", "layout", "pinned", "refused", "noise", "withdrawn")
+"""By slot: request, question, bytes. By request and cohort: layout and its widened form. By run: its opening.
+By request: an array too large for one limb. By slot: shares of noise. By site: that it has left.
+"""
+
 
 class Ledger:
     """A client's account: slots used, totals opened, rows that were in them."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.openings: list[Opening] = []
-        self._refused: dict[str, tuple[str, str]] = {}
-        self._used: dict[str, tuple[str, str]] = {}
-        self._sizes: dict[str, int] = {}
-        self._pinned: dict[str, str] = {}
-        self._splits: dict[str, float] = {}
+        self._facts: dict[str, dict[str, list[Any]]] = {kind: {} for kind in _FACTS}
+        self.withdrawn = self._facts["withdrawn"].keys()
         self._masked: tuple[str, bytes] | None = None
-        self._runs: dict[str, str] = {}
-        self._rows: dict[str, Array] = {}
         self._digest = ""
         self._folder = folder
         if folder is not None:
@@ -65,9 +65,10 @@ class Ledger:
 
     def stored(self, slot: str, question: str) -> bytes | None:
         """The bytes sent for this slot before, None where it is free; refused for another question."""
-        if slot not in self._used:
+        used = self._facts["used"].get(slot)
+        if used is None:
             return None
-        if self._used[slot][1] != question:
+        if used[1] != question:
             raise TermError(
                 f"slot {slot} has served another question; its masks would meet a second term and show the "
                 "difference. Ask with a new slot."
@@ -82,8 +83,7 @@ class Ledger:
         about = [slot, request, question, hashlib.sha256(secrets).hexdigest()]
         self._write("masked", canonical_json(about).encode() + b"\n" + masked)
         self._write("secrets", secrets)
-        self._append({"used": [slot, request, question, len(masked)]})
-        self._used[slot], self._sizes[slot] = (request, question), len(masked)
+        self._know("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
 
     def sent(self, slot: str) -> bytes:
@@ -95,85 +95,63 @@ class Ledger:
     def question_of(self, slot: str) -> str:
         """What names the question that a slot served: the request, its layout and its cohort."""
         self.request_of(slot)
-        return self._used[slot][1]
+        return str(self._facts["used"][slot][1])
 
     def answered(self, run: str) -> tuple[int, int]:
         """How many answers this client has given in a run, and their bytes."""
-        sizes = [size for slot, size in self._sizes.items() if slot.startswith(f"{run}/")]
+        sizes = [used[2] for slot, used in self._facts["used"].items() if slot.startswith(f"{run}/")]
         return len(sizes), sum(sizes)
 
     def pin(self, run: str, opening: str) -> None:
         """Enter the opening of a run at first contact; another one is refused."""
-        if run not in self._pinned:
-            self._append({"pinned": [run, opening]})
-            self._pinned[run] = opening
-        elif self._pinned[run] != opening:
+        if self._know("pinned", run, opening) != [opening]:
             raise TermError(
                 "the opening of this run (method, parameters, classes) is not the one that it began with."
             )
 
-    def refuse(self, request: str, question: str, array: str) -> None:
+    def refuse(self, request: str, array: str) -> None:
         """Enter that a request was refused as too large for one limb, because of this array."""
-        self._append({"refused": [request, question, array]})
-        self._refused[request] = (question, array)
+        self._know("refused", request, array)
 
-    def refused(self, request: str, question: str, narrow: bool) -> str | None:
-        """The array for which this question was refused; another about the size of the answer is too.
+    def refused(self, request: str) -> str | None:
+        """The array for which this request was refused in one limb."""
+        return next(iter(self._facts["refused"].get(request, [])), None)
 
-        Many such questions would find the size out.
+    def lay_out(self, request: str, cohort: Sequence[str], layout: str, widened: str) -> None:
+        """Enter in which layout a request is answered; refused in another than that and its widened form.
+
+        Rounded in many ways, an answer would show more digits than one of them has.
         """
-        known = self._refused.get(request) if narrow else None
-        if known is None:
-            return None
-        if known[0] != question:
+        name = hashlib.sha256(canonical_json([request, *cohort]).encode()).hexdigest()
+        if layout not in self._know("layout", name, layout, widened):
             raise TermError(
-                "this client has refused this request in one limb; it answers it in two limbs only."
+                "this question has been answered in another layout; it is answered in that one, or with all "
+                "arrays in two limbs."
             )
-        return known[1]
 
     def request_of(self, slot: str) -> str:
         """The digest of the request that a slot served."""
-        if slot not in self._used:
+        if slot not in self._facts["used"]:
             raise TermError(f"slot {slot} has not been used by this client.")
-        return self._used[slot][0]
+        return str(self._facts["used"][slot][0])
 
-    def split(self, run: str, key: str, share: float) -> None:
-        """Enter that a run asks about a part of its rows; of one key a second share is refused.
+    def withdraw(self, site: str) -> None:
+        """Enter that a site has left, which signed that it did: totals without it are opened."""
+        self._know("withdrawn", site)
 
-        Parts of one key lie within each other: totals of two of them would show the few rows between.
-        """
-        name = f"{self._runs.get(run, run)}/{key}"
-        if name not in self._splits:
-            self._append({"split": [name, share]})
-            self._splits[name] = share
-        elif self._splits[name] != share:
-            raise TermError(
-                f"these rows have been divided with the key {key} and a share of {self._splits[name]:g} held "
-                f"out; {share:g} too would show the rows between. Choose another key."
+    def need_noise(self, slot: str, shares: int) -> None:
+        """Enter how many honest sites must have added noise to the sum of a slot."""
+        self._know("noise", slot, shares)
+
+    def check_noise(self, slot: str, honest: int) -> None:
+        """Refuse to open a sum in which too few honest sites have added noise."""
+        if honest < (shares := self._facts["noise"].get(slot, [0])[0]):
+            raise CohortError(
+                f"{honest} honest sites are in this sum, and its noise is enough from {shares} on (honest). "
+                "Ask in a new slot, with a smaller share of honest sites, or with more sites."
             )
 
     # -- rows --------------------------------------------------------------------------------------
-
-    def begin(self, run: str, rows: Array, fewest: int, most_runs: int | None = None) -> None:
-        """Enter that a run begins with these rows (digests, sorted); refused where too few have changed."""
-        digest = hashlib.sha256(rows.tobytes()).hexdigest()
-        if self._runs.get(run, digest) != digest:
-            raise TermError("the rows have changed in the middle of this run. Put them back, or start anew.")
-        if run in self._runs:
-            return
-        for before in self._rows.values():
-            rules.enough_rows_changed(before, rows, fewest)
-        runs = sum(known == digest for known in self._runs.values())
-        if most_runs is not None and runs >= most_runs:
-            raise CohortError(
-                f"{runs} runs have used these rows, and this site's policy allows {most_runs} "
-                "(runs_per_rows). Raise it there, or wait for new rows."
-            )
-        if digest not in self._rows:
-            self._write(f"rows-{digest[:16]}.u64", rows.tobytes())
-            self._rows[digest] = rows
-        self._append({"run": [run, digest]})
-        self._runs[run] = digest
 
     def row_key(self) -> bytes:
         """A secret of this ledger with which rows are hashed: a file of digests shows nobody a row."""
@@ -186,9 +164,7 @@ class Ledger:
 
     # -- openings ----------------------------------------------------------------------------------
 
-    def learn(
-        self, run: str, told: Sequence[Opening], name: str, changing: bool, new: Opening | None = None
-    ) -> None:
+    def learn(self, run: str, told: Sequence[Opening], name: str, new: Opening | None = None) -> None:
         """Enter a run's totals as this client is told them; refused where a rule forbids one of them.
 
         new: the one of them that it is asked to open, and enters by itself.
@@ -201,12 +177,12 @@ class Ledger:
         for other in told[len(seen) :]:
             if other == new:
                 return
-            if name in other.cohort and all(other.request != request for request, _ in self._used.values()):
+            if name in other.cohort and all(other.request != u[0] for u in self._facts["used"].values()):
                 raise CohortError(
                     f"a total of this run is said to hold the term of '{name}', whose ledger knows nothing "
                     "of it. A client that lost its ledger sits the run out."
                 )
-            self._check(other, changing)
+            self._check(other)
             self._enter(other)
 
     def check(self, new: Opening, dropped: Sequence[str], changing: bool) -> None:
@@ -216,13 +192,16 @@ class Ledger:
                 f"{list(dropped)[:5]} did not answer, and this client only opens sums over all who were "
                 "asked (changing=True allows others)."
             )
-        self._check(new, changing)
+        self._check(new)
 
-    def _check(self, new: Opening, changing: bool) -> None:
-        if not changing:
-            rules.one_cohort_per_run(self.openings, new)
-        rules.one_cohort_per_request(self.openings, new)
-        rules.groups_of_three(self.openings, new)
+    def _check(self, new: Opening) -> None:
+        gone = self.withdrawn if self.withdrawn.isdisjoint(new.cohort) else ()
+        before = [
+            Opening(each.run, each.request, tuple(name for name in each.cohort if name not in gone))
+            for each in self.openings
+        ]
+        rules.one_cohort_per_request(before, new)
+        rules.groups_of_three(before, new)
 
     def open(self, new: Opening, secrets: bytes) -> None:
         """Enter an opening before it is sent."""
@@ -249,6 +228,13 @@ class Ledger:
     def _write(self, name: str, data: bytes) -> None:
         if self._folder is not None:
             write_atomically(self._folder / name, data, private=True)
+
+    def _know(self, kind: str, key: str, *values: Any) -> list[Any]:
+        """What is known of a key, and entered now where nothing is."""
+        if key not in self._facts[kind]:
+            self._append({kind: [key, *values]})
+            self._facts[kind][key] = list(values)
+        return self._facts[kind][key]
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._folder is not None:
@@ -300,36 +286,19 @@ class Ledger:
             return
         head, _, masked = read(path).partition(b"\n")
         slot, request, question, secrets = json.loads(head)
-        if slot not in self._used:  # stopped while it was entered, and not sent
+        if slot not in self._facts["used"]:  # stopped while it was entered, and not sent
             if hashlib.sha256(self.secrets or b"").hexdigest() != secrets:
                 return
-            self._append({"used": [slot, request, question, len(masked)]})
-            self._used[slot], self._sizes[slot] = (request, question), len(masked)
+            self._know("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
 
     def _take(self, entry: dict[str, Any]) -> None:
-        if "used" in entry:
-            slot, request, question, size = entry["used"]
-            self._used[slot], self._sizes[slot] = (request, question), size
-        elif "split" in entry:
-            name, share = entry["split"]
-            self._splits[name] = share
-        elif "pinned" in entry:
-            run, opening = entry["pinned"]
-            self._pinned[run] = opening
-        elif "refused" in entry:
-            request, question, array = entry["refused"]
-            self._refused[request] = (question, array)
-        elif "run" in entry:
-            run, digest = entry["run"]
-            self._runs[run] = digest
-            if digest not in self._rows:
-                assert self._folder is not None
-                stored = read(self._folder / f"rows-{digest[:16]}.u64")
-                self._rows[digest] = np.frombuffer(stored, dtype=np.uint64)
+        (kind, told), *_ = entry.items()
+        key, *values = [told] if isinstance(told, str) else told
+        if kind == "opened":
+            self.openings.append(Opening(key, values[0], tuple(values[1])))
         else:
-            run, request, cohort = entry["opened"]
-            self.openings.append(Opening(run, request, tuple(cohort)))
+            self._facts[kind][key] = values
 
 
 def _next(digest: str, line: bytes) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from fedsolve.errors import DataError
 from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.messages import Chain, Needs, Request
+from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.federation.participant import ClientData, Participant
 from fedsolve.privacy.ring_layout import Exponents, Layout
 
@@ -27,16 +27,26 @@ class MadeUpClient:
         """Where each array of an answer to this request stands; bounded: exponents by name alone."""
         if self._participant is None:
             self._participant = Participant("made-up rows", _made_up(self._describe(), chain))
-        term = self._participant.answer(request)
-        for _ in range(2):
-            if isinstance(term, Needs):
-                term = self._participant.answer(request.starting_at(term.have, chain))
-        assert not isinstance(term, Needs)
+        try:
+            term = _answer(self._participant, request, chain)
+        except DataError:  # rows like these cannot be: counts below zero, say. No rows have the same shapes.
+            data = self._participant.data
+            self._participant = Participant("no rows", data.taking(np.zeros(len(data), dtype=bool)))
+            term = _answer(self._participant, request, chain)
         own = [name for name in term.arrays if "@" in name]
         if own:
             raise DataError(f"the answers have {own[0]!r}, which is no addend of a sum.")
         by_name = {(name, term.shape(name)): e for name, e in bounded.items() if name in term.arrays}
         return Layout.of(term, {**exponents, **by_name})
+
+
+def _answer(participant: Participant, request: Request, chain: Chain) -> Term:
+    term = participant.answer(request)
+    for _ in range(2):
+        if isinstance(term, Needs):
+            term = participant.answer(request.starting_at(term.have, chain))
+    assert not isinstance(term, Needs)
+    return term
 
 
 def _made_up(spec: Spec, chain: Chain) -> ClientData:

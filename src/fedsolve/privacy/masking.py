@@ -1,13 +1,15 @@
 """The client's side of a secure sum: keys, shares of them, masked terms, and help to open a total.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017), against
-a semi-honest server, on the complete graph. A client u sends its term x in the ring as
+a semi-honest server, on the complete graph or, with many clients, on a sparse one (`graph`). A client u
+sends its term x in the ring as
 
     y_u = x_u + PRG(b_u) + sum over v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)
 
-where b_u is its own seed and s_uv what its key and v's agree on (X25519). In the sum over all clients the
-s_uv cancel. To remove the rest the members give shares (Shamir) of b_u for those who answered, and of the
-key behind s_uv for those who did not; never both of one client, which would show its term.
+where b_u is its own seed and s_uv what its key and its neighbour v's agree on (X25519). In the sum over all
+clients the s_uv cancel. To remove the rest the members give shares (Shamir) of b_u for those who answered,
+and of the key behind s_uv for those who did not; never both of one client, which would show its term. On a
+sparse graph a sum is over all members or not opened: no key is ever shown.
 
 Keys are made once for many sums: each slot has a key pair and a seed of its own, each shared by itself, so
 that a key opened for one sum opens nothing else. Calls, in this order:
@@ -24,13 +26,16 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array, from_bytes, to_bytes
+from fedsolve.arrays import Array
+from fedsolve.container import from_bytes, to_bytes
 from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.privacy.graph import around, check_graph
 from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.notes import (
     Question,
@@ -53,7 +58,9 @@ from fedsolve.privacy.primitives import KEY_BYTES, NONCE_BYTES, agree, derive, p
 from fedsolve.privacy.ring import RingVector
 from fedsolve.privacy.shamir import SHARE_BYTES, Random, split
 from fedsolve.privacy.signatures import Sign, Verify
-from fedsolve.privacy.witness import Evidence, masks_left
+from fedsolve.privacy.witness import Evidence, fingerprinted, masks_left
+
+Drawn = Callable[[Setup, Sequence[str]], bool]
 
 OF_KEY, OF_SEED = 0, 1
 """The two shares that a member holds of each slot of another."""
@@ -64,6 +71,7 @@ class Client:
 
     sign, verify: how key messages are signed, and whose signatures are believed; see `signatures`.
     colluders: how many members might side with the server; the threshold must allow for them.
+    drawn:     whether these members drew the circle of a setup together; asked for a sparse graph.
     random: where secrets come from; anything but the default is for tests.
     """
 
@@ -75,6 +83,7 @@ class Client:
         verify: Verify,
         *,
         colluders: int = 0,
+        drawn: Drawn = lambda setup, members: False,
         random: Random = secrets.token_bytes,
     ) -> None:
         self.setup = setup
@@ -82,12 +91,15 @@ class Client:
         self._sign = sign
         self._verify = verify
         self._colluders = colluders
+        self._drawn = drawn
         self._random = random
         self._channel = random(KEY_BYTES)
         # (slots, 2, 32): the private mask key and the self-mask seed of each slot.
-        drawn = [as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
-        self._secrets: Array = np.stack(drawn)
-        self._members: dict[str, SlotKeys] = {}
+        pairs = [as_array(random(2 * KEY_BYTES)).reshape(2, KEY_BYTES) for _ in range(setup.slots)]
+        self._secrets: Array = np.stack(pairs)
+        self._members: dict[str, SlotKeys] = {}  # itself and its neighbours
+        self._packed: dict[str, bytes] = {}
+        self._everybody: tuple[str, ...] = ()
         self._own_keys = b""
         self._shared: tuple[str, bytes] | None = None
         self._shares: dict[str, Array] = {}
@@ -111,7 +123,7 @@ class Client:
         return self._own_keys
 
     def share(self, keys: bytes) -> bytes:
-        """Shares of every slot's key and seed, sealed for each member; `keys` are all members' keys.
+        """Shares of every slot's key and seed, sealed for each neighbour, whose keys `keys` are.
 
         Refused when a signature is missing or wrong, or the threshold is too low for so many members. Until
         the others' shares have come, the same keys have the same answer.
@@ -121,24 +133,19 @@ class Client:
             return self._shared[1]
         if self._members:
             raise TermError(f"'{self.name}' has shared its secrets in this setup; they are shared once.")
-        notes = relayed(keys, "members", self.setup)
+        notes, everybody = relayed(keys, "members", self.setup)
         members = {name: self._verified(name, note) for name, note in notes.items()}
         if not self._own_keys or notes.get(self.name) != self._own_keys:
             raise TermError(f"'{self.name}' does not find its own keys among those of the members.")
+        self._check_members(everybody, notes)
         names, threshold = sorted(members), self.setup.threshold
-        least = least_threshold(len(names), self._colluders)
-        if not least <= threshold <= len(names):
-            raise CohortError(
-                f"a threshold of {threshold} among {len(names)} members is refused: it must lie between "
-                f"{least} and {len(names)} (more than half of the members and {self._colluders} colluders)."
-            )
         # (holders, slots, 2, 33)
         shares = np.empty((len(names), self.setup.slots, 2, SHARE_BYTES), dtype=np.uint8)
         for slot, pair in enumerate(self._secrets):
             for which in (OF_KEY, OF_SEED):
                 parts = split(pair[which].tobytes(), threshold, len(names), self._random)
                 shares[:, slot, which] = as_array(b"".join(parts)).reshape(-1, SHARE_BYTES)
-        self._members = members
+        self._members, self._everybody = members, tuple(everybody)
         sealed = {}
         for holder, name in enumerate(names):
             if name == self.name:
@@ -153,15 +160,37 @@ class Client:
         self._shared = (asked, pack("shares", self.setup, {"name": self.name, "names": others}, arrays))
         return self._shared[1]
 
+    def _check_members(self, everybody: Sequence[str], notes: Mapping[str, bytes]) -> None:
+        """Refuse keys of others than this client's neighbours, and a graph or threshold that is not safe."""
+        setup = self.setup
+        near = around(everybody, setup.degree, setup.circle).get(self.name, ())
+        if near != tuple(notes):
+            raise TermError(f"'{self.name}' was not shown the keys of its {setup.degree} neighbours.")
+        if setup.degree:
+            check_graph(len(everybody), setup.degree, setup.threshold, self._colluders)
+            if not self._drawn(setup, everybody):
+                raise TermError(
+                    "the order of the circle on which sites have neighbours was not drawn by these sites."
+                )
+            return
+        least = least_threshold(len(notes), self._colluders)
+        if not least <= setup.threshold <= len(notes):
+            raise CohortError(
+                f"a threshold of {setup.threshold} among {len(notes)} members is refused: it must lie "
+                f"between {least} and {len(notes)} (more than half of the members and {self._colluders} "
+                "colluders)."
+            )
+
     def receive(self, sealed: bytes) -> None:
         """Take the shares that the others sealed for this client. Who sent none cannot take part in sums."""
         self._need(bool(self._members) and len(self._shares) == 1, "shares come once, after one's own")
-        parts = relayed(sealed, "sealed", self.setup)
+        parts, _ = relayed(sealed, "sealed", self.setup)
         check_names(sorted(set(self._members) - {self.name}), list(parts), "a note with sealed shares")
-        if len(parts) + 1 < self.setup.least_cohort:
+        least = len(self._members) if self.setup.degree else self.setup.least_cohort
+        if len(parts) + 1 < least:
             raise CohortError(
                 f"{len(parts) + 1} of {len(self._members)} members shared their secrets; at least "
-                f"{self.setup.least_cohort} must. Start the setup again."
+                f"{least} must. Start the setup again."
             )
         found = {}
         shape = (self.setup.slots, 2, SHARE_BYTES)
@@ -190,9 +219,9 @@ class Client:
 
     @cached_property
     def _view(self) -> str:
-        """SHA-256 over the keys of all members, as this client was shown them."""
-        state = hashlib.sha256()
-        for name in sorted(self._members):
+        """SHA-256 over the names of all members and the keys of those whom all are shown."""
+        state = hashlib.sha256(purpose("members", list(self._everybody)))
+        for name in () if self.setup.degree else sorted(self._members):
             state.update(hashlib.sha256(self._members[name].signed_bytes(self.setup)).digest())
         return state.hexdigest()
 
@@ -200,12 +229,12 @@ class Client:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All members of the setup, once their keys are known."""
-        return tuple(sorted(self._members))
+        """All members of the setup, once they are known."""
+        return self._everybody
 
     @property
     def partners(self) -> tuple[str, ...]:
-        """The members with whom this client can take part in a sum, itself included."""
+        """The members who have shared their secrets with this client, itself included."""
         return tuple(sorted(self._shares))
 
     def mask(self, slot: int, vector: RingVector, cohort: Collection[str], context: bytes = b"") -> bytes:
@@ -216,7 +245,10 @@ class Client:
         names = tuple(sorted(cohort))
         question = Question(self.setup, slot, names, vector.wide, len(vector.single), context)
         self._need(len(self._shares) > 1, "shares must have been received first")
-        check_names(self.partners, names, "the cohort of this sum")
+        if self.setup.degree:
+            self._need(names == self._everybody, "with neighbours only, a sum is over all members")
+        else:
+            check_names(self.partners, names, "the cohort of this sum")
         self._need(self.name in names, "the cohort of a sum holds who answers")
         if len(names) < self.setup.least_cohort:
             raise CohortError(
@@ -232,8 +264,8 @@ class Client:
         self._cohorts[slot] = (digest, names)
         self._secrets[slot] = 0  # the others hold what can open this sum; nobody can mask with it again
         masks = [(derive(seed, self_purpose(digest, self.name)), 1)]
-        for other in names:
-            if other != self.name:
+        for other in self._members:
+            if other != self.name and other in names:
                 public = self._members[other].masks[slot].tobytes()
                 shared = agree(key, public, pair_purpose(digest, self.name, other))
                 masks.append((shared, sign_of_pair(self.name, other)))
@@ -257,6 +289,7 @@ class Client:
                 "another one."
             )
         self._need(self.name in there, "who is asked to open a sum is in it")
+        self._need(not gone or not self.setup.degree, "with neighbours only, a sum is over all members")
         if len(there) < self.setup.least_cohort:
             raise CohortError(
                 f"a sum over {len(there)} clients is not opened; it takes {self.setup.least_cohort}."
@@ -290,13 +323,15 @@ class Client:
         add_masks(total, masks_left(self.setup, slot, digest, self._members, evidence.seeds, evidence.keys))
         return total
 
-    def opening_of(self, slot: int, survivors: Sequence[str]) -> str:
-        """What names the opening of a slot for these survivors."""
+    def witness(self, slot: int, survivors: Sequence[str], masked: Array, digest: str) -> tuple[str, bytes]:
+        """The fingerprint of the masked term that was sent for a sum, and what is to be signed of it."""
         self._need(slot in self._cohorts, f"slot {slot} has not been used by this client")
-        return opening_digest(self._cohorts[slot][0], sorted(survivors))
+        opening = opening_digest(self._cohorts[slot][0], sorted(survivors))
+        bound = self._members[self.name].commitments[slot].tobytes()
+        return fingerprinted(masked, opening, digest, self.name, bound)
 
     def _held(self, slot: int, names: Sequence[str], which: int) -> Array:
-        rows = [self._shares[name][slot, which] for name in names]
+        rows = [self._shares[name][slot, which] for name in names if name in self._shares]
         return np.stack(rows) if rows else np.empty((0, SHARE_BYTES), dtype=np.uint8)
 
     def _need(self, holds: bool, what: str) -> None:
@@ -308,11 +343,13 @@ class Client:
     def save(self) -> bytes:
         """Everything this client knows, secrets included: for its own disk, readable by its owner alone."""
         members, shares = sorted(self._members), sorted(self._shares)
+        for name in self._members.keys() - self._packed.keys():  # they stay as they are
+            self._packed[name] = self._members[name].to_bytes(self.setup)
         arrays = {
             "channel": as_array(self._channel),
             "secrets": self._secrets,
             "own": as_array(self._own_keys),
-            **{f"member.{n}": as_array(self._members[m].to_bytes(self.setup)) for n, m in enumerate(members)},
+            **{f"member.{n}": as_array(self._packed[m]) for n, m in enumerate(members)},
             **{f"share.{n}": self._shares[m] for n, m in enumerate(shares)},
             **{f"opened.{slot}": as_array(reply) for slot, (_, reply) in self._opened.items()},
             **({} if self._shared is None else {"shared": as_array(self._shared[1])}),
@@ -321,6 +358,7 @@ class Client:
             "name": self.name,
             "shared": None if self._shared is None else self._shared[0],
             "members": members,
+            "everybody": list(self._everybody),
             "shares": shares,
             "cohorts": [[slot, digest, list(names)] for slot, (digest, names) in self._cohorts.items()],
             "opened": [[slot, digest] for slot, (digest, _) in self._opened.items()],
@@ -333,18 +371,15 @@ class Client:
         data: bytes,
         sign: Sign,
         verify: Verify,
-        *,
-        colluders: int = 0,
-        random: Random = secrets.token_bytes,
+        **settings: Any,
     ) -> Client:
-        """The client that `save` described."""
+        """The client that `save` described; settings as at its making."""
         arrays, note = from_bytes(data, what="this client's secrets", error=ModelFileError)
         try:
             if note["secure_client"] != 1:
                 raise ValueError(f"version {note['secure_client']}")
-            client = cls(
-                Setup(**note["setup"]), note["name"], sign, verify, colluders=colluders, random=random
-            )
+            client = cls(Setup(**note["setup"]), note["name"], sign, verify, **settings)
+            client._everybody = tuple(note["everybody"])
             client._channel = octets(arrays, "channel", (KEY_BYTES,)).tobytes()
             client._secrets = octets(arrays, "secrets", client._secrets.shape).copy()
             client._own_keys = octets(arrays, "own").tobytes()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array, canonical_json, from_bytes, to_bytes
+from fedsolve.arrays import Array
+from fedsolve.container import canonical_json, from_bytes, to_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.privacy.primitives import KEY_BYTES
 
@@ -24,16 +25,19 @@ LEAST_COHORT = 3
 class Setup:
     """One round of key making: for which run, the how-manieth in it, for how many sums, and the threshold.
 
-    slots: sums that the keys last for. threshold: how many members must help to open a sum.
+    slots: sums that the keys last for. threshold: how many members must help to open a sum; of each one's
+    neighbours, where `degree` says how many those are and the joint seed `circle` who (`graph`).
     """
 
     run: str
     epoch: int
     slots: int
     threshold: int
+    degree: int = 0
+    circle: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("epoch", 0), ("slots", 1), ("threshold", 1)):
+        for name, least in (("epoch", 0), ("slots", 1), ("threshold", 1), ("degree", 0), ("circle", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise DataError(f"{name} must be a whole number, at least {least}; got {value!r}.")
@@ -44,7 +48,7 @@ class Setup:
         return max(LEAST_COHORT, self.threshold)
 
     def note(self) -> dict[str, Any]:
-        return {"run": self.run, "epoch": self.epoch, "slots": self.slots, "threshold": self.threshold}
+        return dict(vars(self))
 
 
 def least_threshold(members: int, colluders: int = 0) -> int:
@@ -56,10 +60,28 @@ def least_threshold(members: int, colluders: int = 0) -> int:
 
 
 def least_verified(colluders: int = 0) -> int:
-    """The fewest sites of a run whose questions are checked: whoever checks sees totals and can take its own
-    term off, as colluders can, and three are left.
+    """The fewest sites of a run whose questions are checked. Whoever checks sees totals and can take its own
+    term off; of three sites it learns the sum of the other two.
     """
-    return LEAST_COHORT + 1 + colluders
+    return LEAST_COHORT + colluders
+
+
+COMMITTEE = 64
+"""Sites that draw a seed, or may check a question, for all others; everybody where there are no more."""
+
+
+def committee(names: Collection[str], about: str, colluders: int = 0) -> list[str]:
+    """Who of these acts for all, in an order that follows from what it is about."""
+
+    def rank(name: str) -> bytes:
+        return hashlib.sha256(purpose("committee", about, name)).digest()
+
+    return sorted(names, key=rank)[: max(COMMITTEE, 4 * colluders)]
+
+
+def signatures_needed(sites: int, colluders: int) -> int:
+    """How many of a committee must agree: then one of them is honest, and no two agreements differ."""
+    return least_threshold(min(sites, max(COMMITTEE, 4 * colluders)), colluders)
 
 
 def purpose(*parts: Any) -> bytes:
@@ -162,18 +184,21 @@ def sign_of_pair(name: str, other: str) -> int:
     return 1 if name < other else -1
 
 
-def relay(message: str, setup: Setup, parts: Mapping[str, bytes]) -> bytes:
-    """Bytes of several senders in one note, by name."""
+def relay(
+    message: str, setup: Setup, parts: Mapping[str, bytes], members: Sequence[str] | None = None
+) -> bytes:
+    """Bytes of several senders in one note, by name; members: all who take part, where others do, too."""
     names = sorted(parts)
     arrays = {str(place): as_array(parts[name]) for place, name in enumerate(names)}
-    return pack(message, setup, {"names": names}, arrays)
+    note = {"names": names, "members": names if members is None else sorted(members)}
+    return pack(message, setup, note, arrays)
 
 
-def relayed(data: bytes, message: str, setup: Setup) -> dict[str, bytes]:
-    """What `relay` put together."""
+def relayed(data: bytes, message: str, setup: Setup) -> tuple[dict[str, bytes], list[str]]:
+    """What `relay` put together, and all who take part."""
     arrays, note = unpack(data, message, setup)
-    names = listed(note, "names")
-    return {name: octets(arrays, str(place)).tobytes() for place, name in enumerate(names)}
+    parts = {name: octets(arrays, str(n)).tobytes() for n, name in enumerate(listed(note, "names"))}
+    return parts, listed(note, "members")
 
 
 def pack(message: str, setup: Setup, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

@@ -11,25 +11,26 @@ A file policy.toml; what it does not name keeps its strict default:
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.container import Array, read
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.client_data import TABLE_BLOCK, ClientData
+from fedsolve.federation.encoding import request_digest
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.federation.parts import part_of
+from fedsolve.federation.noisy_sums import release_of
+from fedsolve.federation.participant import kind_of
 from fedsolve.labels import labels_from_note
+from fedsolve.parameters import from_table, read_toml
+from fedsolve.privacy.budget import Budget
+from fedsolve.privacy.census import Limits
 
 _MATRICES = 4
 """Square matrices of a method's largest side that a client may have in memory at once."""
@@ -43,16 +44,17 @@ class SitePolicy:
     parameters:  by name of a method's parameter, the smallest and the largest value.
     width:       longest side of a matrix that is made, sent or received.
     memory:      for the matrices of a request. bytes_up, exchanges: in one run.
-    runs_per_rows: runs in which the same rows may take part.
-    fewest_rows: of this site in all, and by how many rows two runs may differ, if they differ.
-    fewest_rows_per_class: of each class that this site has.
+    fewest_rows: of all sites in every cell of rows (class by fold) that a total is about.
+    rows_per_width: rows of all sites for each column of a product, such as a Gram matrix.
+    told:        numbers told for each number that the rows hold, at most, over all answers ever given.
     largest_number: in blocks of the model and in requests.
+    epsilon_total: what all noisy answers about a row may cost together, with delta_total; 0: no budget. With
+                 one, nothing is answered without noise.
     changing:    whether sums are opened that lack a site, and a run's cohort may change.
     colluders:   sites that might side with the server.
     joint_seed:  whether a method's seed must have been drawn by all sites together.
-    verified:    whether sites must have checked a question against the totals that were opened, where a run
-                 has enough of them for that. signatures: how many must have; 0: more than half of the sites.
-                 A number refuses runs of fewer sites than can check.
+    verified:    whether sites must have checked a question against the totals that were opened; runs of
+                 too few sites for that are refused. signatures: how many must have; 0: more than half.
     """
 
     methods: tuple[str, ...] | None = None
@@ -62,10 +64,12 @@ class SitePolicy:
     memory: int = 2 << 30
     bytes_up: int = 4 << 30
     exchanges: int = 200
-    runs_per_rows: int = 20
-    fewest_rows: int = 20
-    fewest_rows_per_class: int = 1
+    fewest_rows: int = 10
+    rows_per_width: float = 2.0
+    told: float = 0.5
     largest_number: float = 1e9
+    epsilon_total: float = 0.0
+    delta_total: float = 1e-5
     changing: bool = False
     colluders: int = 0
     joint_seed: bool = True
@@ -74,49 +78,26 @@ class SitePolicy:
 
     @classmethod
     def from_file(cls, path: str | Path) -> SitePolicy:
-        """The policy in a TOML file; unknown names and wrong types are refused."""
-        try:
-            given = tomllib.loads(read(path).decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-            raise DataError(f"the policy {path} is not TOML ({problem}).") from problem
-        names = {part.name for part in dataclasses.fields(cls)}
-        for name, value in given.items():
-            if name not in names:
-                close = get_close_matches(name, names, 1)
-                hint = f" Did you mean '{close[0]}'?" if close else f" It may have {sorted(names)}."
-                raise DataError(f"the policy {path} has an unknown entry '{name}'.{hint}")
-            given[name] = _value(path, name, value)
-        return cls(**given)
+        """The policy in a TOML file; unknown names, wrong types and negative numbers are refused."""
+        policy = from_table(cls, read_toml(path), f"the policy {path}")
+        for name, value in vars(policy).items():
+            if isinstance(value, int | float) and value < 0:
+                raise DataError(f"'{name}' in the policy {path} must be at least 0; got {value!r}.")
+        return policy
+
+    @property
+    def limits(self) -> Limits:
+        """What the disclosure rules ask for."""
+        return Limits(self.fewest_rows, max(1, self.colluders), self.rows_per_width, self.told)
 
     # -- what is refused ---------------------------------------------------------------------------
-
-    def check_rows(self, data: ClientData) -> None:
-        """Refuse to take part with few rows. The numbers stay out of what the server hears."""
-        if len(data) < self.fewest_rows:
-            raise DataError(
-                f"this site has {len(data)} rows, and its policy asks for {self.fewest_rows} (fewest_rows)."
-            )
-        if self.fewest_rows_per_class > 1 and data.labels.ndim == 1:
-            classes, counts = np.unique(data.own_labels(), return_counts=True)
-            if counts.min() < self.fewest_rows_per_class:
-                raise DataError(
-                    f"this site has {counts.min()} rows of class {classes[counts.argmin()]}, and its policy "
-                    f"asks for {self.fewest_rows_per_class} (fewest_rows_per_class)."
-                )
-
-    def check_part(self, rows: int, all_rows: int) -> None:
-        """Refuse a question about few rows, or about all but few."""
-        if min(rows, all_rows - rows) < self.fewest_rows:
-            raise DataError(
-                f"asked about a part of {rows} of this site's {all_rows} rows; its policy asks for "
-                f"{self.fewest_rows} in it and outside of it (fewest_rows)."
-            )
 
     def check_opening(self, opening: Mapping[str, Any]) -> None:
         """Refuse a method, its parameters, or a width that this site does not agree to."""
         key, parameters = str(opening["method"]), dict(opening["parameters"])
-        if self.methods is not None and key not in self.methods:
-            raise TermError(f"this site's policy allows the methods {list(self.methods)}, not '{key}'.")
+        asked = str(opening.get("chosen_by", opening)["method"])
+        if self.methods is not None and asked not in self.methods:
+            raise TermError(f"this site's policy allows the methods {list(self.methods)}, not '{asked}'.")
         for name, (least, most) in self.parameters.items():
             value = parameters.get(name)
             if isinstance(value, int | float) and not least <= value <= most:
@@ -162,17 +143,15 @@ class SitePolicy:
 class PolicyGuard:
     """Holds what a participant is asked to a policy, before each of its steps."""
 
-    def __init__(self, policy: SitePolicy) -> None:
-        self.policy = policy
+    def __init__(self, policy: SitePolicy, budget: Budget | None = None) -> None:
+        self.policy, self.budget = policy, budget
         self._seen: set[str] = set()
 
     def check(self, request: Request, chain: Chain, data: ClientData) -> None:
         """Refuse a request, by name, that the policy forbids."""
         policy = self.policy
-        policy.check_rows(data)
-        part = part_of(request, chain)
-        if part is not None:
-            policy.check_part(len(part.of(data)), len(data))
+        if self.budget is not None:
+            self.budget.check(request, chain)
         policy.check_arrays(request.arrays, f"the request '{request.kind}'")
         if request.position:
             for place, block in enumerate(chain.blocks):
@@ -183,26 +162,11 @@ class PolicyGuard:
                 policy.check_arrays(block.arrays, f"block {place} of the model")
                 self._seen.add(chain.digests[place + 1])
 
-
-def _value(path: str | Path, name: str, value: Any) -> Any:
-    """An entry of a policy in the type of its field."""
-    default = SitePolicy.__dataclass_fields__[name].default
-    if name in ("methods", "statistics"):
-        good = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        made: Any = tuple(value) if good else None
-    elif name == "parameters":
-        ranges = value.values() if isinstance(value, dict) else [None]
-        good = all(isinstance(r, list) and len(r) == 2 and all(map(_is_number, r)) for r in ranges)
-        made = {key: tuple(r) for key, r in value.items()} if good else None
-    elif isinstance(default, bool):
-        good, made = isinstance(value, bool), value
-    else:
-        good = _is_number(value) and value >= 0 and (isinstance(default, float) or isinstance(value, int))
-        made = value
-    if not good:
-        raise DataError(f"the policy {path}: '{name}' cannot be {value!r}.")
-    return made
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    def check_and_pay(self, request: Request, chain: Chain, data: ClientData) -> None:
+        """The same at a site that sends plain terms, whose noise the server adds: paid for here too."""
+        self.check(request, chain, data)
+        release = release_of(request, chain, kind_of(request.kind).releases)
+        if self.budget is not None and release is not None:
+            # A question that rests on a noisy total is asked in one run only. The first of a run is not.
+            again = request.position > 1 + int(TABLE_BLOCK in chain.blocks[-1].note)
+            self.budget.pay(data, request_digest(request) if again else "", release.mu)

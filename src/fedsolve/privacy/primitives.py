@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from fedsolve.errors import DataError, TermError
@@ -29,12 +30,15 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
+@lru_cache(maxsize=8)  # one key meets those of all neighbours in turn
+def _private_key(private: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(private)
+
+
 def agree(private: bytes, public: bytes, purpose: bytes) -> bytes:
     """The AES-256 key that two X25519 key pairs have in common for one purpose (HKDF-SHA256)."""
     try:
-        shared = X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(public)
-        )
+        shared = _private_key(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as problem:  # a point of small order would give a key that everybody knows
         raise TermError("a public key is not a usable X25519 key; its owner must make new ones.") from problem
     return derive(shared, purpose)

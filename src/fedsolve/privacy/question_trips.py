@@ -17,10 +17,10 @@ from fedsolve.federation.cohort import plain
 from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.privacy.notes import Setup, as_array, least_threshold, pack, text, unpack
+from fedsolve.privacy.notes import Setup, as_array, committee, pack, signatures_needed, text, unpack
 from fedsolve.privacy.run_store import RunStore
 from fedsolve.privacy.secure_client import CHANNEL
-from fedsolve.privacy.witness import Evidence, signers_of
+from fedsolve.privacy.witness import Evidence
 
 _LARGEST = 1 << 16
 """Bytes of a reply."""
@@ -54,10 +54,12 @@ class QuestionTrips:
         self._chain: Chain | None = None
         self._position, self._opening = 0, ""
         self.absorbs = False
-        kept = store.training() if resumed else None
+        self._found: tuple[str, dict[str, str]] = ("", {})
+        kept = store.note("training") if resumed else None
         if kept is not None:
             self._training, self._signers = kept["training"], list(kept["signers"])
-            self._position, self._opening, self.absorbs = kept["position"], kept["opening"], True
+            self._position, self._opening = kept["position"], kept["opening"]
+            self.absorbs, self._found = bool(self._signers), tuple(kept["found"])
             found = store.evidence()
             self._evidence = found[1] if found is not None and found[0] == self._training else None
 
@@ -79,11 +81,17 @@ class QuestionTrips:
         """The signatures that go with a question; an error, by name, where too few sites agree to it."""
         if request.position:
             self._chain = chain
-        needed = self._signatures or least_threshold(len(clients), self._colluders)
+        if self._found[0] == digest:  # agreed to before the server was stopped
+            return {"training": self._training, "cohort": sorted(clients), "signatures": self._found[1]}
+        if not self._signers:
+            self._keep()
+        needed = self._signatures or signatures_needed(len(clients), self._colluders)
+        able = committee(clients, self._training, self._colluders)
+        able = list(clients) if self._signatures else able
         told = self._letter(request, digest, setup, clients, prefers)
         found: dict[str, str] = {}
         reasons: dict[str, str] = {}
-        first = list(clients) if self._everybody else signers_of(clients, self._training, needed)
+        first = able if self._everybody else committee(able, self._training, self._colluders)[:needed]
         asked = [name for name in self._signers if name in clients] or first
         while asked and len(found) < needed:
             for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST):
@@ -95,7 +103,7 @@ class QuestionTrips:
                 except Exception as problem:
                     reasons[name] = plain(problem)
             # Others may stand in for sites that do not check, as long as nothing has been checked yet.
-            rest = [name for name in clients if name not in found and name not in reasons]
+            rest = [name for name in able if name not in found and name not in reasons]
             asked = rest[: needed - len(found)] if not self._signers else []
         if len(found) < needed:
             said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
@@ -108,9 +116,13 @@ class QuestionTrips:
             self._signers = self._signers or sorted(found)
             if request.position:
                 self._position, self._opening = request.position, chain.digests[1]
-            kept = {"training": self._training, "signers": self._signers}
-            self._store.keep_training({**kept, "position": self._position, "opening": self._opening})
-        return {"training": self._training, "signatures": found}
+            self._found = (digest, found)
+            self._keep()
+        return {"training": self._training, "cohort": sorted(clients), "signatures": found}
+
+    def _keep(self) -> None:
+        kept = {"training": self._training, "signers": self._signers, "found": list(self._found)}
+        self._store.keep_note("training", {**kept, "position": self._position, "opening": self._opening})
 
     def _letter(
         self, request: Request, digest: str, setup: Setup, clients: Sequence[str], prefers: str
@@ -122,7 +134,7 @@ class QuestionTrips:
                     "no training has begun whose model sites could know; they check questions about models "
                     "that their own totals made. Evaluate after training, or unchecked (verify=False)."
                 )
-            self._recipe = {name: chain.blocks[0].note["opening"][name] for name in ("method", "parameters")}
+            self._recipe = {name: chain.opening[name] for name in ("method", "parameters")}
         first = min(self._position, len(chain)) if chain.digests[1:2] == [self._opening] else 0
         blocks = tuple(chain.blocks[first:])
         model = Request("model", 0, 0, (), position=len(chain), digest=chain.digest, blocks=blocks)

@@ -15,12 +15,10 @@ e is 0 for two limbs: their upper limb counts whole units, their lower one 64 mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term, pack_triangle, unpack_triangle
 from fedsolve.privacy.ring_layout import HEADROOM_BITS, Layout
@@ -84,27 +82,6 @@ class RingVector:
 
     def copy(self) -> RingVector:
         return RingVector(self.limbs.copy(), self.wide)
-
-    def add(self, other: RingVector) -> None:
-        """Add another vector in place, modulo the ring."""
-        self._combine(other, add_wide, np.add)
-
-    def subtract(self, other: RingVector) -> None:
-        """Subtract another vector in place, modulo the ring."""
-        self._combine(other, subtract_wide, np.subtract)
-
-    def _combine(self, other: RingVector, both: Callable[..., None], one: Callable[..., Any]) -> None:
-        if self.wide != other.wide or len(self.limbs) != len(other.limbs):
-            raise TermError(
-                f"ring vectors do not fit together: {other.wide} wide numbers in {len(other.limbs)} limbs, "
-                f"expected {self.wide} in {len(self.limbs)}. All participants must answer the same request."
-            )
-        mine, theirs = (self.low, self.high), (other.low, other.high)
-        carry = np.empty(min(CHUNK, self.wide), dtype=bool)
-        for start in range(0, self.wide, CHUNK):
-            part = slice(start, start + CHUNK)
-            both(mine[0][part], mine[1][part], theirs[0][part], theirs[1][part], carry)
-        one(self.single, other.single, out=self.single)
 
 
 def add_wide(low: Array, high: Array, other_low: Array, other_high: Array, carry: Array) -> None:

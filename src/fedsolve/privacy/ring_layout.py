@@ -6,19 +6,22 @@ A layout follows from the request alone, never from a client's rows, so that it 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term, packed_size
 
 HEADROOM_BITS = 62
 """A sum uses at most this many bits of a signed limb; the one left over makes damaged sums show."""
 
-LARGEST_EXPONENT = 900
+LEAST_EXPONENT, LARGEST_EXPONENT = 0, 900
+"""Of one limb. A coarser one would tell on which side of a step a sum lies."""
 
 Kind = TypeVar("Kind")
 
@@ -82,6 +85,10 @@ class Layout:
         """Numbers in one limb."""
         return sum(f.size for f in self.fields if f.exponent is not None)
 
+    def digest(self) -> str:
+        """Names this layout."""
+        return hashlib.sha256(canonical_json(self.note()).encode()).hexdigest()[:32]
+
     def places(self) -> Iterator[tuple[Field, slice]]:
         """Each array with its place among the numbers of its kind."""
         start = {True: 0, False: 0}
@@ -125,7 +132,7 @@ def _field(name: Any, shape: Any, symmetric: Any, exponent: Any) -> Field:
     sides = tuple(_of_type(int, side) for side in shape)
     if min(sides, default=0) < 0 or (symmetric and (len(sides) != 2 or sides[0] != sides[1])):
         raise ValueError(f"an array of shape {sides}")
-    if exponent is not None and abs(_of_type(int, exponent)) > LARGEST_EXPONENT:
+    if exponent is not None and not LEAST_EXPONENT <= _of_type(int, exponent) <= LARGEST_EXPONENT:
         raise ValueError(f"an exponent of {exponent}")
     return Field(_of_type(str, name), sides, _of_type(bool, symmetric), exponent)
 
@@ -134,20 +141,3 @@ def _of_type(kind: type[Kind], value: Any) -> Kind:
     if type(value) is not kind:
         raise TypeError(f"{ascii(value)[:40]} is no {kind.__name__}")
     return value
-
-
-def exponents_note(exponents: Exponents) -> list[list[Any]]:
-    """Exponents as JSON values, for a request."""
-    return [[name, list(shape), exponent] for (name, shape), exponent in sorted(exponents.items())]
-
-
-def exponents_from(note: Any) -> dict[tuple[str, tuple[int, ...]], int]:
-    """The exponents of `exponents_note`; anything else is refused."""
-    try:
-        found = {(str(name), tuple(int(side) for side in shape)): exponent for name, shape, exponent in note}
-    except (TypeError, ValueError) as problem:
-        raise TermError(f"the exponents of this request are damaged ({problem}).") from problem
-    for (name, _), exponent in found.items():
-        if type(exponent) is not int or abs(exponent) > LARGEST_EXPONENT:
-            raise TermError(f"the exponent of '{name}' must be a whole number; got {ascii(exponent)[:40]}.")
-    return found

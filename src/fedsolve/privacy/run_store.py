@@ -5,6 +5,7 @@
     FOLDER/training.json         which training is under way, and which sites check its questions
     FOLDER/seed.json             the seed that all clients drew, or how far that is
     FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody has to open it
+    FOLDER/census.safetensors    what shows the latest stage of the census
     FOLDER/evidence.safetensors  what shows the latest total to the sites that check questions
 
 Without a folder nothing is kept; a run that stops then begins anew.
@@ -17,14 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import (
-    from_bytes,
-    from_sealed_json,
-    read,
-    sealed_json,
-    to_bytes,
-    write_atomically,
-)
+from fedsolve.container import from_bytes, from_sealed_json, read, sealed_json, to_bytes, write_atomically
 from fedsolve.errors import ModelFileError, TermError
 from fedsolve.privacy.notes import Setup, as_array, octets
 from fedsolve.privacy.ring_layout import Layout
@@ -53,6 +47,8 @@ class Course:
     invited: who is asked for keys in a setup under way. members: who took part in the last one.
     cohort:  whom the last total is over.
     opened:  all totals that anybody was asked to open, in order. sizes: of `KnownTotals`.
+    census:  history of the rows of this run, by its census; None before it is complete.
+    stage:   of the census, where one is under way. accounts: histories that each client can go on from.
     """
 
     run: str
@@ -65,6 +61,9 @@ class Course:
     cohort: tuple[str, ...] | None = None
     opened: list[Opening] = field(default_factory=list)
     sizes: list[list[Any]] = field(default_factory=list)
+    census: str | None = None
+    stage: dict[str, Any] | None = None
+    accounts: dict[str, list[Any]] = field(default_factory=dict)
     asked: Asked | None = None
 
     def note(self) -> dict[str, Any]:
@@ -92,7 +91,13 @@ class RunStore:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._course = None if folder is None else self._read_course(folder / "course.json")
+        note = self.note("course")
+        try:
+            self._course = None if note is None else Course.from_note(note)
+        except (KeyError, TypeError, ValueError, TermError) as problem:
+            raise ModelFileError(
+                f"{folder}/course.json is damaged ({type(problem).__name__}: {problem}). {_ANEW}"
+            ) from problem
 
     def resume(self, opening: str) -> Course | None:
         """The run that this folder holds, once, if it began with this opening."""
@@ -101,7 +106,7 @@ class RunStore:
 
     def keep(self, course: Course) -> None:
         """Write down where the run is."""
-        self._write("course.json", sealed_json(course.note()))
+        self.keep_note("course", course.note())
 
     def keep_setup(self, setup: Setup, keys: dict[str, bytes], shares: dict[str, bytes]) -> None:
         """Write down what the members sent in a setup."""
@@ -122,7 +127,7 @@ class RunStore:
         server = Server(setup)
         for name in note["keys"]:
             server.add_keys(name, octets(arrays, f"keys.{name}").tobytes())
-        server.keys()
+        server.keys_for(server.members[0])
         for name in note["shares"]:
             server.add_shares(name, octets(arrays, f"shares.{name}").tobytes())
         return server
@@ -141,6 +146,17 @@ class RunStore:
         arrays, note = found
         return WordSum(arrays["limbs"], arrays["carries"], note["wide"]), tuple(note["survivors"])
 
+    def keep_census(self, told: bytes) -> None:
+        """Write down what clients are told of the latest stage of a census."""
+        self._write("census.safetensors", told)
+
+    def census(self, setup: Setup) -> bytes:
+        """What clients of this setup are told of the latest stage of a census; empty where there is none."""
+        found = self._read("census.safetensors")
+        if self._folder is None or found is None or found[1].get("setup") != setup.note():
+            return b""
+        return read(self._folder / "census.safetensors")
+
     def keep_evidence(self, training: str, evidence: Evidence) -> None:
         """Write down what shows the latest total of a training to the sites that check questions."""
         arrays, note = evidence.parts()
@@ -154,28 +170,16 @@ class RunStore:
             return None
         return found[1]["training"], Evidence.from_parts(found[0], found[1]["evidence"])
 
-    def keep_training(self, note: dict[str, Any]) -> None:
-        """Write down which training is under way, and who checks its questions."""
-        self._write("training.json", sealed_json(note))
+    def keep_note(self, name: str, note: dict[str, Any]) -> None:
+        """Write down the training under way, or where the drawing of a seed is."""
+        self._write(f"{name}.json", sealed_json(note))
 
-    def training(self) -> dict[str, Any] | None:
-        """The training that was written down."""
-        path = None if self._folder is None else self._folder / "training.json"
+    def note(self, name: str) -> dict[str, Any] | None:
+        """What was written down under this name."""
+        path = None if self._folder is None else self._folder / f"{name}.json"
         if path is None or not path.exists():
             return None
         return from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
-
-    def keep_seed(self, note: dict[str, Any]) -> None:
-        """Write down where the drawing of a seed is."""
-        self._write("seed.json", sealed_json(note))
-
-    def seed(self, about: str) -> dict[str, Any] | None:
-        """What was written down of a seed for this."""
-        path = None if self._folder is None else self._folder / "seed.json"
-        if path is None or not path.exists():
-            return None
-        note = from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
-        return note if note.get("about") == about else None
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -188,15 +192,3 @@ class RunStore:
             return None
         path = self._folder / name
         return from_bytes(read(path), what=str(path), error=ModelFileError)
-
-    @staticmethod
-    def _read_course(path: Path) -> Course | None:
-        if not path.exists():
-            return None
-        try:
-            note = from_sealed_json(read(path), what=str(path), error=ModelFileError, remedy=_ANEW)
-            return Course.from_note(note)
-        except (KeyError, TypeError, ValueError, TermError) as problem:
-            raise ModelFileError(
-                f"{path} is damaged ({type(problem).__name__}: {problem}). {_ANEW}"
-            ) from problem

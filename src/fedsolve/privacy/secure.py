@@ -1,39 +1,51 @@
 """A federation whose server sees sums only, around an engine that carries letters to clients.
 
-Two trips per run make keys; every exchange takes two more, one for the masked terms, one to open their sum,
-and one before them where clients check the question.
+Two trips per run make keys, and two for each stage of the `census` count the rows in their cells; the next
+question tells what was counted. Every exchange takes two more, one for the masked terms, one to open their
+sum, and one before them where clients check the question.
 Methods see totals as in any federation, except that nobody learns who has no rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from fedsolve.checks import check_choice, check_whole
+import numpy as np
+
+from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import CohortReport, plain
+from fedsolve.federation.cohort import CohortReport, departed, plain
 from fedsolve.federation.encoding import decode_request, encode_request
-from fedsolve.federation.engine import CarriesLetters, Federation, KeepsStates, KnowsHoldings, Spec
-from fedsolve.federation.holdings import Holdings
+from fedsolve.federation.engine import CarriesLetters, Federation, Spec
 from fedsolve.federation.local import LocalFederation
-from fedsolve.federation.messages import Chain, Request, Total
-from fedsolve.federation.method import Method
-from fedsolve.federation.recipes import recipe
-from fedsolve.privacy.joint_seed import about_opening, draw_seed
+from fedsolve.federation.messages import Chain, Request, Term, Total
+from fedsolve.federation.participant import kind_of
+from fedsolve.federation.recipe import Recipe
+from fedsolve.labels import labels_note
+from fedsolve.privacy.census import CensusStage, Limits
+from fedsolve.privacy.graph import SPARSE_FROM, degree_for
+from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import (
     LEAST_COHORT,
     Setup,
+    as_array,
+    committee,
     least_threshold,
     least_verified,
     octets,
+    pack,
+    purpose,
+    signatures_needed,
     text,
     unpack,
 )
@@ -42,6 +54,7 @@ from fedsolve.privacy.ring import decode
 from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
+    CENSUS,
     CHANNEL,
     SecureClient,
     check_method,
@@ -54,9 +67,10 @@ from fedsolve.privacy.secure_client import (
 from fedsolve.privacy.sizes import KnownTotals
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from fedsolve.privacy.witness import Evidence, slot_name
+from fedsolve.tables.fingerprints import Holdings
 
 if TYPE_CHECKING:
-    from fedsolve.model import Model
+    pass
 
 _SLOTS = 8
 """Sums that the keys of one setup last for where the length of the run is not known."""
@@ -64,8 +78,8 @@ _SLOTS = 8
 _MOST_SLOTS = 32
 """Longer runs make new keys in between: shares of many slots take time before the first exchange."""
 
-_SPARE_SLOTS = 2
-"""For an evaluation, and for an array that does not fit into one limb."""
+_SPARE_SLOTS = 6
+"""For the stages of the census, an evaluation, and an array that does not fit into one limb."""
 
 _SLACK = 1 << 20
 """Bytes that a reply may take besides its numbers."""
@@ -79,15 +93,17 @@ class _OneLimbFailed(Exception):
         self.names = names
 
 
-class SecureFederation:
+class SecureFederation(Federation):
     """A federation around another one, in which nobody sees a client's term.
 
     threshold: how many clients must help to open a sum; the fewest that are safe when None.
-    colluders: how many clients might side with the server.
+    colluders: how many clients might side with the server. dropouts: which part of them may leave before
+               they have helped to open a sum. Both say how many neighbours a client has among many (`graph`).
     missing:   "error" stops at the first client that fails, naming it; "continue" goes on with those present,
                which the clients must allow too:
     changing:  whether clients open sums that lack somebody who was asked, and let a run's cohort change. Also
                then, clients that were always in or out together must be at least three.
+    limits:    of the disclosure rules, for clients of this process.
     ledgers:   folder with one folder per client, in which it keeps account of what it opened; in memory when
                None, which forgets at the end of this object.
     verify:    whether clients check every question against the totals that were opened, before anybody
@@ -106,10 +122,12 @@ class SecureFederation:
         *,
         threshold: int | None = None,
         colluders: int = 0,
+        dropouts: float = 0.1,
         missing: Literal["error", "continue"] = "error",
         changing: bool = False,
         verify: bool | None = None,
         signatures: int | None = None,
+        limits: Limits | None = None,
         ledgers: str | Path | None = None,
         store: str | Path | None = None,
         lasting: bool = False,
@@ -127,13 +145,18 @@ class SecureFederation:
         self.prefers: Literal["bytes", "exchanges"] = federation.prefers
         self._engine: CarriesLetters = federation
         self.threshold = threshold
-        self.colluders = colluders
+        self.colluders, self.dropouts = colluders, dropouts
         self.missing = missing
         self.changing = changing
         self.verify = not isinstance(federation, LocalFederation) if verify is None else verify
         self.signatures = signatures
+        self.limits = Limits() if limits is None else limits
+        self.told = self.limits.told
+        self._limits = self.limits
+        if colluders > self.limits.colluders and not self.limits.off:
+            self._limits = dataclasses.replace(self.limits, colluders=colluders)
         self._ledgers = None if ledgers is None else Path(ledgers)
-        self._attending: set[str] = set()
+        self._attending: dict[str, SecureClient] = {}
         self._verifies = False
         self._store = RunStore(None if store is None else Path(store))
         self._lasting = lasting
@@ -149,27 +172,22 @@ class SecureFederation:
         return self.federation.describe()
 
     def keep_states(self, folder: Path | None) -> None:
-        """Keep the clients' shares of a method's state in this folder, where they live in this process."""
-        if isinstance(self.federation, KeepsStates):
-            self.federation.keep_states(folder)
+        self.federation.keep_states(folder)
 
     def holdings(self) -> Holdings | None:
-        """Who holds what, where the clients live in this process."""
-        return self.federation.holdings() if isinstance(self.federation, KnowsHoldings) else None
+        return self.federation.holdings()
 
-    def evaluate(self, model: Model) -> float:
-        """Accuracy over all clients' rows (R² for regression), from a secure sum."""
-        from fedsolve.federation.evaluation import evaluate
+    @property
+    def within(self) -> Federation:
+        return self.federation.within
 
-        return evaluate(self, model)
-
-    def plan(self, exchanges: int, method: Any = None, done: int = 0) -> None:
+    def plan(self, exchanges: int, recipe: Any = None, done: int = 0) -> None:
         """Begin a new run of so many exchanges, with new keys and everybody who is present.
 
-        method: which is trained; its opening says it otherwise. done: exchanges that are behind it, of a run
+        recipe: what is trained; the opening says it otherwise. done: exchanges that are behind it, of a run
         that is resumed.
         """
-        described = recipe(method) if self.verify and method is not None else None
+        described = recipe.note() if self.verify and recipe is not None else None
         self._trips = QuestionTrips(
             self._engine,
             self._store,
@@ -177,7 +195,7 @@ class SecureFederation:
             self.signatures,
             self.changing,
             described,
-            resumed=done > 0,
+            resumed=done > 0 or self._lasting,
         )
         self._plan(exchanges)
 
@@ -185,28 +203,31 @@ class SecureFederation:
         self._course = Course(secrets.token_hex(16), min(_MOST_SLOTS, exchanges + _SPARE_SLOTS))
         self._server: Server | None = None
         self._received: set[str] = set()
+        self._told, self._informed = b"", set[str]()
         self._known = KnownTotals()
         self._before: Asked | None = None
         self._made_up = MadeUpClient(self.describe)
 
-    def seeded(self, method: Method[Any], spec: Spec) -> Method[Any]:
-        """The method with a seed that all clients draw together; as it is where it has none."""
-        opening = method.start(spec).chain.blocks[0].note["opening"]
+    def seeded(self, recipe: Recipe[Any], spec: Spec) -> Recipe[Any]:
+        """The recipe with a seed that all clients draw together; as it is where it has none."""
+        opening = recipe.start(spec).chain.opening
         if "seed" not in opening["parameters"]:
-            return method
+            return recipe
         self._attend()
         about = about_opening(opening)
-        kept = self._store.seed(about) or {"about": about, "run": seed_mark(), "attempt": 0}
+        kept = self._store.note("seed")
+        if kept is None or kept.get("about") != about:
+            kept = {"about": about, "attempt": 0}
         if "seed" not in kept:
-            self._store.keep_seed(kept)
+            self._store.keep_note("seed", kept)
             try:
-                drawn = draw_seed(self._engine, self.clients, kept["run"], kept["attempt"], about)
+                drawn = draw_seed(self._engine, self.clients, kept["attempt"], about, self.colluders)
             except CohortError:
-                self._store.keep_seed({**kept, "attempt": kept["attempt"] + 1})
+                self._store.keep_note("seed", {**kept, "attempt": kept["attempt"] + 1})
                 raise
             kept = {**kept, "seed": drawn}
-            self._store.keep_seed(kept)
-        return with_seed(method, kept["seed"])
+            self._store.keep_note("seed", kept)
+        return with_seed(recipe, kept["seed"])
 
     # -- one exchange ------------------------------------------------------------------------------
 
@@ -214,6 +235,8 @@ class SecureFederation:
         """Carry the request to its cohort and return the sum of the terms, of which nobody saw one."""
         started = time.perf_counter()
         self._agreed = self._enter(request, chain)
+        if kind_of(request.kind).releases is None:  # noise hides rows by itself, and a census is without it
+            self._take_census()
         asked = self._asked_before(request)
         try:
             if asked is None:
@@ -227,6 +250,9 @@ class SecureFederation:
 
     def _enter(self, request: Request, chain: Chain) -> dict[str, Any]:
         """Bring the run to this request; what the clients agree to it with, where they check questions."""
+        present = self.federation.clients
+        if (gone := set(self._course.cohort or ()) - set(present)) and not self.changing:
+            raise departed(gone, present)
         # Once for the whole exchange: who is there may change meanwhile.
         self._verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
         if not self._verifies:
@@ -249,10 +275,18 @@ class SecureFederation:
         """Whether clients checked the latest question: where that is wanted, and there are enough."""
         return self._verifies
 
+    @property
+    def census(self) -> str | None:
+        """The history of the rows of this run; None before they were counted."""
+        return self._course.census
+
     def _asked_before(self, request: Request) -> Asked | None:
         """The question under way when the server was stopped, if it is this one: it has its slot."""
-        before, self._before = self._before, None
-        return before if before is not None and before.request == request_digest(_sent(request)) else None
+        before = self._before
+        if before is None or before.request != request_digest(_sent(request)):
+            return None
+        self._before = None
+        return before
 
     def _question(self, request: Request, chain: Chain, narrow: bool) -> Asked:
         """The request in a free slot, written down before anybody is asked."""
@@ -273,12 +307,8 @@ class SecureFederation:
         report = CohortReport.of(request, asked.cohort)
         for name in list(report.absent):
             self._lose(report, name, CohortError("it took no part in the setup of this run"))
-        pending = self._masked(asked, report, request, chain)
-        opening = Opening(self._course.run, asked.request, pending.survivors)
-        if opening not in self._course.opened:
-            self._course.opened.append(opening)
-            self._store.keep(self._course)
-        signed = self._open(pending)
+        note = {"agreed": self._agreed} if self._agreed else {}
+        pending, signed = self._opened(asked, report, request, chain, note, self.verifies)
         layout, survivors = asked.layout, pending.survivors
         term = decode(pending.total(), layout)
         if coarse := self._known.too_coarse(term, layout, len(survivors)):
@@ -286,19 +316,7 @@ class SecureFederation:
         bounds = self._known.check_accuracy(term, layout, len(survivors))
         self._known.remember(term)
         if self.verifies:
-            self._trips.show(
-                Evidence(
-                    self._server.setup,
-                    asked.slot,
-                    asked.request,
-                    layout,
-                    survivors,
-                    pending.dropped,
-                    pending.masked,
-                    *pending.secrets(),
-                    signed,
-                )
-            )
+            self._trips.show(self._evidence(asked, pending, signed))
         self._course.cohort, self._course.sizes = survivors, self._known.note()
         self._store.keep(self._course)
         report.answered, report.bytes_up = list(survivors), pending.masked.nbytes * len(survivors)
@@ -311,13 +329,108 @@ class SecureFederation:
             bytes_down=request.nbytes * len(survivors),
             catch_up_bytes=report.catch_up_bytes,
             error_bounds=bounds,
+            noised=len(asked.cohort),
+            digest=_digest(term),
         )
 
-    def _masked(self, asked: Asked, report: CohortReport, request: Request, chain: Chain) -> MaskedSum:
+    def _opened(
+        self,
+        asked: Asked,
+        report: CohortReport,
+        request: Request,
+        chain: Chain,
+        note: dict[str, Any],
+        witnessed: bool,
+    ) -> tuple[MaskedSum, dict[str, tuple[str, str]]]:
+        """A sum that can be opened, and signed fingerprints of its terms where they are wanted."""
+        pending = self._masked(asked, report, request, chain, note)
+        opening = Opening(self._course.run, asked.request, pending.survivors)
+        if opening not in self._course.opened:
+            self._course.opened.append(opening)
+            self._store.keep(self._course)
+        return pending, self._open(pending, witnessed)
+
+    def _evidence(self, asked: Asked, pending: MaskedSum, signed: Mapping[str, tuple[str, str]]) -> Evidence:
+        """What shows an opened total."""
+        return Evidence(
+            pending.question.setup,
+            asked.slot,
+            asked.request,
+            asked.layout,
+            pending.survivors,
+            pending.dropped,
+            pending.masked,
+            *pending.secrets(),
+            signed,
+        )
+
+    def _take_census(self) -> None:
+        """Count the rows of all clients in their cells, once in a run; the next question tells the sums."""
+        while self._course.census is None:
+            server, spec, course = self._keys(), self.describe(), self._course
+            stage = CensusStage.from_note(course.stage) if course.stage else self._first_stage(spec)
+            request = Request(CENSUS, 0, 0, server.sharers, note=stage.note())
+            asked = self._asked_before(request)
+            if asked is None:
+                slot, layout = self._next_slot()[1], stage.layout(spec.features)
+                asked = course.asked = Asked(request_digest(_sent(request)), slot, server.sharers, layout)
+                self._store.keep(course)
+            report = CohortReport.of(request, asked.cohort)
+            pending, signed = self._opened(asked, report, request, Chain(), {}, True)
+            total = decode(pending.total(), asked.layout)
+            history, following = stage.after(total), stage.following(total)
+            arrays, shows = self._evidence(asked, pending, signed).parts()
+            about: dict[str, Any] = {"place": slot_name(server.setup, asked.slot), "history": history}
+            sent = {"request": as_array(encode_request(request))}
+            told = pack(CENSUS, server.setup, {**about, "evidence": about | shows}, {**arrays, **sent})
+            checking = committee(pending.survivors, course.run, self.colluders)
+            if len(checking) < len(pending.survivors):  # of many, as many as must agree
+                checking = checking[: signatures_needed(len(pending.survivors), self.colluders)]
+            if len(checking) < len(pending.survivors):  # the others believe what these have checked
+                letters = dict.fromkeys(sorted(checking), told)
+                replies = self._gathered(letters, report, lambda *reply: None, _SLACK)
+                agreed = {name: text(read_letter(reply)[1], "signature") for name, reply in replies.items()}
+                about |= {
+                    "signatures": agreed,
+                    "cohort": list(pending.survivors),
+                    "counts": dict(total.counts),
+                }
+                told = pack(CENSUS, server.setup, about, {**total.arrays, **sent})
+            self._told, self._informed = told, set()
+            self._store.keep_census(told)
+            if asked.slot == server.setup.slots - 1:  # the next question has new keys
+                self._gathered(dict.fromkeys(pending.survivors, told), report, lambda *reply: None, _SLACK)
+            course.stage = None if following is None else following.note()
+            course.census = history if following is None else None
+            self._store.keep(course)
+
+    def _first_stage(self, spec: Spec) -> CensusStage:
+        """Where the census of a run begins: at the newest history that all clients can go on from."""
+        course = self._course
+        known = [{str(history): bool(done) for history, done in one} for one in course.accounts.values()]
+        common = [history for history in known[0] if all(history in one for one in known)]
+        if not common and not self.changing:
+            most = max((h for one in known for h in one), key=lambda h: sum(h in one for one in known))
+            others = sorted(name for name, one in zip(course.accounts, known, strict=True) if most not in one)
+            raise CohortError(
+                f"{others[:5]} have another account of the rows that took part than other sites have: an "
+                "older copy of a ledger, or a new one. Put the newest one back (docs/operations.md), or let "
+                "all sites begin with new ledgers."
+            )
+        history = common[-1] if common else ""
+        name = "cells" if all(one.get(history, True) for one in known) else "columns"
+        classes = None if spec.classes is None else labels_note(spec.classes)
+        return CensusStage(name, course.run, history, self._limits, classes)
+
+    def _masked(
+        self, asked: Asked, report: CohortReport, request: Request, chain: Chain, more: dict[str, Any]
+    ) -> MaskedSum:
         """The sum of masked terms, closed and written down together with whom it is over."""
         assert self._server is not None
         layout, place = asked.layout, slot_name(self._server.setup, asked.slot)
-        sized = (layout.wide, layout.narrow, context_of(asked.request, layout))
+        counted = request.kind != CENSUS and kind_of(request.kind).releases is None
+        census = (self._course.census or "") if counted else ""
+        sized = (layout.wide, layout.narrow, context_of(asked.request, layout, census))
         stored = self._store.sum(place)
         if stored is not None:
             pending = self._server.sum(
@@ -327,9 +440,7 @@ class SecureFederation:
                 report.lose(name, CohortError("it had not answered when the server was stopped"))
             return pending
         pending = self._server.sum(asked.slot, asked.cohort, *sized)
-        note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note()}
-        if self._agreed:
-            note["agreed"] = self._agreed
+        note = {"slot": asked.slot, "cohort": list(asked.cohort), "layout": layout.note(), **more}
         refused = self._collect(pending, report, request, chain, note)
         if refused:
             narrow = {field.name for field in layout.fields if field.exponent is not None}
@@ -359,6 +470,7 @@ class SecureFederation:
                         raise reply
                     told = read_letter(reply)[1]
                     self._received.add(name)
+                    self._informed.add(name)
                     if told.get("message") == "needs":
                         lacking[name] = request.starting_at(int(told["have"]), chain)
                         report.catch_up_bytes += lacking[name].nbytes
@@ -385,17 +497,19 @@ class SecureFederation:
             parts = {"request": encoded[id(request)]}
             if self._lasting or name not in self._received:
                 parts["sealed"] = self._server.shares_for(name)
+            if self._told and (self._lasting or name not in self._informed):
+                parts["census"] = self._told
             letters[name] = letter("ask", self._server.setup, note, parts)
         return self._engine.carry(CHANNEL, letters, largest + _SLACK)
 
-    def _open(self, pending: MaskedSum) -> dict[str, tuple[str, str]]:
-        """Ask for help to open a sum; signed fingerprints of its terms, where questions are checked."""
+    def _open(self, pending: MaskedSum, witnessed: bool) -> dict[str, tuple[str, str]]:
+        """Ask for help to open a sum; signed fingerprints of its terms, where they are wanted."""
         assert self._server is not None
         survivors, dropped = pending.survivors, pending.dropped
         slot = pending.question.slot
         note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped)}
         note |= opened_note(self._course.opened)
-        if self.verifies:
+        if witnessed:
             note["sum"] = pending.masked.digest(pending.opening)
         signed: dict[str, tuple[str, str]] = {}
         told = letter("open", self._server.setup, note, {})
@@ -404,7 +518,7 @@ class SecureFederation:
             try:
                 if isinstance(reply, Exception):
                     raise reply
-                if self.verifies:
+                if witnessed:
                     arrays, witness = unpack(reply, "witnessed", self._server.setup)
                     signed[name] = text(witness, "value"), text(witness, "signature")
                     reply = octets(arrays, "opened").tobytes()
@@ -417,7 +531,7 @@ class SecureFederation:
                 f"{len(survivors) - len(reasons)} of {len(survivors)} clients helped to open the sum, "
                 f"{self._server.setup.threshold} must. {said}."
             )
-        if self.verifies and set(signed) != set(survivors):
+        if witnessed and set(signed) != set(survivors):
             said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
             raise CohortError(
                 f"{len(signed)} of {len(survivors)} clients signed what they sent; all must where questions "
@@ -453,6 +567,8 @@ class SecureFederation:
             self._server = self._store.server(kept.run, kept.epoch)
             if self._server is None:  # stopped in the middle of a setup, in whose slots nobody answered
                 self._before = None
+            else:
+                self._told = self._store.census(self._server.setup)
         self._course.opening = opening
         self._known = KnownTotals(kind.additive, kind.recurring)
         self._known.recall(self._course.sizes)
@@ -494,28 +610,57 @@ class SecureFederation:
                 f"{len(names)} clients cannot make a secure sum: of fewer than {LEAST_COHORT}, one would "
                 "learn another's term. Train in the open, or pool rows."
             )
-        threshold = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
         goes_on = self._lasting and self._server is None and course.invited == names
         if not goes_on:  # an epoch that was begun is not begun again: others might come
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
         self._store.keep(course)
-        setup = Setup(course.run, course.epoch, course.slots, threshold)
+        setup = self._graph(Setup(course.run, course.epoch, course.slots, self._least(names)), names)
         server, report = Server(setup), CohortReport(0, "setup", names)
-        self._received = set()
+        self._received, self._told = set(), b""
         begin = dict.fromkeys(names, letter("begin", setup, opened_note(course.opened), {}))
-        keys = self._gathered(begin, report, server.add_keys)
-        shares = self._gathered(dict.fromkeys(server.members, server.keys()), report, server.add_shares)
+        keys: dict[str, bytes] = {}
+        course.accounts = {}
+
+        def begun(name: str, reply: bytes) -> None:
+            arrays, note = unpack(reply, "begun", setup)
+            keys[name] = octets(arrays, "keys").tobytes()
+            server.add_keys(name, keys[name])
+            course.accounts[name] = note.get("accounts", [])
+
+        self._gathered(begin, report, begun, _SLACK)
+        self._store.keep(course)
+        told = {name: server.keys_for(name) for name in server.members}
+        # For every neighbour a share of two secrets of each slot.
+        largest = _SLACK + len(told) * (1024 + 128 * setup.slots)
+        shares = self._gathered(told, report, server.add_shares, largest)
         course.invited, course.members = (), self.federation.clients
         self._store.keep_setup(setup, keys, shares)
         return server
 
+    def _least(self, names: Collection[str]) -> int:
+        return least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
+
+    def _graph(self, setup: Setup, names: Sequence[str]) -> Setup:
+        """The setup with neighbours on a circle, where clients are many and nobody may drop out of a sum."""
+        if len(names) < SPARSE_FROM or self.changing or self.threshold is not None:
+            return setup
+        degree, threshold = degree_for(len(names), self.colluders, math.ceil(self.dropouts * len(names)))
+        if not degree:
+            return setup
+        circle = draw_seed(self._engine, names, 0, about_circle(setup), self.colluders)
+        return dataclasses.replace(setup, threshold=threshold, degree=degree, circle=circle)
+
     def _gathered(
-        self, letters: Mapping[str, bytes], report: CohortReport, add: Callable[[str, bytes], None]
+        self,
+        letters: Mapping[str, bytes],
+        report: CohortReport,
+        add: Callable[[str, bytes], None],
+        largest: int,
     ) -> dict[str, bytes]:
-        """The replies to letters of a setup, by name, each taken by `add`."""
+        """The replies to letters of a setup, by name, each of `largest` bytes at most and taken by `add`."""
         found = {}
-        for name, reply in self._engine.carry(CHANNEL, letters):
+        for name, reply in self._engine.carry(CHANNEL, letters, largest):
             try:
                 if isinstance(reply, Exception):
                     raise reply
@@ -540,25 +685,38 @@ class SecureFederation:
                 colluders=self.colluders,
                 changing=self.changing,
                 verified=self.verify,
+                limits=self._limits,
                 ledger=Ledger(folder),
             )
             client.attend()
-            self._attending.add(participant.name)
+            self._attending[participant.name] = client
+
+    def withdrawn(self, site: str) -> None:
+        """Enter at the clients of this process that a site has left, which signed that it did."""
+        self._attend()
+        for client in self._attending.values():
+            client.ledger.withdraw(site)
 
     def __repr__(self) -> str:
         return f"SecureFederation({self.federation!r})"
 
 
-def seed_mark() -> str:
-    """A new name for the drawing of a seed."""
-    return secrets.token_hex(16)
+def with_seed(recipe: Recipe[Any], seed: int) -> Recipe[Any]:
+    """The recipe with this seed in its method, or in the method that goes on from something given."""
+
+    def seeded(method: Any) -> Any:
+        inner = getattr(method, "method", None)
+        return dataclasses.replace(method, **({"seed": seed} if inner is None else {"method": seeded(inner)}))
+
+    return dataclasses.replace(recipe, method=seeded(recipe.method))
 
 
-def with_seed(method: Method[Any], seed: int) -> Method[Any]:
-    """The method with this seed, or around one that has it."""
-    inner = getattr(method, "method", None)
-    change = {"seed": seed} if inner is None else {"method": with_seed(inner, seed)}
-    return dataclasses.replace(method, **change)  # type: ignore[type-var]
+def _digest(term: Term) -> str:
+    """Names a total."""
+    state = hashlib.sha256(purpose("total", sorted(term.arrays), sorted(term.counts.items())))
+    for name in sorted(term.arrays):
+        state.update(np.ascontiguousarray(term.arrays[name]).data)
+    return state.hexdigest()
 
 
 def _sent(request: Request) -> Request:

@@ -2,7 +2,9 @@
 
     begin    a setup, and what was opened in its run -> its public keys
     members  all members' keys          -> shares of its secrets, sealed for each of them
-    ask      a request, whom it is for, and where each array stands -> the masked term
+    ask      a request, whom it is for, where each array stands, and what shows the `census` of rows before it
+             -> the masked term
+    census   what shows it, to those who check it for many -> a signature
     open     who is in the sum, who dropped out, what was opened before -> shares that open the total
     check    a question, and what shows the total before it -> a signature that it follows from the totals
 
@@ -17,40 +19,54 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.container import Array, from_bytes
+from fedsolve.arrays import Array
+from fedsolve.container import from_bytes
 from fedsolve.errors import DataError, TermError
-from fedsolve.federation.encoding import decode_request, encode_request
+from fedsolve.federation.encoding import decode_request
+from fedsolve.federation.encoding import request_digest as request_digest
+from fedsolve.federation.folds import part_of, speaks_of_parts
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
-from fedsolve.federation.participant import ClientData, Participant
-from fedsolve.federation.parts import part_of
-from fedsolve.federation.recipes import innermost
-from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite
+from fedsolve.federation.noisy_sums import release_of
+from fedsolve.federation.participant import ClientData, Participant, kind_of
+from fedsolve.privacy.budget import Budget
+from fedsolve.privacy.census import CensusStage, Limits
+from fedsolve.privacy.disclosure import Disclosure
+from fedsolve.privacy.joint_seed import SEED_CHANNEL, SeedBook, SeedSite, about_circle
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.masking import Client
-from fedsolve.privacy.notes import TAG, Setup, as_array, check_names, listed, octets, pack, purpose, text
+from fedsolve.privacy.notes import (
+    TAG,
+    Setup,
+    as_array,
+    check_names,
+    listed,
+    octets,
+    pack,
+    purpose,
+    text,
+    unpack,
+)
 from fedsolve.privacy.policy import PolicyGuard, SitePolicy
 from fedsolve.privacy.ring import OutOfRange, decode, encode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.row_digests import row_digests
 from fedsolve.privacy.shamir import Random
 from fedsolve.privacy.signatures import Sign, Verify
 from fedsolve.privacy.signed_questions import SignedQuestions, agreed_message, training_of
 from fedsolve.privacy.verifying import QuestionCheck, Shown
-from fedsolve.privacy.witness import Evidence, fingerprinted, slot_name
+from fedsolve.privacy.witness import Evidence, slot_name
 
 CHANNEL = "secure sums"
 """The channel of an engine on which these letters travel."""
 
 _MOST_SLOTS = 4096
 
-FEWEST_ROWS = 10
-"""Rows by which a client's rows may differ from those of an earlier total, at least, if they differ."""
+CENSUS = "census"
+"""The kind of request that counts the rows of a cohort in their cells, once in every run."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +85,8 @@ class SecureClient:
 
     colluders: how many other clients may side with the server; the threshold must allow for them.
     changing:  whether it opens sums that lack clients who were asked, and lets a run's cohort change.
-    policy:    what it answers at all; colluders and changing are the policy's then. Without one, the only
-               limit is on rows that changed since an earlier run.
+    policy:    what it answers at all; colluders, changing and limits are the policy's then.
+    limits:    what the disclosure rules ask for.
     verified:  whether questions must have been checked by more than half of the clients; the policy's then.
     tell:      shows the people at this client what it sends.
     """
@@ -85,6 +101,7 @@ class SecureClient:
         changing: bool = False,
         verified: bool = False,
         policy: SitePolicy | None = None,
+        limits: Limits | None = None,
         ledger: Ledger | None = None,
         tell: Callable[[Sent], None] | None = None,
         random: Random = secrets.token_bytes,
@@ -92,7 +109,12 @@ class SecureClient:
         self.participant = participant
         self.ledger = Ledger() if ledger is None else ledger
         self.policy = policy
+        limits = limits if policy is None else policy.limits
         self.changing = changing if policy is None else policy.changing
+        self.disclosure = Disclosure(
+            limits or Limits(), self.ledger.row_key(), self.ledger.folder, self.changing
+        )
+        self.disclosure.withdrawn = self.ledger.withdrawn
         self._colluders = colluders if policy is None else policy.colluders
         self._sign, self._verify, self._random = sign, verify, random
         self._signatures = SignedQuestions(
@@ -102,17 +124,19 @@ class SecureClient:
             0 if policy is None else policy.signatures,
         )
         self._check = QuestionCheck(self.ledger.folder)
-        self.seeds = SeedSite(participant.name, sign, verify, SeedBook(self.ledger.folder), random)
-        if policy is not None:
-            self._guard = PolicyGuard(policy)
-            participant.obey(self._permit)
-        self._tell = tell or (lambda sent: None)
-        kept = self.ledger.secrets
-        self._client = (
-            None
-            if kept is None
-            else Client.load(kept, sign, verify, colluders=self._colluders, random=random)
+        self.seeds = SeedSite(
+            participant.name, sign, verify, SeedBook(self.ledger.folder), random, self._colluders
         )
+        limit = (0.0, 1e-5) if policy is None else (policy.epsilon_total, policy.delta_total)
+        self.budget = Budget(self.ledger.folder, self.ledger.row_key(), *limit)
+        if policy is not None:
+            self._guard = PolicyGuard(policy, self.budget)
+            participant.guard = self._permit
+        self._tell = tell or (lambda sent: None)
+        self._settings: dict[str, Any] = {"colluders": self._colluders, "drawn": self._drawn}
+        self._settings["random"] = random
+        kept = self.ledger.secrets
+        self._client = None if kept is None else Client.load(kept, sign, verify, **self._settings)
 
     def attend(self) -> None:
         """Let the participant's letters about secure sums be answered here."""
@@ -136,9 +160,15 @@ class SecureClient:
             return self._mask(self._client, arrays, note)
         if message == "open":
             return self._open(self._client, note)
+        if message == CENSUS:
+            return self._admit(self._client, arrays, note)
         if message == "check":
             return self._check_question(self._client, arrays, note)
         raise TermError(f"unknown letter {ascii(message)[:40]}. Install the same fedsolve on both sides.")
+
+    def _drawn(self, setup: Setup, members: Sequence[str]) -> bool:
+        """Whether these members drew the circle of a setup together; nobody may leave it."""
+        return not self.changing and self.seeds.book.drew(setup.circle, about_circle(setup), members)
 
     def _draw(self, letter: bytes) -> bytes:
         reply = self.seeds.answer(letter)
@@ -146,27 +176,15 @@ class SecureClient:
         return reply
 
     def _begin(self, setup: Setup, note: Mapping[str, Any]) -> bytes:
-        # Before any key is made: who lost its ledger, or whose rows changed by few, sits the run out.
+        # Before any key is made: who lost its ledger sits the run out.
         told = openings_of(note, setup.run)
-        self.ledger.learn(setup.run, told, self.participant.name, self.changing)
-        if self.policy is None:
-            self.ledger.begin(setup.run, self._rows, FEWEST_ROWS)
-        else:
-            self.policy.check_rows(self.participant.data)
-            self.ledger.begin(setup.run, self._rows, self.policy.fewest_rows, self.policy.runs_per_rows)
+        self.ledger.learn(setup.run, told, self.participant.name)
         if self._client is None or self._client.setup != setup:
-            self._client = Client(
-                setup,
-                self.participant.name,
-                self._sign,
-                self._verify,
-                colluders=self._colluders,
-                random=self._random,
-            )
+            self._client = Client(setup, self.participant.name, self._sign, self._verify, **self._settings)
         keys = self._client.advertise()
         self.ledger.keep(self._client.save())
         self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
-        return keys
+        return pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": as_array(keys)})
 
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
@@ -180,10 +198,14 @@ class SecureClient:
     def _mask(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         if "sealed" in arrays and len(client.partners) == 1:
             client.receive(octets(arrays, "sealed").tobytes())
+        if "census" in arrays:
+            told = unpack(octets(arrays, "census").tobytes(), CENSUS, client.setup)
+            if told[1].get("history") != self.disclosure.account.history:  # else it has been seen
+                self._admit(client, *told)
         cohort, layout = listed(note, "cohort"), Layout.from_note(note.get("layout"))
         request = decode_request(octets(arrays, "request").tobytes())
         digest = request_digest(request)
-        context = context_of(digest, layout)
+        context = context_of(digest, layout, self._census(client, request.kind, cohort))
         slot, question = _slot(note), hashlib.sha256(context + purpose(cohort)).hexdigest()
         place = slot_name(client.setup, slot)
         about = {"slot": place, "cohort": cohort, "layout": layout.note(), "asked": request_note(request)}
@@ -192,30 +214,129 @@ class SecureClient:
             said = f"the masked answer to {request.kind}, step {request.step}, once more"
             self._tell(Sent("masked", said, len(stored), request, about))
             return stored
-        if self.policy is not None:
-            self._check_limits(self.policy, client.setup.run, layout)
-        self._signatures.check(digest, client.members, cohort, note)
-        array = self.ledger.refused(digest, question, layout.narrow > 0)
+        if request.kind != CENSUS:
+            if self.policy is not None:
+                self._check_limits(self.policy, client.setup.run, layout)
+            self._signatures.check(digest, client.members, cohort, note, self.changing)
+        elif (stage := self._stage(request)).name == "cells":  # before anything is counted or sent
+            self.disclosure.check_known(self.participant.data, cohort, stage.classes is not None)
+        self.ledger.lay_out(digest, cohort, layout.digest(), layout.widened().digest())
+        array = self.ledger.refused(digest) if layout.narrow else None
+        said = f"the masked answer to {request.kind}, step {request.step}, for a sum over {len(cohort)}"
         if array is None:
-            term = self.participant.answer(request)
+            term = self._term(request, place)
             if isinstance(term, Needs):
                 self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
                 return pack("needs", client.setup, {"have": term.have}, {})
-            if request.position:
-                check_method(self.participant.chain)
+            term = term.on_host()
+            if _noisy(request.kind):
+                term, paid = self._noised(request, term, place, len(cohort))
+                said += f"; {paid}"
+            elif request.kind != CENSUS:
+                said += f"; {self._disclosed(request, term, layout)}"
             try:
                 vector = encode(completed(term, layout), layout, len(cohort))
             except OutOfRange as problem:
                 array = problem.array
-                self.ledger.refuse(digest, question, array)
+                self.ledger.refuse(digest, array)
         if array is not None:
             self._tell(Sent("refused", f"that '{array}' is too large for one limb", 0, request, about))
             return pack("refused", client.setup, {"array": array}, {})
         masked = client.mask(slot, vector, cohort, context)
         self.ledger.use(place, digest, question, masked, client.save())
-        said = f"the masked answer to {request.kind}, step {request.step}, for a sum over {len(cohort)}"
         self._tell(Sent("masked", said, len(masked), request, about))
         return masked
+
+    def _noised(self, request: Request, term: Term, place: str, sites: int) -> tuple[Term, str]:
+        """The term with this client's share of the noise, which is drawn once for every slot."""
+        release = release_of(request, self.participant.memory.chain, kind_of(request.kind).releases)
+        assert release is not None
+        self.ledger.need_noise(place, release.shares(sites))
+        return release.noised(term, sites, self._random), self.budget.said()
+
+    def _paid(self, request: Request, chain: Chain, place: str) -> None:
+        """Pay for a noisy answer before it is computed."""
+        check_method(chain)
+        release = release_of(request, chain, kind_of(request.kind).releases)
+        assert release is not None
+        self.budget.pay(self.participant.data, place, release.mu)
+
+    def _term(self, request: Request, place: str) -> Term | Needs:
+        """This client's answer: of the rows that take part, or how many of them lie in which cells.
+
+        Noise hides rows by itself: then all of them take part, and nobody counts them first.
+        """
+        data = self.participant.data
+        if _noisy(request.kind):
+            return self.participant.answer(
+                request, permit=lambda asked, chain, rows: self._paid(asked, chain, place)
+            )
+        if request.kind == CENSUS:
+            if self.budget.limited:
+                raise TermError(
+                    f"this site's policy has a budget (epsilon_total = {self.budget.epsilon:g}); it answers "
+                    "private runs only, which count no rows."
+                )
+            return self.disclosure.counts(data, self._stage(request))
+        rows = self.disclosure.rows(data)
+        return self.participant.answer(request, rows=rows, permit=self._undivided)
+
+    def _stage(self, request: Request) -> CensusStage:
+        """The stage of a census that is asked for, in the run under way."""
+        stage = CensusStage.from_note(request.note)
+        if request.kind != CENSUS or self._client is None or stage.run != self._client.setup.run:
+            raise TermError("what is asked for is not the census of this run.")
+        return stage
+
+    def _undivided(self, request: Request, chain: Chain, data: ClientData) -> None:
+        """Refuse a question about few rows before anything is computed."""
+        self.disclosure.check_part(part_of(request, chain))
+        if request.position:
+            check_method(chain)
+            self.disclosure.check_opening(chain.opening)
+
+    def _disclosed(self, request: Request, term: Term, layout: Layout) -> str:
+        """What an answer adds to all that was told, in words; refused where a rule forbids it."""
+        blocks = self.participant.memory.chain.blocks if request.position else []
+        divided = speaks_of_parts([request.note, *(block.note for block in blocks)])
+        warning = self.disclosure.check_products(layout, divided)
+        told = f"told so far: {self.disclosure.tell(term, layout, divided):.0%}"
+        return told if warning is None else f"{told}; {warning}"
+
+    def _census(self, client: Client, kind: str, cohort: Sequence[str] | None) -> str:
+        """The digest of the census that a question rests on; refused where there is none."""
+        if kind == CENSUS or _noisy(kind):
+            return ""
+        account = self.disclosure.account
+        if self.disclosure.run != client.setup.run or not account.finished:
+            raise TermError(f"'{self.participant.name}' has seen no census of the rows in this run.")
+        if cohort is not None and tuple(cohort) != account.cohort and not self.changing:
+            raise TermError(
+                f"a sum over {len(cohort)} sites is asked for, and the rows of {len(account.cohort)} were "
+                "counted. Begin a new run."
+            )
+        return account.history
+
+    def _admit(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
+        """Take rows in as a stage of the census says that was opened."""
+        request = decode_request(octets(arrays, "request").tobytes())
+        digest, stage = request_digest(request), self._stage(request)
+        if "signatures" in note:  # others have seen the evidence
+            asked, cohort = self.ledger.request_of(text(note, "place")), listed(note, "cohort")
+            counts = {name: array for name, array in arrays.items() if name != "request"}
+            total = Term(counts, {str(name): int(count) for name, count in note["counts"].items()})
+        else:
+            evidence = self._evidence(client, arrays, note, "")
+            asked, cohort = evidence.request, list(evidence.survivors)
+            total = decode(client.total(evidence), evidence.layout)
+        if digest != asked:
+            raise TermError("the total that is shown is not a census.")
+        agreement = purpose("census", client.setup.run, digest, stage.after(total), cohort)
+        if "signatures" in note:
+            self._signatures.check_signed(agreement, note["signatures"], client.members, client.setup.run)
+        said = self.disclosure.admit(self.participant.data, stage, total, cohort)
+        self._tell(Sent("admitted", f"that it has seen the census{said and f'; {said}'}", 0))
+        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()}, {})
 
     def _check_limits(self, policy: SitePolicy, run: str, layout: Layout) -> None:
         """Refuse what this run may not ask for any more, before anything is computed."""
@@ -237,11 +358,12 @@ class SecureClient:
         if request.position and self._client is not None:
             self.ledger.pin(self._client.setup.run, chain.digests[1])
             if self._guard.policy.joint_seed:
-                self.seeds.book.check(chain.blocks[0].note["opening"])
+                self.seeds.book.check(chain.opening, self._drawn_by(self._client))
         self._guard.check(request, chain, data)
-        part = part_of(request, chain)
-        if part is not None and self._client is not None:
-            self.ledger.split(self._client.setup.run, repr(part.key), part.share)
+
+    def _drawn_by(self, client: Client) -> Sequence[str] | None:
+        """Who drew the seed of a run: all its members; others where changes are allowed."""
+        return None if self.changing else client.members
 
     def _open(self, client: Client, note: Mapping[str, Any]) -> bytes:
         slot, survivors, dropped = _slot(note), listed(note, "survivors"), listed(note, "dropped")
@@ -250,8 +372,10 @@ class SecureClient:
         told = openings_of(note, client.setup.run)
         if opening not in told:
             raise TermError("a total is to be opened that is not among those of its run.")
-        self.ledger.learn(client.setup.run, told, self.participant.name, self.changing, opening)
+        self.ledger.learn(client.setup.run, told, self.participant.name, opening)
         self.ledger.check(opening, dropped, self.changing)
+        self.ledger.check_noise(slot_name(client.setup, slot), len(survivors) - self._colluders)
+        self.disclosure.settle(client.setup.run)
         reply = client.open(slot, survivors, dropped)
         self.ledger.open(opening, client.save())
         if "sum" in note:
@@ -266,8 +390,7 @@ class SecureClient:
     ) -> bytes:
         """The help to open a sum, with a signed fingerprint of the term that this client sent for it."""
         masked = read_letter(self.ledger.sent(slot_name(client.setup, slot)))[0]["limbs"]
-        opening = client.opening_of(slot, survivors)
-        value, message = fingerprinted(masked, opening, digest, client.name)
+        value, message = client.witness(slot, survivors, masked, digest)
         told = {"value": value, "signature": self._sign(message).hex()}
         return pack("witnessed", client.setup, told, {"opened": as_array(reply)})
 
@@ -289,42 +412,55 @@ class SecureClient:
                 self.policy.check_opening(opening)
                 # Sizes of what is started here; which methods are allowed, the opening has said.
                 sizes = dataclasses.replace(self.policy, methods=None)
-                sizes.check_opening({**opening, **innermost(training.recipe)})
+                asked_for = {name: training.recipe[name] for name in ("method", "parameters")}
+                sizes.check_opening({**opening, **asked_for})
                 if self.policy.joint_seed:
-                    self.seeds.book.check(opening)
-        shown = self._shown(client, arrays, note) if "evidence" in note else None
+                    self.seeds.book.check(opening, self._drawn_by(client))
+        shown = self._shown(client, arrays, note, request.kind) if "evidence" in note else None
         absorbs = self._check.agree(training, asked, digest, model, shown)
-        signature = self._sign(agreed_message(training.name, digest))
+        signature = self._sign(agreed_message(training.name, digest, sorted(cohort)))
         said = f"its agreement to {request.kind}, step {request.step}, which follows from the totals opened"
         self._tell(Sent("agreed", said, len(signature), request))
         return pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs}, {})
 
-    def _shown(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> Shown:
+    def _shown(
+        self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], kind: str
+    ) -> Shown:
         if not isinstance(note["evidence"], dict):
             raise TermError("the evidence of a total is damaged.")
         place, request = text(note["evidence"], "place"), text(note["evidence"], "request")
 
         def total() -> Total:
-            evidence = Evidence.from_parts(arrays, note["evidence"])
-            everybody = sorted([*evidence.survivors, *evidence.dropped])
-            context = context_of(request, evidence.layout)
-            question = hashlib.sha256(context + purpose(everybody)).hexdigest()
-            known = self.ledger.question_of(place) if evidence.place == place else ""
-            if evidence.setup != client.setup or question != known:
-                raise TermError(
-                    f"the total shown for slot {place} is not of a question that this site answered."
-                )
+            evidence = self._evidence(client, arrays, note, self._census(client, kind, None))
             if not self._signatures.enough(evidence.survivors):
                 raise TermError(
                     f"a total over {len(evidence.survivors)} sites is too small to be shown to one."
                 )
-            return Total(decode(client.total(evidence), evidence.layout), evidence.survivors)
+            term, asked = decode(client.total(evidence), evidence.layout), evidence.dropped
+            return Total(term, evidence.survivors, noised=len(evidence.survivors) + len(asked))
 
         return Shown(place, request, total)
 
-    @cached_property
-    def _rows(self) -> Array:
-        return row_digests(self.participant.data, self.ledger.row_key())
+    def _evidence(
+        self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], census: str
+    ) -> Evidence:
+        """What shows a total, of a question that this client answered itself."""
+        about = note.get("evidence")
+        if not isinstance(about, dict):
+            raise TermError("the evidence of a total is damaged.")
+        place, evidence = text(about, "place"), Evidence.from_parts(arrays, about)
+        everybody = sorted([*evidence.survivors, *evidence.dropped])
+        context = context_of(text(about, "request"), evidence.layout, census)
+        question = hashlib.sha256(context + purpose(everybody)).hexdigest()
+        known = self.ledger.question_of(place) if evidence.place == place else ""
+        if evidence.setup != client.setup or question != known:
+            raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
+        return evidence
+
+
+def _noisy(kind: str) -> bool:
+    """Whether answers of this kind have noise. A census has none, and needs no method's file to say so."""
+    return kind != CENSUS and kind_of(kind).releases is not None
 
 
 def read_letter(letter: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -398,19 +534,17 @@ def _slot(note: Mapping[str, Any]) -> int:
     return slot
 
 
-def request_digest(request: Request) -> str:
-    """SHA-256 over what is asked, without blocks: they vary in repeats, and the chain's digest is in it."""
-    return hashlib.sha256(encode_request(dataclasses.replace(request, blocks=()))).hexdigest()
+def context_of(request: str, layout: Layout, census: str) -> bytes:
+    """What all clients of a sum must agree on, or their masks do not cancel.
 
-
-def context_of(request: str, layout: Layout) -> bytes:
-    """What all clients of a sum must agree on, or their masks do not cancel; request: its digest."""
-    return purpose("sum", request, layout.note())
+    request, census: digest of the request, and history of the rows that it is about.
+    """
+    return purpose("sum", request, layout.note(), census)
 
 
 def check_method(chain: Chain) -> type:
     """The class of a run's method; refused, by name, where it needs each client's answer by itself."""
-    key = chain.blocks[0].note["opening"]["method"]
+    key = chain.opening["method"]
     kind = registry.method_class(key)
     if getattr(kind, "gathers", False):
         raise DataError(

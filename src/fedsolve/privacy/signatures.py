@@ -1,4 +1,4 @@
-"""Signatures of key messages with P-384 keys: a site's own, checked against the roster that a site keeps."""
+"""Signatures of key messages with P-256 keys: a site's own, checked against the roster that a site keeps."""
 
 from __future__ import annotations
 
@@ -22,23 +22,29 @@ Verify = Callable[[str, bytes, bytes], bool]
 
 
 def signer(key: ec.EllipticCurvePrivateKey) -> Sign:
-    """Signs messages with a P-384 key (ECDSA, SHA-384)."""
+    """Signs messages with a P-256 key (ECDSA, SHA-256)."""
     _check_curve(key.curve, "the key that signs")
-    return lambda message: key.sign(message, ec.ECDSA(hashes.SHA384()))
+    return lambda message: key.sign(message, ec.ECDSA(hashes.SHA256()))
 
 
-def verifier(roster: Mapping[str, ec.EllipticCurvePublicKey]) -> Verify:
-    """Tells whether a message is signed by the one whom the roster calls so; who is not in it never is."""
-    known = dict(roster)
-    for name, key in known.items():
+Roster = Mapping[str, ec.EllipticCurvePublicKey]
+
+
+def verifier(roster: Roster | Callable[[], Roster]) -> Verify:
+    """Tells whether a message is signed by the one whom the roster calls so; who is not in it never is.
+
+    roster: or what gives it at any moment.
+    """
+    latest: Callable[[], Roster] = roster if callable(roster) else lambda: roster
+    for name, key in latest().items():
         _check_curve(key.curve, f"the key of '{name}'")
 
     def verify(name: str, message: bytes, signature: bytes) -> bool:
-        key = known.get(name)
+        key = latest().get(name)
         if key is None:
             return False
         try:
-            key.verify(signature, message, ec.ECDSA(hashes.SHA384()))
+            key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
             return False
         return True
@@ -47,5 +53,5 @@ def verifier(roster: Mapping[str, ec.EllipticCurvePublicKey]) -> Verify:
 
 
 def _check_curve(curve: ec.EllipticCurve, whose: str) -> None:
-    if not isinstance(curve, ec.SECP384R1):
-        raise DataError(f"{whose} must be a P-384 key; it is on {curve.name}.")
+    if not isinstance(curve, ec.SECP256R1):
+        raise DataError(f"{whose} must be a P-256 key; it is on {curve.name}.")

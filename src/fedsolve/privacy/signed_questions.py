@@ -1,7 +1,8 @@
 """Which questions a site answers: those that enough sites have signed, each after it checked them itself.
 
 More than half of the sites, and of colluders among them, must have: then at least one of them is honest, and
-no two questions that differ can both be signed, since an honest site agrees to one.
+no two questions that differ can both be signed, since an honest site agrees to one. Of more than 64 sites,
+more than half of 64 whom the name of the training picks (`notes.committee`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedsolve.errors import TermError
-from fedsolve.privacy.notes import least_threshold, least_verified, purpose, text
+from fedsolve.privacy.notes import committee, least_verified, listed, purpose, signatures_needed, text
 from fedsolve.privacy.signatures import Verify
 from fedsolve.privacy.verifying import CheckedTraining
 
 
-def agreed_message(training: str, request: str) -> bytes:
-    """What a site signs: that the question with this digest follows from the totals of a training."""
-    return purpose("agreed question", training, request)
+def agreed_message(training: str, request: str, cohort: Sequence[str]) -> bytes:
+    """What a site signs: that the question with this digest follows from the totals of a training, and whom
+    it is for."""
+    return purpose("agreed question", training, request, list(cohort))
 
 
 def training_of(note: Mapping[str, Any]) -> CheckedTraining:
@@ -33,9 +35,8 @@ def training_of(note: Mapping[str, Any]) -> CheckedTraining:
 class SignedQuestions:
     """Refuses questions that too few sites have signed.
 
-    colluders: sites that might side with the server. verified: whether signatures are asked for at all.
-    wanted: how many; 0: more than half of the sites, where they are enough to check. Who wants a number takes
-    no part in runs of fewer sites.
+    colluders: sites that might side with the server. verified: whether signatures are asked for at all; runs
+    of too few sites to check are refused then. wanted: how many; 0: more than half of the sites.
     """
 
     def __init__(self, verify: Verify, colluders: int, verified: bool, wanted: int) -> None:
@@ -50,24 +51,24 @@ class SignedQuestions:
 
     def needed(self, members: Collection[str]) -> int:
         """How many sites must have signed."""
-        return self._wanted or least_threshold(len(members), self._colluders)
+        return self._wanted or signatures_needed(len(members), self._colluders)
 
     def said(self, members: Collection[str]) -> str:
         """For the people at a site: whether the questions of a run are checked."""
         if not self._verified:
             return "this site answers questions that nobody has checked (verified = false)"
-        if not self.enough(members) and not self._wanted:
-            return (
-                f"questions are NOT CHECKED: {len(members)} sites are too few, "
-                f"{least_verified(self._colluders)} are needed"
-            )
         return f"it answers questions that {self.needed(members)} of {len(members)} sites have checked"
 
     def check(
-        self, request: str, members: Collection[str], cohort: Sequence[str], note: Mapping[str, Any]
+        self,
+        request: str,
+        members: Collection[str],
+        cohort: Sequence[str],
+        note: Mapping[str, Any],
+        changing: bool,
     ) -> None:
         """Refuse a question that too few members of the run have signed, naming wrong signatures."""
-        if not self._verified or not (self._wanted or self.enough(members)):
+        if not self._verified:
             return
         if not self.enough(cohort):
             raise TermError(
@@ -75,27 +76,37 @@ class SignedQuestions:
                 f"{least_verified(self._colluders)}; this site answers no others (its policy: verified)."
             )
         told = note.get("agreed")
-        signed = told.get("signatures") if isinstance(told, dict) else None
-        if not isinstance(told, dict) or not isinstance(signed, dict):
+        if not isinstance(told, dict) or not isinstance(told.get("signatures"), dict):
             raise TermError(
                 "nobody has checked that this question follows from the totals that were opened; this site "
                 "answers no others (its policy: verified)."
             )
-        message = agreed_message(text(told, "training"), request)
+        everybody = listed(told, "cohort")
+        if cohort != everybody and not (changing and set(cohort) <= set(everybody)):
+            raise TermError("the sites agreed to this question for another cohort.")
+        message = agreed_message(text(told, "training"), request, everybody)
+        self.check_signed(message, told["signatures"], members, told["training"], self._wanted)
+
+    def check_signed(
+        self, message: bytes, signed: Mapping[str, str], members: Collection[str], about: str, wanted: int = 0
+    ) -> None:
+        """Refuse what too few of the members who check for all have signed, naming wrong signatures."""
+        may_check = set(members if wanted else committee(members, about, self._colluders))
+        needed = wanted or signatures_needed(len(members), self._colluders)
         good = 0
         for name, signature in signed.items():
             try:
                 by = bytes.fromhex(signature)
             except (TypeError, ValueError) as problem:
                 raise TermError(f"the signature of '{str(name)[:60]}' is damaged.") from problem
-            if name not in members or not self._verify(name, message, by):
+            if name not in may_check or not self._verify(name, message, by):
                 raise TermError(
                     f"the agreement of '{str(name)[:60]}' to this question is not signed by that site, or "
                     "belongs to another question."
                 )
             good += 1
-        if good < self.needed(members):
+        if good < needed:
             raise TermError(
                 f"{good} of {len(members)} sites have checked this question; this site's policy asks for "
-                f"{self.needed(members)} (signatures)."
+                f"{needed} (signatures)."
             )

@@ -11,10 +11,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.messages import Term
-from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, Layout
+from fedsolve.privacy.ring_layout import HEADROOM_BITS, LARGEST_EXPONENT, LEAST_EXPONENT, Layout
 
 SPARE_BITS = 2
 """A term in one limb may be 4 times as large as the largest number of the total before it.
@@ -43,7 +43,11 @@ def exponent_for(largest: float, clients: int, spare: int | None = None) -> int 
         return None
     doublings = math.ceil(math.log2(clients)) if clients > 1 else 0
     exponent = HEADROOM_BITS - (SPARE_BITS if spare is None else spare) - doublings - math.frexp(largest)[1]
-    return exponent if abs(exponent) <= LARGEST_EXPONENT else None
+    return exponent if LEAST_EXPONENT <= exponent <= LARGEST_EXPONENT else None
+
+
+_SQUARES = {"feature": ("gram", "feature_square"), "target": ("label_square",)}
+"""Sums beside which a sum of centred numbers is nothing."""
 
 
 class KnownTotals:
@@ -103,6 +107,14 @@ class KnownTotals:
         named = self._adds_up(name) or name.startswith(self._beginnings) or own in self._recurring
         return named and name not in self._given_up
 
+    def _largest_of(self, name: str, shape: tuple[int, ...]) -> float:
+        """The largest number that arrays of this name and shape have had, whichever member asked for them."""
+        own = name.rpartition(".")[2]
+        peaks = self._peak.items()
+        return max(
+            (peak for (n, s), peak in peaks if s == shape and n.rpartition(".")[2] == own), default=0.0
+        )
+
     def _adds_up(self, name: str) -> bool:
         return name in self.additive or name.rpartition(".")[2] in self.additive
 
@@ -119,13 +131,17 @@ class KnownTotals:
         """The error bounds of a total by array; refused, by name, where one exceeds 2^-40 of its size.
 
         The size is the total's largest number. An array that is not additive may vanish, as a gradient
-        does, and is measured by the largest it has been in this run. Zeros throughout always pass.
+        does, and is measured by the largest it has been in this run; a sum of centred numbers also by that of
+        their squares. Zeros throughout always pass.
         """
         bounds = layout.error_bounds(clients)
         for name, bound in bounds.items():
             size = _largest(total.arrays[name])
             if not self._adds_up(name) and size:
-                size = max(size, self._peak.get((name, total.arrays[name].shape), 0.0))
+                size = max(size, self._largest_of(name, total.arrays[name].shape))
+                before, _, own = name.rpartition(".")
+                squares = (total.arrays.get(f"{before}.{s}" if before else s) for s in _SQUARES.get(own, ()))
+                size = max(size, *(_largest(s) ** 0.5 for s in squares if s is not None), 0.0)
             if size and bound > FINEST * size:
                 raise TermError(
                     f"the total of '{name}' has numbers up to {size:.3g} and is known to {bound:.3g} only, "

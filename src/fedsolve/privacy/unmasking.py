@@ -6,10 +6,12 @@ threshold of members helped, and nothing if fewer did; see `masking` for the pro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
+from functools import cache, cached_property
 
-from fedsolve.container import Array
 from fedsolve.errors import CohortError, TermError
+from fedsolve.privacy.graph import around
 from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import OF_KEY, OF_SEED
 from fedsolve.privacy.notes import (
@@ -42,7 +44,8 @@ class Server:
         self._notes: dict[str, bytes] = {}
         self._keys: dict[str, SlotKeys] = {}
         self._sealed: dict[str, dict[str, bytes]] = {}
-        self._passed_on: tuple[str, ...] = ()
+        self._around: dict[str, tuple[str, ...]] = {}
+        self._relayed: dict[tuple[str, ...], bytes] = {}
         self._sealed_passed_on = False
         self._used: set[int] = set()
 
@@ -58,17 +61,22 @@ class Server:
 
     def add_keys(self, sender: str, note: bytes) -> None:
         """Take what `Client.advertise` gave."""
-        if self._passed_on:
+        if self._around:
             raise CohortError(f"'{sender}' comes too late: the members' keys have been passed on.")
         keys = SlotKeys.from_bytes(note, self.setup)
         _check_sender(sender, keys.name)
         self._keys[sender], self._notes[sender] = keys, note
 
-    def keys(self) -> bytes:
-        """All members' keys, for `Client.share` of each of them; nobody can join after that."""
-        self._check_enough(self.members, "advertised keys")
-        self._passed_on = self.members
-        return relay("members", self.setup, self._notes)
+    def keys_for(self, name: str) -> bytes:
+        """The keys of a member's neighbours, for its `Client.share`; nobody can join after the first."""
+        if not self._around:
+            self._check_enough(self.members, "advertised keys")
+            self._around = around(self.members, self.setup.degree, self.setup.circle)
+        near = self._around[name]
+        if near not in self._relayed:
+            notes = {other: self._notes[other] for other in near}
+            self._relayed = {near: relay("members", self.setup, notes, self.members)}
+        return self._relayed[near]
 
     def add_shares(self, sender: str, note: bytes) -> None:
         """Take what `Client.share` gave."""
@@ -76,7 +84,7 @@ class Server:
             raise CohortError(f"'{sender}' comes too late: the members' shares have been passed on.")
         arrays, fields = unpack(note, "shares", self.setup)
         _check_sender(sender, text(fields, "name"))
-        if listed(fields, "names") != [name for name in self._passed_on if name != sender]:
+        if listed(fields, "names") != [name for name in self._around.get(sender, ()) if name != sender]:
             raise TermError(f"'{sender}' shared its secrets with other members than those of this setup.")
         names = fields["names"]
         size = (NONCE_BYTES + self.setup.slots * 2 * SHARE_BYTES + TAG_BYTES,)
@@ -86,7 +94,7 @@ class Server:
         """What the others sealed for a member, for its `Client.receive`; nobody can share after that."""
         self._check_enough(self.sharers, "shared their secrets")
         self._sealed_passed_on = True
-        parts = {sender: sealed[name] for sender, sealed in self._sealed.items() if sender != name}
+        parts = {n: self._sealed[n][name] for n in self._around[name] if n != name and n in self._sealed}
         return relay("sealed", self.setup, parts)
 
     def sum(
@@ -109,7 +117,7 @@ class Server:
         if slot in self._used:
             raise TermError(f"slot {slot} has been used; ask with a new one.")
         self._used.add(slot)
-        return MaskedSum(question, self.members, self._keys, masked, survivors)
+        return MaskedSum(question, self._around, self._keys, masked, survivors)
 
     def _check_enough(self, names: Collection[str], did: str) -> None:
         least = self.setup.least_cohort
@@ -127,7 +135,7 @@ class MaskedSum:
     def __init__(
         self,
         question: Question,
-        members: tuple[str, ...],
+        around: Mapping[str, tuple[str, ...]],
         keys: Mapping[str, SlotKeys],
         masked: WordSum | None = None,
         survivors: Collection[str] = (),
@@ -135,11 +143,11 @@ class MaskedSum:
         self.question = question
         self.masked = WordSum.zeros(question.wide, question.narrow) if masked is None else masked
         self._digest = question.digest()
-        self._holders = {name: number for number, name in enumerate(members, 1)}
+        self._around = around
         self._keys = keys
         self._survivors = set(survivors)
         self._closed = masked is not None
-        self._openings: dict[str, tuple[Array, Array]] = {}
+        self._openings: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {}
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -186,47 +194,57 @@ class MaskedSum:
         _check_sender(sender, text(fields, "name"))
         if not self._closed or sender not in self._survivors or fields.get("slot") != self.question.slot:
             raise TermError(f"'{sender}' was not asked to open slot {self.question.slot}.")
-        if fields.get("opening") != opening_digest(self._digest, self.survivors):
+        if fields.get("opening") != self.opening:
             raise TermError(f"'{sender}' opened slot {self.question.slot} for other clients than asked.")
-        seeds = octets(arrays, "seeds", (len(self.survivors), SHARE_BYTES))
-        self._openings[sender] = (octets(arrays, "keys", (len(self.dropped), SHARE_BYTES)), seeds)
+        near, found = set(self._around[sender]), []
+        for name, of in (("keys", self.dropped), ("seeds", self._survivors)):
+            held = sorted(near.intersection(of))
+            rows = octets(arrays, name, (len(held), SHARE_BYTES))
+            found.append({other: row.tobytes() for other, row in zip(held, rows, strict=True)})
+        self._openings[sender] = found[OF_KEY], found[OF_SEED]
 
     @property
     def can_open(self) -> bool:
         """Whether enough members helped."""
-        return len(self._openings) >= self.question.setup.threshold
+        return all(map(self._helpers, self.question.cohort))
 
-    @property
+    @cached_property
     def opening(self) -> str:
         """What names the one opening of this sum, once it is closed."""
         return opening_digest(self._digest, self.survivors)
 
     def secrets(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
         """The seeds of the survivors' own masks and the keys of those who dropped out, by name."""
-        threshold = self.question.setup.threshold
         if not self._closed or not self.can_open:
             raise CohortError(
-                f"{len(self._openings)} members helped to open slot {self.question.slot}; {threshold} must."
+                f"{len(self._openings)} members helped to open slot {self.question.slot}; "
+                f"{self.question.setup.threshold} of the holders of every member's shares must."
             )
-        helpers = sorted(self._openings)[:threshold]
-        joiner = Joiner([self._holders[name] for name in helpers])
-        seeds = {
-            name: self._joined(joiner, helpers, OF_SEED, place) for place, name in enumerate(self.survivors)
-        }
-        keys = {name: self._joined(joiner, helpers, OF_KEY, place) for place, name in enumerate(self.dropped)}
-        return seeds, keys
+        seeds = {name: self._joined(name, OF_SEED) for name in self.survivors}
+        return seeds, {name: self._joined(name, OF_KEY) for name in self.dropped}
 
     def total(self) -> RingVector:
         """The sum of the survivors' terms, without masks."""
-        total, setup = self.masked.in_ring(), self.question.setup
-        seeds, keys = self.secrets()
-        add_masks(total, masks_left(setup, self.question.slot, self._digest, self._keys, seeds, keys))
+        total, about = self.masked.in_ring(), (self.question.setup, self.question.slot, self._digest)
+        add_masks(total, masks_left(*about, self._keys, *self.secrets()))
         return total
 
-    def _joined(self, joiner: Joiner, helpers: list[str], which: int, place: int) -> bytes:
-        return joiner.secret(
-            {self._holders[name]: self._openings[name][which][place].tobytes() for name in helpers}
-        )
+    def _helpers(self, name: str) -> tuple[int, ...]:
+        """The first holders of a member's shares who helped, by number, as many as must; else nobody."""
+        threshold = self.question.setup.threshold
+        numbers = (n for n, holder in enumerate(self._around[name], 1) if holder in self._openings)
+        found = tuple(itertools.islice(numbers, threshold))
+        return found if len(found) == threshold else ()
+
+    def _joined(self, name: str, which: int) -> bytes:
+        helpers, holders = self._helpers(name), self._around[name]
+        shares = {number: self._openings[holders[number - 1]][which][name] for number in helpers}
+        return _joiner(helpers).secret(shares)
+
+
+@cache
+def _joiner(holders: tuple[int, ...]) -> Joiner:
+    return Joiner(holders)
 
 
 def _check_sender(sender: str, name: str) -> None:

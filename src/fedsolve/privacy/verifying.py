@@ -2,9 +2,9 @@
 follow from the totals that were opened.
 
 The site builds the method from its recipe, gives it the opened totals as they are shown (`witness`), and
-compares what the server sends with what the run solved, by meaning (`Run.differs`). The server's blocks are
-then taken for its own, so that rounding does not add up. It agrees to one question after each total, and to
-any number about the model of that moment.
+compares what the server sends with what the run solved, by meaning (`meaning.differs`). The server's blocks
+are then taken for its own, so that rounding does not add up. It agrees to one question after each total, and
+to any number about the model of that moment.
 
 The state is written down before anybody hears of it, beside the ledger: a site that is started anew goes on.
 """
@@ -25,13 +25,13 @@ from fedsolve import registry
 from fedsolve.container import from_bytes, read, to_bytes, write_atomically
 from fedsolve.errors import DataError, ModelFileError, TermError
 from fedsolve.federation.engine import Spec
-from fedsolve.federation.evaluation import about
-from fedsolve.federation.meaning import arrays_differ, notes_differ, settling
+from fedsolve.federation.meaning import differs, notes_differ, settling
 from fedsolve.federation.messages import Block, Request, Total
 from fedsolve.federation.method import Run
-from fedsolve.federation.recipes import innermost, method_from
+from fedsolve.federation.recipe import Recipe, StagedRun
 from fedsolve.labels import labels_from_note
-from fedsolve.permissions import check_allowed
+from fedsolve.registry import check_allowed
+from fedsolve.scoring.evaluation import about
 
 _MEMBER = "member"
 _ALONE = threading.Lock()  # warnings are muted for the whole process, and several sites may live in it
@@ -74,7 +74,7 @@ class QuestionCheck:
         self._training: CheckedTraining | None = None
         self._opening: dict[str, Any] = {}
         self._kept: bytes | None = None
-        self._run: Run[Any] | None = None
+        self._run: StagedRun[Any] | None = None
         self.absorbed = ""
         self.agreed = ""
         if self._path is not None and self._path.exists():
@@ -109,7 +109,7 @@ class QuestionCheck:
             self._agreed_to = digest
             return True
         run, new = self._under_way(), shown is not None and shown.place != self.absorbed
-        blocks = _Blocks(run, model.blocks)
+        blocks = _Blocks(model.blocks)
         with settling(blocks.settle):
             if new:
                 assert shown is not None
@@ -149,13 +149,13 @@ class QuestionCheck:
         self._training, self._opening = training, opening
         self._kept, self._run, self.absorbed, self.agreed = None, None, "", ""
 
-    def _under_way(self) -> Run[Any]:
+    def _under_way(self) -> StagedRun[Any]:
         if self._run is None:
             assert self._training is not None
-            key = innermost(self._training.recipe).get("method")
+            key = self._training.recipe.get("method")
             if registry.is_foreign(key):
                 check_allowed("method", key)
-            method = method_from(self._training.recipe)
+            recipe = Recipe.from_note(self._training.recipe)
             opening = self._opening
             try:
                 classes = labels_from_note(opening["classes"])
@@ -164,13 +164,13 @@ class QuestionCheck:
                 )
             except (KeyError, TypeError, ValueError) as problem:
                 raise TermError(f"the opening of this run is damaged ({problem}).") from problem
-            self._run = method.start(spec)
+            self._run = recipe.start(spec)
             if self._kept is not None:
                 self._run.restore(self._kept, "of a site that checks")
         return self._run
 
     @staticmethod
-    def _about_the_model(run: Run[Any], asked: Request) -> None:
+    def _about_the_model(run: StagedRun[Any], asked: Request) -> None:
         """Refuse a question about another model than the one that the opened totals give."""
         if asked.position or asked.kind not in _ABOUT_MODELS:
             raise TermError(
@@ -189,7 +189,7 @@ class QuestionCheck:
         if more:
             raise TermError(f"the model of '{asked.kind}' has {sorted(more)}, which this run's has not.")
         unlike = {"schema"} if model.preparing is None else set()
-        why = notes_differ(mine.note, known, unlike) or arrays_differ(run, mine.arrays, asked.arrays)
+        why = notes_differ(mine.note, known, unlike) or run.differs(mine.arrays, asked.arrays)
         if why is not None:
             raise TermError(
                 f"the model of '{asked.kind}' is not the one that follows from the totals that were opened: "
@@ -227,8 +227,7 @@ class QuestionCheck:
 class _Blocks:
     """The server's new blocks, each of which must be one that the run solves."""
 
-    def __init__(self, outer: Run[Any], blocks: tuple[Block, ...]) -> None:
-        self._outer = outer
+    def __init__(self, blocks: tuple[Block, ...]) -> None:
         self._left = [_inside(block) for block in blocks]
         self._missing: str | None = None
 
@@ -237,11 +236,10 @@ class _Blocks:
 
         Where there is none yet, as in a question about a model at the end of a run, its own counts.
         """
-        own = _name_of(self._outer, run)
         for number, (member, theirs) in enumerate(self._left):
-            if member not in (None, own) or notes_differ(mine.note, theirs.note) is not None:
+            if member not in (None, run.member) or notes_differ(mine.note, theirs.note) is not None:
                 continue
-            why = run.differs(mine.arrays, theirs.arrays)
+            why = differs(run, mine.arrays, theirs.arrays)
             if why is not None:
                 raise TermError(
                     f"the block {dict(mine.note)} of the model is not the one that follows from the totals "
@@ -269,21 +267,7 @@ def _inside(block: Block) -> tuple[str | None, Block]:
     )
 
 
-def _name_of(outer: Run[Any], run: Run[Any]) -> str | None:
-    """The name of a run inside others; None where it has none."""
-    inside: list[tuple[Run[Any], str | None]] = [(outer, None)]
-    for one, name in inside:
-        if one is run:
-            return name
-        inside += [(inner, prefix.rstrip(".") or name) for prefix, inner in one.within().items()]
-    return None
-
-
-def _unlike(run: Run[Any]) -> frozenset[str]:
-    return run.unlike.union(*(_unlike(inner) for inner in run.within().values()))
-
-
-def _compare(run: Run[Any], mine: Request, asked: Request) -> None:
+def _compare(run: StagedRun[Any], mine: Request, asked: Request) -> None:
     """Refuse a request that is not the one of the run."""
     why = None
     for name in ("exchange", "step", "position"):
@@ -291,8 +275,8 @@ def _compare(run: Run[Any], mine: Request, asked: Request) -> None:
             why = f"its {name} is {getattr(asked, name)}, not {getattr(mine, name)}"
     if why is None and mine.digest != asked.digest:
         why = "the model so far has other blocks, or another opening"
-    why = why or notes_differ(dict(mine.note), dict(asked.note), _unlike(run))
-    why = why or arrays_differ(run, mine.arrays, asked.arrays)
+    why = why or notes_differ(dict(mine.note), dict(asked.note))
+    why = why or run.differs(mine.arrays, asked.arrays)
     if why is not None:
         raise TermError(
             f"the request '{asked.kind}', step {asked.step}, is not the one that follows from the totals "

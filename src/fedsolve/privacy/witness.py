@@ -13,13 +13,13 @@ keys, was committed to in signed keys. A site that has all of this knows the tot
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.errors import DataError, TermError
 from fedsolve.privacy.notes import (
     Setup,
@@ -135,15 +135,16 @@ def drawn_key(digest: str) -> bytes:
     return derive(bytes.fromhex(digest), purpose("numbers of fingerprints"))
 
 
-def fingerprint_message(opening: str, digest: str, name: str, value: str) -> bytes:
-    """What a client signs of the term that it sent: for which opening, of which sum, its fingerprint."""
-    return purpose("fingerprint of a term", opening, digest, name, value)
+def fingerprint_message(opening: str, digest: str, name: str, value: str, bound: bytes) -> bytes:
+    """What a client signs of the term that it sent: for which opening, of which sum, its fingerprint, and
+    what binds it to the seed of its own mask."""
+    return purpose("fingerprint of a term", opening, digest, name, value, bound.hex())
 
 
-def fingerprinted(masked: Array, opening: str, digest: str, name: str) -> tuple[str, bytes]:
+def fingerprinted(masked: Array, opening: str, digest: str, name: str, bound: bytes) -> tuple[str, bytes]:
     """The fingerprint of a masked term in hexadecimal, and what is to be signed of it."""
     value = f"{fingerprint(masked, drawn_key(digest)):032x}"
-    return value, fingerprint_message(opening, digest, name, value)
+    return value, fingerprint_message(opening, digest, name, value, bound)
 
 
 @dataclass(frozen=True)
@@ -181,11 +182,12 @@ class Evidence:
         total = 0
         for name in self.survivors:
             value, signature = self.signed.get(name, ("0", ""))
-            message = fingerprint_message(opening, digest, name, value)
+            bound = commitment(self.setup, name, self.slot, self.seeds[name])
+            message = fingerprint_message(opening, digest, name, value, bound)
             if not verify(name, message, bytes.fromhex(signature)):
                 raise TermError(
                     f"the total shown for slot {self.place} is not one that '{name}' helped to open: its "
-                    "signature is missing or belongs to another sum."
+                    "signature is missing or belongs to another sum, or to another seed."
                 )
             total += int(value, 16)
         if total % PRIME != self.masked.fingerprint(drawn_key(digest)):
@@ -252,12 +254,12 @@ def masks_left(
 ) -> list[tuple[bytes, int]]:
     """The masks that are left in a sum, with the signs that remove them; a wrong seed or key is refused.
 
-    known: the members' keys. seeds: of the survivors' own masks. keys: of those who dropped out; nothing has
-    cancelled what the survivors added for them.
+    known: the members' keys; of others, who signed what they committed to, evidence is checked first. seeds:
+    of the survivors' own masks. keys: of those who dropped out; nothing cancelled what was added for them.
     """
     masks = []
     for name, seed in seeds.items():
-        if commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes():
+        if name in known and commitment(setup, name, slot, seed) != known[name].commitments[slot].tobytes():
             raise TermError(f"the shares of the seed of '{name}' do not give the seed it committed to.")
         masks.append((derive(seed, self_purpose(question, name)), -1))
     for gone, key in keys.items():
@@ -272,12 +274,3 @@ def masks_left(
 def slot_name(setup: Setup, slot: int) -> str:
     """The name of a slot among those of all setups."""
     return f"{setup.run}/{setup.epoch}/{slot}"
-
-
-def signers_of(names: Sequence[str], training: str, wanted: int) -> list[str]:
-    """Who checks the questions of a training: so many of these, in an order that changes with trainings."""
-
-    def rank(name: str) -> bytes:
-        return hashlib.sha256(purpose("who checks", training, name)).digest()
-
-    return sorted(sorted(names, key=rank)[:wanted])

@@ -1,4 +1,4 @@
-"""Trainings in the tools that people compare runs with: TensorBoard, MLflow, Weights & Biases.
+"""Trainings recorded in TensorBoard, MLflow, or Weights & Biases.
 
 Each is a `Follower` of what happens anyway; the packages are imported when a tracker is made.
 """
@@ -22,10 +22,10 @@ ADDRESSES = ", ".join(f"{kind}:{place}" for kind, (place, _) in KINDS.items())
 
 
 def tracker(address: str) -> Tracker:
-    """Who writes trainings to tensorboard:DIR, mlflow:URI or wandb:PROJECT; hand it to `fit(follow=...)`.
+    """A follower (`fit(follow=...)`) that writes to tensorboard:DIR, mlflow:URI or wandb:PROJECT.
 
-    The store is opened now, so that what is wrong with it is said before anything is trained. A store that
-    fails later is left, with a warning: no training is lost for a chart.
+    The store is opened now, so that errors appear before anything is trained. If it fails later, a warning is
+    given and the training continues.
 
     >>> with fs.tracker("mlflow:sqlite:///runs.db") as tracked:              # doctest: +SKIP
     ...     model = fs.DeepAFL(layers=5).fit(federation, follow=tracked)

@@ -13,42 +13,33 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fedsolve.data.backbones.common import first_line, require
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, explained, require
 from fedsolve.tracking.tracked_runs import COMPLETE, FAILED, INTERRUPTED, Tracker
 
 EXPERIMENT = "fedsolve"
 IDENTITY = "fedsolve.identity"
 """The tag by which a training that is resumed finds its run."""
 
+_ADDRESS = "Write mlflow:sqlite:///FILE.db for a file, or mlflow:http://HOST:PORT for a server."
 _STATUS = {COMPLETE: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-"""Unless the environment says otherwise: nobody else is told of a run, and no training waits long for one."""
+"""Defaults for the environment: no telemetry, and short waits for a server."""
 
 
 def open_store(place: str) -> MLflowTracker:
     """A tracker that writes to the tracking store of this address, once the store has answered."""
     if "://" not in place:
-        raise DataError(
-            f"mlflow:{place}: '{place}' is no address of a tracking store. Write mlflow:sqlite:///FILE.db "
-            "for a file, or mlflow:http://HOST:PORT for a server."
-        )
+        raise DataError(f"mlflow:{place}: '{place}' is no address of a tracking store. {_ADDRESS}")
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     mlflow = require("mlflow", "mlflow", "mlflow:URI")
-    try:
-        with _quiet():
-            client = mlflow.MlflowClient(place)
-            client.search_experiments(max_results=1)
-    except Exception as problem:  # of its own, of its database's, or of the network's
-        raise DataError(
-            f"mlflow:{place} cannot be used ({type(problem).__name__}: {first_line(problem)}). Check the "
-            "address: mlflow:sqlite:///FILE.db for a file, mlflow:http://HOST:PORT for a server."
-        ) from problem
+    with explained(f"mlflow:{place} cannot be used", _ADDRESS), _quiet():
+        client = mlflow.MlflowClient(place)
+        client.search_experiments(max_results=1)
     return MLflowTracker(client, f"mlflow:{place}")
 
 
@@ -103,9 +94,7 @@ class MLflowTracker(Tracker):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks of a database that is made, nor its makers' warnings to each other: stderr is for
-    what a person must know.
-    """
+    """Without what MLflow and its database log while they work."""
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -11,24 +11,19 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsolve.data.backbones.common import require
-from fedsolve.errors import DataError
+from fedsolve.errors import explained, require
 from fedsolve.tracking.tracked_runs import Tracker
 
 _NEEDS = "tensorboard", "tensorboard:DIR"
 
 
 def open_store(place: str) -> TensorBoardTracker:
-    """A tracker that writes below the folder `place`, which is made where it is not there."""
+    """A tracker that writes below the folder `place`, which is created if needed."""
     folder = Path(place).expanduser()
-    try:
+    with explained(f"tensorboard:{place}", "Name a folder that can be written to.", kinds=OSError):
         folder.mkdir(parents=True, exist_ok=True)
         (trial := folder / ".fedsolve").touch()
         trial.unlink()
-    except OSError as problem:
-        raise DataError(
-            f"tensorboard:{place}: {problem.strerror or problem}. Name a folder that can be written to."
-        ) from problem
     return TensorBoardTracker(folder)
 
 

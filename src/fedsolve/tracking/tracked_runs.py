@@ -1,6 +1,6 @@
-"""What all trackers share: which numbers of a training are written, under which names, to which run.
+"""What all trackers share: which numbers of a training they write, under which names, to which run.
 
-Numbers of the training as a whole leave a federation, and nothing of a client by itself: not even its name.
+Only numbers of the whole training leave a federation: nothing about a single client, not even its name.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.data.backbones.common import first_line
-from fedsolve.errors import TrackingWarning
+from fedsolve.errors import TrackingWarning, first_line
+from fedsolve.federation.card import totals
 from fedsolve.federation.followers import Follower, Training
-from fedsolve.federation.history import totals
 from fedsolve.federation.method import Record
 from fedsolve.model import Model
 from fedsolve.version import __version__
@@ -29,10 +28,10 @@ _MEASURED = ("risk", "accuracy")
 
 
 class Tracker(Follower):
-    """Writes every training that it hears of as one run of a store.
+    """Writes every training that it follows as one run of a store.
 
-    address: what it was made from, for messages. A training that is resumed, known by its checkpoint, goes on
-    with its run.
+    address: what it was made from, for messages. A resumed training, known by its checkpoint, continues its
+    run.
     """
 
     def __init__(self, address: str) -> None:
@@ -44,9 +43,9 @@ class Tracker(Follower):
     def begin(
         self, name: str, identity: str | None, resumed: bool, facts: Mapping[str, str]
     ) -> Collection[int]:
-        """Begin the run of a training, or go on with it; the exchanges that the store has of it already.
+        """Begin or continue the run of a training; return the exchanges that the store already has.
 
-        identity: by which the same training is known again; None where it is not.
+        identity: identifies a training when it is started again; None if nothing does.
         facts:    what was trained, on what.
         """
 
@@ -91,7 +90,7 @@ class Tracker(Follower):
         self._safely(lambda: self.end(how))
 
     def _safely(self, write: Callable[[], None]) -> None:
-        """Write; a store that fails is left from then on, and the training goes on."""
+        """Write. A store that fails once is not used again, and the training continues."""
         if self._lost:
             return
         try:
@@ -100,8 +99,8 @@ class Tracker(Follower):
             self._lost = True
             why = f"{type(problem).__name__}: {first_line(problem)}"
             warnings.warn(
-                f"{self.address} takes nothing more ({why}). The training goes on without it; with a "
-                "checkpoint it can be resumed, and is then written whole.",
+                f"{self.address} takes nothing more ({why}). The training continues without it; with a "
+                "checkpoint it can be resumed, and is then written completely.",
                 TrackingWarning,
                 stacklevel=3,
             )
@@ -141,7 +140,7 @@ def facts_of(training: Training) -> dict[str, str]:
 
 
 def identity_of(training: Training) -> str | None:
-    """By what the same training is known when it is started again: its cell, or its checkpoint."""
+    """What identifies a training when it is started again: its cell, or its checkpoint."""
     known = training.about.get("cell")
     if known is None and training.checkpoint is not None:
         known = os.path.abspath(training.checkpoint)

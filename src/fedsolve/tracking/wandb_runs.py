@@ -1,4 +1,4 @@
-"""Weights & Biases: a run for every training, kept on this machine until `wandb sync` is told to send it."""
+"""Weights & Biases: a run for every training, kept on this machine until `wandb sync` sends it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedsolve.data.backbones.common import require
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, require
 from fedsolve.tracking.tracked_runs import COMPLETE, Tracker
 
 _FORBIDDEN = r"/\#?%:"
@@ -28,7 +27,7 @@ def open_store(place: str) -> WandbTracker:
 class WandbTracker(Tracker):
     """Writes by the package `wandb`, offline unless WANDB_MODE says otherwise.
 
-    A training that is resumed is written whole into a new run: of one that is offline, nothing can be asked.
+    A resumed training is written again into a new run, since offline runs cannot be read back.
     """
 
     def __init__(self, wandb: Any, project: str) -> None:

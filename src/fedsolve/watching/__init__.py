@@ -1,10 +1,8 @@
-"""Seeing a run while it goes on: a board that follows it, a page on loopback, metrics, a file.
+"""Watching a run: a board that follows it, a page on loopback, metrics, a file.
 
-board         what is known of a run at this moment; follows it (`federation.followers`), keeps records
-              (kept_records) and tells them as a document (status_document)
-phrases       the same in words, for page and terminal
-exposition    the same as metrics in Prometheus' text form
-status_page   the same as one HTML page; curves, status.css, status.js
+board         the state of a run at this moment, by following it (`federation.followers`), as a document
+phrases       the document read again, and in words, for page and terminal
+status_page   the same as one HTML page, by the template pages/status.html, and as Prometheus' metrics
 loopback      serves page, metrics and JSON to this machine alone
 """
 

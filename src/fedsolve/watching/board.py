@@ -1,4 +1,4 @@
-"""What is known of a run at this moment: for the page, the metrics, and the file that others read."""
+"""The current state of a run, for the page, the metrics and the status file."""
 
 from __future__ import annotations
 
@@ -9,39 +9,36 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from fedsolve import container, formats
+from fedsolve import container, version
 from fedsolve.errors import FedsolveError
 from fedsolve.federation.followers import Follower, Training
 from fedsolve.federation.messages import Request
 from fedsolve.federation.method import Record
 from fedsolve.model import Model
 from fedsolve.version import __version__
-from fedsolve.watching.kept_records import KeptRecords
-from fedsolve.watching.status_document import read_document
+from fedsolve.watching.phrases import read_document
 
 What = Literal["server", "training", "experiment"]
-Phase = Literal["starting", "gathering", "running", "complete", "stopped"]
 
 BEAT = 5.0
-"""Seconds after which the file is written anew though nothing changed, so that a reader sees it is alive."""
+"""Seconds after which an unchanged file is written again, as a sign of life."""
 
 _TICK, _REST = 1.0, 0.25
-"""Seconds between two looks at what has changed by itself, and at the least between two files."""
+"""Seconds between two looks for changes, and at least between two writes of the file."""
 
-_NOTES = 12
-_CELLS = 50
+_NOTES, _CELLS, _RECORDS, _RECENT = 12, 50, 400, 12
 
 
 @dataclass(frozen=True)
 class SiteStanding:
-    """A site at this moment: whether it is connected, and what became of what it was asked.
+    """A site at this moment: whether it is connected, and how far its answer is.
 
     state: "idle", "asked", "answered", or "missing" with the reason in `why`.
-    done, size: bytes of its answer that have come, and of the whole; 0 where none is on its way.
+    done, size: bytes of its answer that have arrived, and of the whole; 0 where none is on its way.
     """
 
     name: str
@@ -53,7 +50,7 @@ class SiteStanding:
 
 
 class Expiring(Protocol):
-    """A certificate that a run depends on: the days it has left, and what people should hear of that."""
+    """A certificate that a run depends on: the days it has left, and the warning about that."""
 
     @property
     def name(self) -> str: ...
@@ -65,47 +62,69 @@ class Expiring(Protocol):
     def announced(self) -> str | None: ...
 
 
-@dataclass
-class _Under:
-    """The exchange that is under way."""
+class KeptRecords:
+    """The last records, and some hundreds spread evenly over all of a run.
 
-    number: int
-    kind: str
-    step: int
-    asked: int
-    since: float = field(default_factory=time.time)
+    spread: every so many, from the first on, and always the last.
+    """
+
+    def __init__(self) -> None:
+        self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+        self.spread: list[dict[str, Any]] = []
+        self._every = 1
+
+    def enter(self, record: dict[str, Any]) -> None:
+        if self.spread and (self.spread[-1]["exchange"] - 1) % self._every:
+            self.spread.pop()
+        self.spread.append(record)
+        self.recent.append(record)
+        if len(self.spread) > _RECORDS:
+            self._every *= 2
+            self.spread = [
+                one for one in self.spread if one is record or (one["exchange"] - 1) % self._every == 0
+            ]
 
 
 class Board(Follower):
-    """Follows a run and tells, at any moment and from any thread, how it stands (`document`).
+    """Follows a run and gives its state at any moment and from any thread (`document`).
 
-    path: file that holds the document too, for `fedsolve status`; written by a thread of its own, readable by
-          its owner alone. What it cannot write it leaves: a board never stops a run.
+    path: file that holds the document too, for `fedsolve status`; a thread of its own writes it, and only its
+          owner can read it. A file that cannot be written never stops a run.
     """
 
     def __init__(
         self, what: What, title: str = "", *, path: Path | None = None, sites: int | None = None
     ) -> None:
-        """sites: how many are waited for at the start, where there are sites."""
+        """sites: how many are expected at the start, where there are sites."""
         self._lock = threading.RLock()
-        self._what, self._title, self._path = what, title, path
-        self._phase: Phase = "starting"
-        self._why = ""
-        self._started = time.time()
-        self._expected_sites = sites
-        self._starts = 1 + _earlier_starts(path)
-        self._method, self._name, self._clients = "", "", 0
-        self._secure: bool | None = None
-        self._exchanges, self._done = 0, 0
-        self._bytes = {"up": 0, "down": 0, "catch_up": 0}
+        self._path = path
+        self._state: dict[str, Any] = {
+            "form": version.STATUS,
+            "fedsolve": __version__,
+            "what": what,
+            "title": title,
+            "phase": "starting",
+            "why": "",
+            "process": os.getpid(),
+            "starts": 1 + _earlier_starts(path),
+            "started": time.time(),
+            "method": "",
+            "name": "",
+            "secure": None,
+            "clients": 0,
+            "expected_sites": sites,
+            "exchanges": 0,
+            "done": 0,
+            "under_way": None,
+            "bytes": {"up": 0, "down": 0, "catch_up": 0},
+            "scores": {},
+            "cells": None,
+        }
         self._records = KeptRecords()
-        self._under: _Under | None = None
-        self._pace: list[float] = []
-        self._moment = time.monotonic()
-        self._scores: dict[str, float] = {}
-        self._cells: dict[str, Any] | None = None
         self._finished_cells: deque[dict[str, Any]] = deque(maxlen=_CELLS)
         self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
+        self._pace: deque[float] = deque(maxlen=10)
+        self._moment = time.monotonic()
         self._standings: Callable[[], Sequence[SiteStanding]] = tuple
         self._certificates: Sequence[Expiring] = ()
         self._stop, self._news = threading.Event(), threading.Event()
@@ -117,64 +136,80 @@ class Board(Follower):
 
     # -- what it is told ---------------------------------------------------------------------------
 
+    def _enter(self, **values: Any) -> None:
+        with self._lock:
+            self._state |= values
+
     def gathering(self, secure: bool, certificates: Sequence[Expiring] = ()) -> None:
         """A server that waits for its sites."""
-        with self._lock:
-            self._phase, self._secure, self._certificates = "gathering", secure, certificates
+        self._certificates = certificates
+        self._enter(phase="gathering", secure=secure)
 
     def entitle(self, title: str) -> None:
-        """Call what is watched otherwise, as the next of several experiments."""
-        with self._lock:
-            self._title = title
+        """Set another title, such as that of the next experiment."""
+        self._enter(title=title)
 
     def sites_from(self, standings: Callable[[], Sequence[SiteStanding]]) -> None:
-        """Ask this whenever somebody looks."""
+        """Set the function that returns the current state of the sites."""
         self._standings = standings
 
     def note(self, text: str) -> None:
-        """A remark, as people at the terminal have it."""
+        """A remark, as the terminal shows it."""
         with self._lock:
             self._notes.append((time.time(), text))
 
     def cells(self, done: int, total: int, now: str, remark: str, seconds_left: float | None) -> None:
         """How far an experiment is."""
-        with self._lock:
-            self._phase = "running"
-            self._cells = {"done": done, "total": total, "now": now, "remark": remark, "left": seconds_left}
+        cells = {"done": done, "total": total, "now": now, "remark": remark, "left": seconds_left}
+        self._enter(phase="running", cells=cells)
 
     def started(self, training: Training) -> None:
         with self._lock:
-            self._phase, self._why = "running", ""
-            self._method, self._name = training.method, training.name
-            self._clients = len(training.clients)
-            self._exchanges, self._done = training.expected, 0
-            self._bytes = dict.fromkeys(self._bytes, 0)
-            self._records, self._pace, self._scores, self._under = KeptRecords(), [], {}, None
+            self._enter(
+                phase="running",
+                why="",
+                method=training.method,
+                name=training.name,
+                clients=len(training.clients),
+                exchanges=training.expected,
+                done=0,
+                under_way=None,
+                bytes=dict.fromkeys(self._state["bytes"], 0),
+                scores={},
+            )
+            self._records = KeptRecords()
+            self._pace.clear()
             for record in training.history:
-                self._enter(record)
+                self._record(record)
             self._moment = time.monotonic()
 
     def asked(self, request: Request, expected: int) -> None:
-        with self._lock:
-            self._exchanges = max(expected, request.exchange + 1)
-            self._under = _Under(request.exchange + 1, request.kind, request.step, len(request.cohort))
+        number = request.exchange + 1
+        under_way = {
+            "number": number,
+            "kind": request.kind,
+            "step": request.step,
+            "asked": len(request.cohort),
+            "since": time.time(),
+        }
+        self._enter(exchanges=max(expected, number), under_way=under_way)
         self._news.set()
 
     def advanced(self, record: Record, expected: int) -> None:
         with self._lock:
             now = time.monotonic()
-            self._pace = [*self._pace[-9:], now - self._moment]
+            self._pace.append(now - self._moment)
             self._moment = now
-            self._exchanges = max(expected, record.exchange + 1)
-            self._under = None
-            self._enter(record)
+            self._enter(exchanges=max(expected, record.exchange + 1), under_way=None)
+            self._record(record)
         self._news.set()
 
-    def _enter(self, record: Record) -> None:
-        told = {**record.metrics, "risk": record.risk, "accuracy": record.accuracy}
+    def _record(self, record: Record) -> None:
+        measures = {**record.metrics, "risk": record.risk, "accuracy": record.accuracy}
+        number, sums = record.exchange + 1, self._state["bytes"]
         self._records.enter(
             {
-                "exchange": record.exchange + 1,
+                "exchange": number,
                 "kind": record.kind,
                 "step": record.step,
                 "seconds": record.seconds,
@@ -182,40 +217,38 @@ class Board(Follower):
                 "bytes_down": record.bytes_down,
                 "clients": len(record.cohort),
                 "missing": len(record.missing),
-                "measures": _numbers(told),
+                "measures": _numbers(measures),
             }
         )
-        self._done = record.exchange + 1
-        self._bytes["up"] += record.bytes_up
-        self._bytes["down"] += record.bytes_down
-        self._bytes["catch_up"] += record.catch_up_bytes
+        more = {"up": record.bytes_up, "down": record.bytes_down, "catch_up": record.catch_up_bytes}
+        self._enter(done=number, bytes={name: sums[name] + count for name, count in more.items()})
+        if "epsilon" in record.metrics:  # what all noisy answers so far have cost
+            self._enter(scores={**self._state["scores"], "epsilon": record.metrics["epsilon"]})
 
     def scored(self, scores: Mapping[str, float]) -> None:
         with self._lock:
-            self._scores.update(_numbers(scores))
-            if self._name:
-                self._finished_cells.append({"name": self._name, "scores": dict(self._scores)})
+            self._enter(scores={**self._state["scores"], **_numbers(scores)})
+            if name := self._state["name"]:
+                self._finished_cells.append({"name": name, "scores": self._state["scores"]})
 
     def finished(self, model: Model | None) -> None:
-        with self._lock:
-            self._under = None
-            if self._what == "training":
-                self._phase = "complete"
+        done = {"phase": "complete"} if self._state["what"] == "training" else {}
+        self._enter(under_way=None, **done)
 
     def complete(self) -> None:
-        """The whole is done: all cells of an experiment, or what a server does after its training."""
+        """Everything is done: all cells of an experiment, or what a server does after its training."""
         with self._lock:
-            self._phase, self._under = "complete", None
-            if self._cells is not None:
-                self._cells |= {"done": self._cells["total"], "now": "", "remark": "", "left": 0.0}
+            self._enter(phase="complete", under_way=None)
+            if (cells := self._state["cells"]) is not None:
+                self.cells(cells["total"], cells["total"], "", "", 0.0)
+                self._enter(phase="complete")
 
     def stopped(self, problem: BaseException) -> None:
-        with self._lock:
-            said = "interrupted" if isinstance(problem, KeyboardInterrupt) else str(problem)
-            self._phase, self._why = "stopped", said[:2000]
+        said = "interrupted" if isinstance(problem, KeyboardInterrupt) else str(problem)
+        self._enter(phase="stopped", why=said[:2000])
 
     def close(self) -> None:
-        """End the file's thread; the file keeps how the run stood."""
+        """End the thread that writes the file; the file keeps the last state of the run."""
         self._stop.set()
         self._news.set()
         if self._writer is not None:
@@ -223,61 +256,43 @@ class Board(Follower):
             self._writer = None
             self._write()
 
-    # -- what it tells -----------------------------------------------------------------------------
+    # -- what it gives -----------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """How the run stands, as JSON values."""
-        standings = list(self._standings())
+        """The state of the run as JSON values."""
+        standings = [vars(one) for one in self._standings()]
         with self._lock:
-            certificates = [
-                {"name": one.name, "days": one.days, "announced": one.announced} for one in self._certificates
-            ]
-            return {
-                "form": formats.STATUS.version,
-                "fedsolve": __version__,
-                "what": self._what,
-                "title": self._title,
-                "phase": self._phase,
-                "why": self._why,
-                "process": os.getpid(),
-                "starts": self._starts,
-                "started": self._started,
+            under_way = self._state["under_way"]
+            return self._state | {
                 "now": time.time(),
-                "method": self._method,
-                "name": self._name,
-                "secure": self._secure,
-                "clients": self._clients,
-                "expected_sites": self._expected_sites,
-                "sites": [vars(one) for one in standings],
-                "exchange": self._done if self._under is None else self._under.number,
-                "exchanges": self._exchanges,
-                "done": self._done,
-                "under_way": None if self._under is None else vars(self._under),
-                "bytes": dict(self._bytes),
+                "sites": standings,
+                "exchange": self._state["done"] if under_way is None else under_way["number"],
                 "seconds_left": self._left(),
                 "records": list(self._records.spread),
                 "recent": list(self._records.recent),
-                "scores": dict(self._scores),
-                "cells": None if self._cells is None else dict(self._cells),
                 "finished_cells": list(self._finished_cells),
-                "certificates": certificates,
+                "certificates": [
+                    {"name": one.name, "days": one.days, "announced": one.announced}
+                    for one in self._certificates
+                ],
                 "notes": [list(entry) for entry in self._notes],
             }
 
     def _left(self) -> float | None:
-        """Seconds until the end, by the pace of the last exchanges; None where there is none to go by."""
-        if self._phase != "running":
+        """Seconds until the end, by the pace of the last exchanges; None where it is not known."""
+        state = self._state
+        if state["phase"] != "running":
             return None
-        if self._cells is not None:
-            left: float | None = self._cells["left"]
+        if state["cells"] is not None:
+            left: float | None = state["cells"]["left"]
             return left
         if not self._pace:
             return None
         usual = sum(self._pace) / len(self._pace)
         spent = time.monotonic() - self._moment
-        if spent > 2 * usual + 5:  # somebody is waited for: the pace says nothing of that
+        if spent > 2 * usual + 5:  # it waits for somebody, and the pace says nothing about that
             return None
-        return max(0.0, usual * (self._exchanges - self._done) - min(usual, spent))
+        return max(0.0, usual * float(state["exchanges"] - state["done"]) - min(usual, spent))
 
     def _keep_writing(self) -> None:
         seen, written = "", time.monotonic()
@@ -300,11 +315,11 @@ class Board(Follower):
 
 
 _MOVING = frozenset({"now", "seconds_left"})
-"""What changes by itself with time."""
+"""Values that change with time alone."""
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are finite numbers."""
+    """The values that are finite numbers."""
     kept = {n: float(v) for n, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return {name: value for name, value in kept.items() if math.isfinite(value)}
 

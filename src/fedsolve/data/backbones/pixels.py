@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import PIL
 
-from fedsolve.container import Array
-from fedsolve.data.backbones.backbone_address import Options
-from fedsolve.data.backbones.common import PIECE
-from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, parse_size, prepare
+from fedsolve.arrays import Array
+from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, in_pieces, parse_size, prepare
 from fedsolve.errors import DataError
 
 VERSION = 1
 ORDERS = ("rows", "channels")
 
 
-def load(target: str, options: Options, cache: Path | None) -> Pixels:
+def load(target: str, options: AddressOptions, cache: Path | None) -> Pixels:
     """`pixels` for images of one size; `pixels:32` or `pixels:28x20` (height x width) resizes them."""
     size = parse_size(target, f"{options.address}: the size") if target else None
     base = Preprocessing(size=size, channels="any")
@@ -69,9 +68,9 @@ class Pixels:
 
     def extract(self, images: Sequence[Array]) -> Array:
         """Features of images (height, width, channels) of bytes; all must come out in one shape."""
-        pieces = []
-        for start in range(0, len(images), PIECE):
-            batch = prepare(images[start : start + PIECE], self.preprocessing)
+
+        def features(some: Sequence[Array]) -> Array:
+            batch = prepare(some, self.preprocessing)
             shape = batch.shape[1:]
             self._shape = self._shape or (shape[0], shape[1], shape[2])
             if shape != self._shape:
@@ -81,8 +80,9 @@ class Pixels:
                 )
             if self.order == "rows":
                 batch = batch.transpose(0, 2, 3, 1)
-            pieces.append(batch.reshape(len(batch), -1))
-        return np.concatenate(pieces) if pieces else np.empty((0, self.width or 0), dtype=np.float32)
+            return batch.reshape(len(batch), -1)
+
+        return in_pieces(images, self.width, features)
 
 
 def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,21 +1,24 @@
-"""From decoded images to what a backbone reads: channels, resize, crop, normalise.
+"""From decoded images to what a backbone reads, channels, resize, crop, normalise, and checks of its output.
 
 All of it is part of a backbone's identity: features made with another size or mean are other features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
-from fedsolve.container import Array
-from fedsolve.data.backbones.backbone_address import Options, parse_pixels
-from fedsolve.errors import DataError
+from fedsolve.arrays import Array
+from fedsolve.data.backbones.backbone_address import AddressOptions, parse_pixels
+from fedsolve.errors import DataError, naming
 from fedsolve.threads import usable_cores
 
 Layout = Literal["nchw", "nhwc"]
@@ -94,7 +97,7 @@ class Preprocessing:
             "channels": self.channels,
         }
 
-    def adjusted(self, options: Options, allowed: Sequence[str] = OPTIONS) -> Preprocessing:
+    def adjusted(self, options: AddressOptions, allowed: Sequence[str] = OPTIONS) -> Preprocessing:
         """This preprocessing with the changes that an address asks for; only `allowed` ones are read.
 
         A new size without a new shorter side keeps the share of the image that is cut out.
@@ -118,10 +121,8 @@ class Preprocessing:
             changes["mean"], changes["std"] = NORMALISATIONS[normalise]
         if "size" in changes and self.size and self.shorter_side and "shorter_side" not in changes:
             changes["shorter_side"] = self.shorter_side * max(changes["size"]) // max(self.size)
-        try:
+        with naming(options.address):
             return replace(self, **changes)
-        except DataError as problem:
-            raise DataError(f"{options.address}: {problem}") from None
 
 
 def parse_size(text: str, what: str) -> tuple[int, int]:
@@ -132,7 +133,7 @@ def parse_size(text: str, what: str) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-def _size(options: Options) -> tuple[int, int] | None:
+def _size(options: AddressOptions) -> tuple[int, int] | None:
     text = options.text("size")
     return None if text is None else parse_size(text, f"{options.address}: size")
 
@@ -223,3 +224,53 @@ def _table(preprocessing: Preprocessing, channels: int) -> Array:
     std = np.broadcast_to(np.array(preprocessing.std), channels)[:, None]
     table: Array = ((np.arange(256) / preprocessing.scale - mean) / std).astype(np.float32)
     return table
+
+
+# Images that go through a network at a time, so that memory is bounded however many there are.
+PIECE = 64
+
+
+def checked_features(output: Any, rows: int, what: str, remedy: str) -> Array:
+    """The output of a network as float32 features (rows, width), all finite.
+
+    Trailing dimensions of length 1, as average pooling leaves them, are dropped.
+    """
+    features: Array = np.asarray(output)
+    while features.ndim > 2 and features.shape[-1] == 1:
+        features = features[..., 0]
+    if features.ndim != 2 or len(features) != rows or features.shape[1] == 0:
+        raise DataError(
+            f"{what} gives an output of shape {np.shape(output)} for {rows} image(s); features must have "
+            f"shape (images, width). {remedy}"
+        )
+    features = np.ascontiguousarray(features, dtype=np.float32)
+    if not np.isfinite(features).all():
+        row, column = (int(place) for place in np.argwhere(~np.isfinite(features))[0])
+        raise DataError(
+            f"{what} gives {features[row, column]} in feature {column} of image {row} of the batch. "
+            "Check scale, mean and std of its preprocessing, and the weights."
+        )
+    return features
+
+
+def in_pieces(
+    images: Sequence[Array], width: int | None, features: Callable[[Sequence[Array]], Array]
+) -> Array:
+    """What `features` gives of all images, some at a time; of none, (0, width)."""
+    pieces = [features(images[start : start + PIECE]) for start in range(0, len(images), PIECE)]
+    return np.concatenate(pieces) if pieces else np.empty((0, width or 0), dtype=np.float32)
+
+
+def digest_of(parts: Iterable[bytes | memoryview]) -> str:
+    """SHA-256 over parts, each preceded by its length."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return total.hexdigest()
+
+
+def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
+    """Where exported backbones are kept: `cache`, or FEDSOLVE_CACHE, or ~/.cache/fedsolve."""
+    chosen = cache or os.environ.get("FEDSOLVE_CACHE") or Path.home() / ".cache" / "fedsolve"
+    return Path(chosen).expanduser() / "backbones"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsolve.data.backbones.backbone_address import Options
-from fedsolve.data.backbones.common import first_line, require_installed
+from fedsolve.data.backbones.backbone_address import AddressOptions
 from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing
 from fedsolve.data.backbones.torch_callable import TorchBackbone, load_weights
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, explained, require_installed
 
 
-def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
+def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
     """`timm:resnet18`, or `timm:resnet18?weights=FILE` with a state dict of your own.
 
     Without a file the pretrained weights are used, from the hub's cache or the network.
@@ -25,13 +24,9 @@ def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
     device = options.text("device") or "cpu"
     if not timm.is_model(target.partition(".")[0]):
         raise DataError(f"{options.address}: timm {timm.__version__} has no model '{target}'.")
-    try:
+    remedy = f"Fetch them elsewhere and give the file: timm:{target}?weights=FILE"
+    with explained(f"{options.address}: the weights cannot be fetched", remedy, ModelFileError):
         model = timm.create_model(target, pretrained=file is None)
-    except Exception as problem:  # timm, hub and safetensors raise errors of their own
-        raise ModelFileError(
-            f"{options.address}: the weights cannot be fetched: {first_line(problem)} "
-            f"Fetch them elsewhere and give the file: timm:{target}?weights=FILE"
-        ) from problem
     if file:
         load_weights(model, file, options.address)
     model.reset_classifier(0)

@@ -16,20 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array, read
-from fedsolve.data.backbones.backbone_address import Options
-from fedsolve.data.backbones.common import PIECE, checked_features, digest_of, first_line, require
-from fedsolve.data.backbones.preprocessing import CHANNELS, Preprocessing, prepare
-from fedsolve.errors import DataError, FedsolveError, ModelFileError
+from fedsolve.arrays import Array
+from fedsolve.container import read
+from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.backbones.preprocessing import (
+    CHANNELS,
+    Preprocessing,
+    checked_features,
+    digest_of,
+    in_pieces,
+    prepare,
+)
+from fedsolve.errors import DataError, ModelFileError, explained, require
 
 VERSION = 1
 
 
-def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
+def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
     """`torch:my_networks:make?size=224&normalise=imagenet`, or `torch:./my_networks.py:make`.
 
     The callable takes no arguments and returns a `torch.nn.Module` that maps images (n, channels,
-    height, width) to features (n, width). Options besides those of the preprocessing: device.
+    height, width) to features (n, width). AddressOptions besides those of the preprocessing: device.
     """
     torch = require("torch", "torch", "a torch backbone")
     place, _, name = target.rpartition(":")
@@ -79,35 +86,23 @@ class TorchBackbone:
             "preprocessing": preprocessing.as_dict(),
             "device": device.partition(":")[0],
         }
-        try:
+        with explained(
+            f"{name} cannot run on device '{device}'", "Leave device out to run on the processor."
+        ):
             self._module = module.float().eval().to(device)
-        except (RuntimeError, AssertionError, NotImplementedError) as problem:
-            raise DataError(
-                f"{name} cannot run on device '{device}': {first_line(problem)} Leave device out to run "
-                "on the processor."
-            ) from problem
         self._device = device
         self._call = call or self._module
         self.width: int | None = self._try_out()
 
     def extract(self, images: Sequence[Array]) -> Array:
         """Features (images, width) in float32."""
-        pieces = []
-        for start in range(0, len(images), PIECE):
-            pieces.append(self._run(prepare(images[start : start + PIECE], self.preprocessing)))
-        return np.concatenate(pieces) if pieces else np.empty((0, self.width or 0), dtype=np.float32)
+        width = getattr(self, "width", None)  # not known while it is tried out
+        return in_pieces(images, width, lambda some: self._run(prepare(some, self.preprocessing)))
 
     def _run(self, batch: Array) -> Array:
-        with self._torch.inference_mode():
-            try:
-                output = self._call(self._torch.from_numpy(batch).to(self._device))
-            except FedsolveError:
-                raise
-            except Exception as problem:  # a user's own code may raise anything
-                raise DataError(
-                    f"{self.name} cannot process images of shape {batch.shape[1:]} (channels, height, "
-                    f"width): {type(problem).__name__}: {first_line(problem)} Check size and channels."
-                ) from problem
+        what = f"{self.name} cannot process images of shape {batch.shape[1:]} (channels, height, width)"
+        with self._torch.inference_mode(), explained(what, "Check size and channels."):
+            output = self._call(self._torch.from_numpy(batch).to(self._device))
         if not isinstance(output, self._torch.Tensor):
             raise DataError(
                 f"{self.name} must return one tensor of features; got {type(output).__name__}. "
@@ -117,7 +112,7 @@ class TorchBackbone:
         return checked_features(output.float().cpu().numpy(), len(batch), self.name, remedy)
 
     def _try_out(self) -> int:
-        """The width; refuses a network that answers differently the second time it is asked."""
+        """The width. Networks that give different features for the same images are refused."""
         rng = np.random.default_rng(0)
         height, width = self.preprocessing.size or (224, 224)
         shape = (height, width, CHANNELS[self.preprocessing.channels] or 3)
@@ -152,7 +147,8 @@ def load_weights(module: Any, file: str, what: str) -> None:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ModelFileError(f"{what}: there is no file of weights {path}.")
-    try:
+    remedy = "Give the state dict of this very network."
+    with explained(f"{what}: the weights in {path} cannot be used", remedy, ModelFileError):
         if path.suffix == ".safetensors":
             state = require("safetensors.torch", "torch", what).load_file(path)
         else:
@@ -161,31 +157,21 @@ def load_weights(module: Any, file: str, what: str) -> None:
         if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
             state = state["state_dict"]
         module.load_state_dict(state)
-    except Exception as problem:  # torch, pickle and safetensors raise errors of their own
-        raise ModelFileError(
-            f"{what}: the weights in {path} cannot be used: {type(problem).__name__}: {first_line(problem)} "
-            "Give the state dict of this very network."
-        ) from problem
 
 
 def _import(place: str, address: str) -> ModuleType:
-    try:
-        if place.endswith(".py"):
-            return _import_file(Path(place).expanduser(), address)
-        return importlib.import_module(place)
-    except FedsolveError:
-        raise
-    except ModuleNotFoundError as problem:
-        if problem.name is None or not place.startswith(problem.name):
-            raise DataError(f"{address}: importing {place} failed: {problem}. Install it.") from problem
-        raise DataError(
-            f"{address}: there is no module '{place}'. Give the path of its file instead, such as "
-            f"torch:./{place.replace('.', '/')}.py:..., or install the package."
-        ) from problem
-    except Exception as problem:  # a user's own code may raise anything
-        raise DataError(
-            f"{address}: importing {place} failed: {type(problem).__name__}: {problem}."
-        ) from problem
+    with explained(f"{address}: importing {place} failed"):
+        try:
+            if place.endswith(".py"):
+                return _import_file(Path(place).expanduser(), address)
+            return importlib.import_module(place)
+        except ModuleNotFoundError as problem:
+            if problem.name is None or not place.startswith(problem.name):
+                raise DataError(f"{address}: importing {place} failed: {problem}. Install it.") from problem
+            raise DataError(
+                f"{address}: there is no module '{place}'. Give the path of its file instead, such as "
+                f"torch:./{place.replace('.', '/')}.py:..., or install the package."
+            ) from problem
 
 
 def _import_file(file: Path, address: str) -> ModuleType:
@@ -213,13 +199,8 @@ def _make(module: ModuleType, name: str, torch: Any, address: str) -> Any:
         raise DataError(f"{address}: {module.__name__} has no '{name}'; it has {names or 'nothing'}.")
     if isinstance(attribute, torch.nn.Module):
         return attribute
-    try:
+    with explained(f"{address}: calling {name}() failed", "It must work without arguments."):
         made = attribute()
-    except Exception as problem:  # a user's own code may raise anything
-        raise DataError(
-            f"{address}: calling {name}() failed: {type(problem).__name__}: {problem}. "
-            "It must work without arguments."
-        ) from problem
     if not isinstance(made, torch.nn.Module):
         raise DataError(f"{address}: {name}() must return a torch.nn.Module; got {type(made).__name__}.")
     return made

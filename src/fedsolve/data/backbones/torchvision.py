@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedsolve.data.backbones.backbone_address import Options
-from fedsolve.data.backbones.common import first_line, require_installed
+from fedsolve.data.backbones.backbone_address import AddressOptions
 from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing
 from fedsolve.data.backbones.torch_callable import TorchBackbone, load_weights
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, explained, require_installed
 
 # Where torchvision's classifiers keep their last layers.
 _HEADS = ("fc", "classifier", "heads", "head")
 
 
-def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
+def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
     """`torchvision:resnet18`, or `torchvision:resnet18?weights=FILE` with a state dict of your own.
 
     Without a file the default weights are used, from torchvision's cache or the network.
@@ -26,18 +25,14 @@ def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
     models = require_installed("torchvision", options.address).models
     file = options.text("weights")
     device = options.text("device") or "cpu"
-    try:
+    remedy = f"Fetch them elsewhere and give the file: torchvision:{target}?weights=FILE"
+    unknown = f"{options.address}: torchvision has no classifier '{target}'"
+    with (
+        explained(f"{options.address}: the weights cannot be fetched", remedy, ModelFileError, OSError),
+        explained(unknown, kinds=(ValueError, AttributeError, KeyError)),
+    ):
         weights = models.get_model_weights(target).DEFAULT
         model = models.get_model(target, weights=None if file else weights)
-    except (ValueError, AttributeError, KeyError) as problem:
-        raise DataError(
-            f"{options.address}: torchvision has no classifier '{target}': {first_line(problem)}"
-        ) from problem
-    except OSError as problem:
-        raise ModelFileError(
-            f"{options.address}: the weights cannot be fetched: {first_line(problem)} "
-            f"Fetch them elsewhere and give the file: torchvision:{target}?weights=FILE"
-        ) from problem
     if file:
         load_weights(model, file, options.address)
     _remove_head(model, torch, options.address)

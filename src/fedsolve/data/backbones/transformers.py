@@ -14,21 +14,20 @@ from typing import Any
 import numpy as np
 
 from fedsolve.container import canonical_json
-from fedsolve.data.backbones.backbone_address import Options
-from fedsolve.data.backbones.common import digest_of, first_line, require
-from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing, prepare
+from fedsolve.data.backbones.backbone_address import AddressOptions
+from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing, digest_of, prepare
 from fedsolve.data.backbones.torch_callable import TorchBackbone
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError, ModelFileError, explained, require
 
 OUTPUTS = ("pooled", "mean", "cls")
 # What a configuration says of files and versions is no part of the function it describes.
 _INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 
 
-def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
+def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
     """`hf:microsoft/resnet-18` or `hf:./folder`.
 
-    Options: output=pooled (the model's own), mean (of the last hidden state) or cls (its first token);
+    AddressOptions: output=pooled (the model's own), mean (of the last hidden state) or cls (its first token);
     device; and those of the preprocessing, which replace what the image processor says.
     """
     if not target:
@@ -60,16 +59,12 @@ def load(target: str, options: Options, cache: Path | None) -> TorchBackbone:
 
 def _model(transformers: Any, place: str, address: str) -> tuple[Any, bool]:
     """The model, and whether the layer behind its pooled output is missing from the weights."""
-    try:
+    remedy = "Give a folder with config.json and model.safetensors, or the name of an image model on the hub."
+    with explained(f"{address}: the model cannot be loaded", remedy, ModelFileError):
         config = transformers.AutoConfig.from_pretrained(place)
         if config.model_type == "vit_mae":
             config.mask_ratio = 0.0  # masking is for pre-training; features come from the whole image
         model, report = transformers.AutoModel.from_pretrained(place, config=config, output_loading_info=True)
-    except Exception as problem:  # transformers, hub, safetensors and pickle raise errors of their own
-        raise ModelFileError(
-            f"{address}: the model cannot be loaded: {type(problem).__name__}: {first_line(problem)} "
-            "Give a folder with config.json and model.safetensors, or the name of an image model on the hub."
-        ) from problem
     missing = sorted(report["missing_keys"])
     others = [name for name in missing if "pooler" not in name.split(".")]
     if others:
@@ -95,13 +90,9 @@ def _features(model: Any, output: str, address: str) -> Callable[[Any], Any]:
         hidden = result.last_hidden_state
         if output == "cls" and hidden.ndim != 3:
             raise DataError(f"{address}: the model has no tokens, so no first one. Use output=mean.")
-        return (
-            hidden[:, 0]
-            if output == "cls"
-            else hidden.flatten(2).mean(2)
-            if hidden.ndim == 4
-            else hidden.mean(1)
-        )
+        if output == "cls":
+            return hidden[:, 0]
+        return hidden.flatten(2).mean(2) if hidden.ndim == 4 else hidden.mean(1)
 
     return features
 
@@ -122,14 +113,9 @@ def _offered(model: Any, preprocessing: Preprocessing, address: str) -> str:
     torch = require("torch", "hf", address)
     height, width = preprocessing.size or (224, 224)
     black = torch.from_numpy(prepare([np.zeros((height, width, 3), dtype=np.uint8)], preprocessing))
-    try:
-        with torch.inference_mode():
-            result = _ask(model.float().eval(), black)
-    except Exception as problem:  # models raise errors of their own
-        raise DataError(
-            f"{address}: the model cannot process images of shape {tuple(black.shape[1:])} (channels, "
-            f"height, width): {type(problem).__name__}: {first_line(problem)}"
-        ) from problem
+    shape = f"{tuple(black.shape[1:])} (channels, height, width)"
+    with torch.inference_mode(), explained(f"{address}: the model cannot process images of shape {shape}"):
+        result = _ask(model.float().eval(), black)
     if getattr(result, "pooler_output", None) is not None:
         return "pooled"
     if getattr(result, "last_hidden_state", None) is None:
@@ -140,18 +126,14 @@ def _offered(model: Any, preprocessing: Preprocessing, address: str) -> str:
     return "mean"
 
 
-def _preprocessing(transformers: Any, place: str, options: Options) -> Preprocessing:
+def _preprocessing(transformers: Any, place: str, options: AddressOptions) -> Preprocessing:
     """What the model's image processor does, with the changes of the options."""
     described = options.has("size") and (options.has("normalise") or options.has("mean"))
     if described:
         return Preprocessing().adjusted(options)
-    try:
+    remedy = "If there is none, describe the preprocessing: ?size=224&normalise=imagenet"
+    with explained(f"{options.address}: no image processor can be loaded", remedy, ModelFileError):
         processor = transformers.AutoImageProcessor.from_pretrained(place)
-    except Exception as problem:  # transformers and hub raise errors of their own
-        raise ModelFileError(
-            f"{options.address}: no image processor can be loaded: {first_line(problem)} If there is none, "
-            "describe the preprocessing: ?size=224&normalise=imagenet"
-        ) from problem
     settings = _translated(processor.to_dict())
     if settings is None or not _agree(processor, settings):
         raise DataError(
@@ -193,7 +175,7 @@ def _translated(says: dict[str, Any]) -> Preprocessing | None:
 
 
 def _agree(processor: Any, preprocessing: Preprocessing) -> bool:
-    """Whether both prepare a picture alike, but for rounding of resized pixels to bytes."""
+    """Whether both prepare an image alike, up to rounding of resized pixels."""
     image = np.random.default_rng(0).integers(0, 256, (64, 80, 3), dtype=np.uint8)
     theirs = np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
     ours = prepare([image], preprocessing)[0]
@@ -203,7 +185,7 @@ def _agree(processor: Any, preprocessing: Preprocessing) -> bool:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without transformers' own lines and bars, which would mix with ours; put back afterwards."""
+    """Silence transformers' own messages and progress bars."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

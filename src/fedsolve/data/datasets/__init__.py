@@ -16,7 +16,6 @@ from fedsolve.data.datasets import (
     huggingface,
     idx,
     medmnist,
-    stored,
     tabular,
     tiny_imagenet,
 )
@@ -27,16 +26,16 @@ from fedsolve.errors import DataError
 
 __all__ = ["Dataset", "Known", "Split", "datasets", "is_address", "load_dataset"]
 
-_FAMILIES = (embedded, idx, cifar, tiny_imagenet, medmnist, folder, stored, tabular, huggingface)
+_FAMILIES = (embedded, idx, cifar, tiny_imagenet, medmnist, folder, tabular, huggingface)
 
 
 def datasets() -> list[Known]:
-    """The kinds of datasets there are, with what files they need and where to get them."""
+    """All kinds of datasets, with the files they need and where to get them."""
     return [known for family in _FAMILIES for known in family.KNOWN]
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is the address of a dataset rather than, say, the path of a file."""
+    """Whether a text is the address of a dataset, not the path of a file."""
     address = Address.parse(text)
     return any(
         address.scheme == known.scheme and (bool(address.rest) == (":" in known.name)) for known in datasets()

@@ -1,10 +1,11 @@
-"""`cifar10` and `cifar100`: the official Python pickles, or PNG files in class folders."""
+"""`cifar10` and `cifar100`: the official archive or its Python pickles, or PNG files in class folders."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.datasets import folder
 from fedsolve.data.datasets.dataset import Dataset, Split
 from fedsolve.data.datasets.dataset_address import Address, Known, check_digest, find, read_file
 from fedsolve.data.images import ArrayImages
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, explained
 
 _SIDE = 32
 
@@ -49,7 +50,7 @@ class CifarDataset:
     @property
     def known(self) -> Known:
         files = (
-            f"{self.batches}/ as {self.archive} unpacks it, or PNG files in {self.name}/train/CLASS and "
+            f"{self.archive} or {self.batches}/ as it unpacks, or PNG files in {self.name}/train/CLASS and "
             f"{self.name}/test/CLASS, in the data folder"
         )
         return Known(
@@ -64,18 +65,16 @@ def load(spec: CifarDataset, address: Address, root: Path | None) -> Dataset:
         return _from_folders(spec, root / spec.name)
     files = [*spec.train, spec.test, spec.meta]
     folders = (spec.batches, f"{spec.name}/{spec.batches}", spec.name, ".")
-    try:
+    unpacked = root is None or any((root / place / spec.test).is_file() for place in folders)
+    archives = [] if unpacked or root is None else [root / spec.archive, root / spec.name / spec.archive]
+    packed = next((path for path in archives if path.is_file()), None)
+    if packed is None:
         paths = find(spec.known, root, folders, files)
-    except DataError as problem:
-        packed = [
-            path for place in ("", spec.name) if root and (path := root / place / spec.archive).exists()
-        ]
-        if packed:
-            raise DataError(
-                f"{packed[0]} has to be unpacked first: tar xzf {packed[0]} -C {root}"
-            ) from problem
-        raise
-    batches = {file: _unpickled(spec, paths[file]) for file in files}
+        contents = {file: read_file(path) for file, path in paths.items()}
+    else:
+        contents = _packed(spec, packed, files)
+        paths = {file: packed / file for file in files}
+    batches = {file: _unpickled(spec, paths[file], contents[file]) for file in files}
     train = [_batch(spec, paths[file], batches[file]) for file in spec.train]
     test = _batch(spec, paths[spec.test], batches[spec.test])
     pixels = np.concatenate([batch[0] for batch in train])
@@ -132,17 +131,27 @@ def _batch(spec: CifarDataset, path: Path, batch: dict[str, Any]) -> tuple[Array
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), positions.astype(np.int64)
 
 
-def _unpickled(spec: CifarDataset, path: Path) -> dict[str, Any]:
-    contents = read_file(path)
-    try:
-        batch = _Unpickler(io.BytesIO(contents), encoding="bytes").load()
-    except DataError as problem:
-        raise DataError(f"{path}: {problem} {_again(spec)}") from problem
-    # A damaged pickle can fail in any way.
-    except Exception as problem:
-        raise DataError(
-            f"{path}: truncated or damaged pickle ({type(problem).__name__}: {problem}). {_again(spec)}"
-        ) from problem
+def _packed(spec: CifarDataset, archive: Path, files: Sequence[str]) -> dict[str, bytes]:
+    """The files of an archive, by name; nothing is written."""
+    found: dict[str, bytes] = {}
+    with (
+        explained(f"{archive}: truncated or damaged archive", _again(spec)),
+        tarfile.open(archive) as tar,
+    ):
+        for member in tar:
+            name = Path(member.name).name
+            stream = tar.extractfile(member) if name in files and member.isfile() else None
+            if stream is not None:
+                found[name] = stream.read()
+    missing = [file for file in files if file not in found]
+    if missing:
+        raise DataError(f"{archive} has no {', '.join(missing)}. {_again(spec)}")
+    return found
+
+
+def _unpickled(spec: CifarDataset, path: Path, contents: bytes) -> dict[str, Any]:
+    with explained(f"{path}: truncated or damaged pickle", _again(spec)):
+        batch = _Unpickler(io.BytesIO(contents), path).load()
     if not isinstance(batch, dict):
         raise DataError(f"{path}: holds a {type(batch).__name__}, not a dictionary. {_again(spec)}")
     check_digest(path, contents, spec.digests.get(path.name), spec.known)
@@ -165,26 +174,25 @@ def _encoded(text: str, encoding: str = "latin1") -> bytes:
 class _Unpickler(pickle.Unpickler):
     """Reads arrays, lists, dictionaries, text and numbers; refuses everything that could run code."""
 
+    def __init__(self, stream: io.BytesIO, path: Path) -> None:
+        super().__init__(stream, encoding="bytes")
+        self._path = path
+
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _reconstruct()
-        if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
-            return _from_buffer
+        module = module.replace("numpy.core.", "numpy._core.").replace("__builtin__", "builtins")
         allowed: dict[tuple[str, str], Any] = {
+            ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("numpy._core.numeric", "_frombuffer"): _from_buffer,
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): np.dtype,
             ("_codecs", "encode"): _encoded,
             ("builtins", "bytes"): bytes,
-            ("__builtin__", "bytes"): bytes,
         }
         if (module, name) not in allowed:
-            raise DataError(f"the pickle asks for {module}.{name}, which no official file does; refused.")
+            raise DataError(
+                f"{self._path}: the pickle asks for {module}.{name}, which no official file does; refused."
+            )
         return allowed[module, name]
-
-
-def _reconstruct() -> Callable[..., Any]:
-    function: Callable[..., Any] = np.empty(0).__reduce__()[0]  # type: ignore[assignment]
-    return function
 
 
 def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> Array:

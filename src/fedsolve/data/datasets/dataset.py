@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.images import Images
 from fedsolve.errors import DataError
 from fedsolve.labels import spelled_labels
-from fedsolve.schema import Schema
+from fedsolve.tables.schema import Schema
 
 HELD_OUT = 0.2
 """Share of every class kept for testing where a dataset has no test part of its own."""
@@ -39,7 +39,7 @@ class Split:
         return len(self.labels)
 
     def take(self, rows: Array) -> Split:
-        """These rows alone."""
+        """Only these rows."""
         inputs = self.inputs[rows] if isinstance(self.inputs, np.ndarray) else self.inputs.take(rows)
         features, owners = (None if array is None else array[rows] for array in (self.features, self.owners))
         return Split(inputs, self.labels[rows], features, owners)
@@ -146,7 +146,7 @@ def digest_of(array: Array) -> str:
 
 
 def named_classes(names: Sequence[str]) -> str:
-    """A few classes by name, for a message."""
+    """The first few class names, for a message."""
     shown = ", ".join(repr(name) for name in names[:5])
     word = "class" if len(names) == 1 else "classes"
     return f"{word} {shown}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")

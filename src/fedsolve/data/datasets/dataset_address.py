@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsolve.data.datasets.dataset import HELD_OUT
-from fedsolve.errors import DataError, did_you_mean
+from fedsolve.errors import DataError, did_you_mean, explained
 
 if TYPE_CHECKING:
     from fedsolve.data.datasets.dataset import Dataset
@@ -43,14 +43,14 @@ class Address:
         return cls(text, scheme, rest, options)
 
     def allow(self, *names: str) -> None:
-        """Refuse options of other names."""
+        """Refuse all other options."""
         for name in self.options:
             if name not in names:
                 takes = f"It takes {', '.join(names) or 'none'}."
                 raise DataError(f"{self.text}: unknown option '{name}'.{did_you_mean(name, names)} {takes}")
 
     def option(self, name: str, kind: Callable[[str], float], default: float) -> float:
-        """A number among the options."""
+        """An option that is a number."""
         try:
             return kind(self.options.get(name, str(default)))
         except ValueError as problem:
@@ -92,9 +92,14 @@ class Known:
     def scheme(self) -> str:
         return self.name.partition(":")[0]
 
+    @property
+    def again(self) -> str:
+        """What to do about a file that is not as it was published."""
+        return f"Get it again from {self.source}."
+
 
 def unknown(what: str, value: str, known: Iterable[str]) -> DataError:
-    """The error for a name that is not among the known ones, with the closest of them."""
+    """The error for an unknown name; it suggests the closest known one."""
     known = list(known)
     return DataError(f"no {what} '{value}'.{did_you_mean(value, known)} Known are {', '.join(known)}.")
 
@@ -126,21 +131,19 @@ def _present(path: Path) -> Path | None:
 
 def read_file(path: Path) -> bytes:
     """The bytes of a data file."""
-    try:
+    with explained(f"{path}: cannot read the file", kinds=OSError):
         return path.read_bytes()
-    except OSError as problem:
-        raise DataError(f"{path}: cannot read the file: {problem.strerror or problem}.") from problem
 
 
 def check_digest(path: Path, contents: bytes, expected: str | None, known: Known) -> None:
-    """Refuse contents whose MD5 digest is not the published one; None is not checked."""
+    """Refuse contents whose MD5 digest differs from the published one. None: no check."""
     if expected is None:
         return
     checksum = hashlib.md5(contents, usedforsecurity=False).hexdigest()
     if checksum != expected:
         raise DataError(
             f"{path}: not the official file of {known.name}: its contents have MD5 checksum {checksum}, "
-            f"expected {expected}. Get it again from {known.source}."
+            f"expected {expected}. {known.again}"
         )
 
 

@@ -1,4 +1,4 @@
-"""`digits`: handwritten digits that come with scikit-learn, so that there is always something to run."""
+"""Datasets that need no download: `digits` from scikit-learn, and `features:KEY` from the feature store."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
+from fedsolve.errors import DataError
+from fedsolve.tables.schema import Schema
 
 _PEAK = 16
 
@@ -37,6 +39,22 @@ def _split(pixels: Array, labels: Array) -> Split:
     return Split(images, labels.astype(np.int64), features=pixels / _PEAK)
 
 
+def stored(address: Address, root: Path | None) -> Dataset:
+    """The stored features whose key begins with KEY."""
+    from fedsolve.data.feature_store import FeatureStore
+
+    address.allow("store")
+    if not address.rest:
+        raise DataError(f"'{address.text}' names no key; see 'fedsolve features list'.")
+    found = FeatureStore(address.options.get("store")).get(address.rest)
+    test = None
+    if found.x_test is not None and found.y_test is not None:
+        test = Split(found.x_test, found.y_test)
+    train = Split(found.x_train, found.y_train)
+    schema = None if found.extractor is None else Schema(extractor=found.extractor)
+    return Dataset(address.text, train, test, found.class_names, found.classes, schema)
+
+
 KNOWN = (
     Known(
         "digits",
@@ -44,5 +62,12 @@ KNOWN = (
         "none",
         "scikit-learn, embedded",
         load,
+    ),
+    Known(
+        "features:KEY",
+        "features in the store, and the backbone they came from",
+        "what 'fedsolve features build' made; ?store=DIR for another store than FEDSOLVE_STORE",
+        "fedsolve features list",
+        stored,
     ),
 )

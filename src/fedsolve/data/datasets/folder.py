@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out, named_classes
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import SUFFIXES, FileImages, list_images
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, explained
 
 TESTS = ("test", "val", "valid", "validation")
 """Folders that may hold the test part beside `train`; the first that exists does."""
@@ -40,17 +40,12 @@ def load(address: Address, root: Path | None) -> Dataset:
 
 def subfolders(folder: Path) -> list[str]:
     """Names of the folders in a folder, sorted; numbers in the order of their values."""
-    try:
-        with os.scandir(folder) as listing:
-            names = [entry.name for entry in listing if entry.is_dir() and not entry.name.startswith(".")]
-    except FileNotFoundError as problem:
-        raise DataError(f"{folder}: there is no such folder. Check the path.") from problem
-    except NotADirectoryError as problem:
-        raise DataError(
-            f"{folder}: not a folder. Name the folder that has one subfolder per class."
-        ) from problem
-    except OSError as problem:
-        raise DataError(f"{folder}: cannot read the folder: {problem.strerror or problem}.") from problem
+    if not folder.exists():
+        raise DataError(f"{folder}: there is no such folder. Check the path.")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: not a folder. Name the folder that has one subfolder per class.")
+    with explained(f"{folder}: cannot read the folder", kinds=OSError), os.scandir(folder) as listing:
+        names = [entry.name for entry in listing if entry.is_dir() and not entry.name.startswith(".")]
     numbers = all(name.isdecimal() for name in names)
     return sorted(names, key=(lambda name: (int(name), name)) if numbers else None)
 

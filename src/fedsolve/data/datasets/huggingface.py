@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known, unknown
 from fedsolve.data.images import to_array
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, explained, require
 from fedsolve.labels import positions
 
 _TESTS = ("test", "validation", "valid", "val")
@@ -49,11 +49,8 @@ class HubImages:
         return [self._image(int(row)) for row in chosen]
 
     def _image(self, row: int) -> Array:
-        try:
+        with explained(f"{self.name(row)}: the image cannot be decoded"):
             return to_array(self._rows[row][self._column])
-        # Decoding happens inside `datasets`, with errors of several libraries.
-        except Exception as problem:
-            raise DataError(f"{self.name(row)}: the image cannot be decoded ({problem}).") from problem
 
     def take(self, rows: Array) -> HubImages:
         return HubImages(self._rows.select([int(row) for row in rows]), self._column, self._source)
@@ -65,13 +62,7 @@ class HubImages:
 def load(address: Address, root: Path | None) -> Dataset:
     """The dataset's training part and its test part, or validation part, or a share held out."""
     address.allow("config", "train", "test", "image", "label", "seed")
-    try:
-        library = importlib.import_module("datasets")
-    except ImportError as problem:
-        raise DataError(
-            "datasets of Hugging Face need the package datasets. Install it: pip install 'fedsolve[hf]'."
-        ) from problem
-    loaded = _fetch(library, address, root)
+    loaded = _fetch(require("datasets", "hf", address.text), address, root)
     parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
     train = _chosen(parts, address, "train", ("train",))
     image, label = _columns(train, address)
@@ -94,20 +85,16 @@ def load(address: Address, root: Path | None) -> Dataset:
 
 def _fetch(library: Any, address: Address, root: Path | None) -> Any:
     path = address.path(root)
-    try:
-        if path.is_dir() and any(
-            (path / f"{kind}.json").exists() for kind in ("dataset_dict", "dataset_info")
-        ):
+    saved = any((path / f"{kind}.json").exists() for kind in ("dataset_dict", "dataset_info"))
+    remedy = (
+        "Check the name at https://huggingface.co/datasets, or save the dataset with save_to_disk and name "
+        "that folder."
+    )
+    with explained(f"{address.text}: cannot be loaded", remedy):
+        if saved:
             return library.load_from_disk(str(path))
         name = str(path) if path.exists() else address.rest
         return library.load_dataset(name, address.options.get("config"))
-    # The hub, the network and the file formats each raise errors of their own.
-    except Exception as problem:
-        reason = " ".join(str(problem).split())
-        raise DataError(
-            f"{address.text}: cannot be loaded ({type(problem).__name__}: {reason}). Check the name at "
-            "https://huggingface.co/datasets, or save the dataset with save_to_disk and name that folder."
-        ) from problem
 
 
 def _chosen(parts: dict[str, Any], address: Address, option: str, usual: tuple[str, ...]) -> Any:

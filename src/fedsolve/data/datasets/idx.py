@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split
 from fedsolve.data.datasets.dataset_address import Address, Known, check_digest, find, read_file
 from fedsolve.data.images import ArrayImages
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, explained
 
 _BYTES = 0x08
 
@@ -90,17 +89,12 @@ def read_idx(path: Path, contents: bytes) -> Array:
 def _checked(path: Path, shape: tuple[int, ...], digest: str | None, known: Known) -> Array:
     contents = read_file(path)
     if contents[:2] == b"\x1f\x8b":
-        try:
+        with explained(f"{path}: truncated or damaged gzip file", known.again):
             contents = gzip.decompress(contents)
-        except (OSError, EOFError, zlib.error) as problem:
-            raise DataError(
-                f"{path}: truncated or damaged gzip file ({problem}). Get it again from {known.source}."
-            ) from problem
     array = read_idx(path, contents)
     if array.shape != shape:
         raise DataError(
-            f"{path}: holds an array of shape {array.shape}, but {known.name} has {shape}. "
-            f"Get the file from {known.source}."
+            f"{path}: holds an array of shape {array.shape}, but {known.name} has {shape}. {known.again}"
         )
     check_digest(path, contents, digest, known)
     return array

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split
 from fedsolve.data.datasets.dataset_address import Address, Known, find, unknown
 from fedsolve.data.images import ArrayImages
-from fedsolve.data.npz import open_npz
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, explained
+from fedsolve.tables.npz import open_npz
 
 _ORGANS = (
     "bladder, left femur, right femur, heart, left kidney, right kidney, liver, left lung, right lung, "
@@ -81,7 +81,7 @@ def _part(path: Path, arrays: dict[str, Array], part: str, size: int, classes: i
     if images.ndim not in (3, 4) or images.shape[1:3] != (size, size):
         raise DataError(
             f"{path}: '{part}_images' must be images of {size} x {size} pixels; got shape {images.shape}. "
-            f"Get the file again from {KNOWN[0].source}."
+            f"{KNOWN[0].again}"
         )
     if labels.shape not in ((len(images),), (len(images), 1)) or labels.dtype.kind not in "iu":
         raise DataError(
@@ -99,14 +99,9 @@ def _part(path: Path, arrays: dict[str, Array], part: str, size: int, classes: i
 
 def _array(path: Path, arrays: dict[str, Array], key: str) -> Array:
     if key not in arrays:
-        raise DataError(f"{path}: no array '{key}'. Get the file again from {KNOWN[0].source}.")
-    try:
+        raise DataError(f"{path}: no array '{key}'. {KNOWN[0].again}")
+    with explained(f"{path}: truncated or damaged ('{key}')", KNOWN[0].again):
         return np.asarray(arrays[key])
-    # zipfile, zlib and numpy each raise their own error for a truncated file.
-    except Exception as problem:
-        raise DataError(
-            f"{path}: truncated or damaged ('{key}': {problem}). Get it again from {KNOWN[0].source}."
-        ) from problem
 
 
 KNOWN = (

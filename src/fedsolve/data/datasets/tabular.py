@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
-from fedsolve.data.npz import open_npz
-from fedsolve.data.tables import ColumnLayout, Part, by_name, parts, read_table
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.labels import labels_like, plain_labels
-from fedsolve.schema import Schema
+from fedsolve.labels import plain_labels
+from fedsolve.tables.npz import TrainOrTest, open_npz
+from fedsolve.tables.table_file import ColumnLayout, Table, parts, read_table
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 OPTIONS = {
@@ -37,13 +35,14 @@ def load(address: Address, root: Path | None) -> Dataset:
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
         train = _rows(path, layout, "train" if kind == "npz" else None, owned=layout.client is not None)
+        assert train.labels is not None
         classes = np.unique(train.labels)
         names = _class_names(path, classes)
-        test: _FileRows | None = None
+        test = None
         if apart is not None:
-            test = _rows(apart, layout, None, classes, train.schema)
+            test = _rows(apart, layout, None, classes=classes, schema=train.schema)
         elif own_test:
-            test = _rows(path, layout, "test", classes)
+            test = _rows(path, layout, "test", classes=classes)
     except DataError:
         raise
     except FedsolveError as problem:
@@ -58,80 +57,9 @@ def load(address: Address, root: Path | None) -> Dataset:
     return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
 
 
-class _FileRows(NamedTuple):
-    """Rows as a file has them, its columns by name, and who owns each row where that is asked."""
-
-    inputs: Array
-    labels: Array
-    schema: Schema | None = None
-    owners: Array | None = None
-
-
-def _rows(
-    path: Path,
-    layout: ColumnLayout,
-    part: Part | None,
-    classes: Array | None = None,
-    schema: Schema | None = None,
-    owned: bool = False,
-) -> _FileRows:
-    """Rows with labels in `classes`; inputs of three or four dimensions are images.
-
-    schema: the columns of the rows that these are to fit. owned: whether to read who owns them.
-    """
-    images = _images(path, layout, part) if path.suffix.lower() == ".npz" else None
-    if images is not None:
-        if owned:
-            raise DataError(f"{path}: owners of images are not read; leave out the option 'client'.")
-        if classes is None:
-            return _FileRows(*images)
-        try:
-            return _FileRows(images[0], labels_like(images[1], classes))
-        except DataError as problem:
-            raise DataError(f"{path}: {problem}") from problem
-    table = read_table(path, layout, part=part, classes=classes, owned=owned)
-    assert table.labels is not None
-    features = table.features
-    if schema is not None and table.schema is not None:
-        try:
-            features = by_name(features, table.schema, schema)
-        except DataError as problem:
-            raise DataError(f"{path}: {problem}") from problem
-    return _FileRows(features, table.labels, table.schema, table.owners)
-
-
-def _images(path: Path, layout: ColumnLayout, part: Part | None) -> tuple[Array, Array] | None:
-    """The images of an npz file, or None where it holds features; only the header is read to tell."""
-    with open_npz(path) as arrays:
-        x_key, y_key = _keys(arrays.files, layout, part)
-        if x_key is None or len(_shape(path, x_key)) not in (3, 4):
-            return None
-        if y_key is None:
-            raise DataError(f"{path}: '{x_key}' holds images, but there is no array of labels beside it.")
-        try:
-            return np.asarray(arrays[x_key]), plain_labels(arrays[y_key]).reshape(-1)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
-            raise DataError(f"{path}: truncated or damaged ({problem}). Write it again.") from problem
-
-
-def _keys(keys: list[str], layout: ColumnLayout, part: Part | None) -> tuple[str | None, str | None]:
-    ends = [f"_{part}", ""] if part is not None else ["_test", "_train", ""]
-    x_names = [layout.features_key] if layout.features_key else [f"{x}{end}" for end in ends for x in "xX"]
-    x_key = next((name for name in x_names if name in keys), None)
-    y_names = [layout.labels_key] if layout.labels_key else [f"{y}{end}" for end in ends for y in "yY"]
-    return x_key, next((name for name in y_names if name in keys), None)
-
-
-def _shape(path: Path, key: str) -> tuple[int, ...]:
-    """The shape of an array in an npz file, without reading its values."""
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as stream:
-            reader: Any = readers[np.lib.format.read_magic(stream)]
-            shape: tuple[int, ...] = reader(stream)[0]
-            return shape
-    except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
-        raise DataError(f"{path}: '{key}' cannot be read ({problem}). Write the file again.") from problem
+def _rows(path: Path, layout: ColumnLayout, part: TrainOrTest | None, **known: Any) -> Table:
+    """Labelled rows; features of three or four dimensions are images."""
+    return read_table(path, layout=layout, part=part, images=True, **known)
 
 
 def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
@@ -145,10 +73,10 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
     return tuple(str(label) for label in classes.tolist())
 
 
-def _split(rows: _FileRows, classes: Array, path: Path) -> Split:
-    inputs = rows.inputs
+def _split(rows: Table, classes: Array, path: Path) -> Split:
+    assert rows.labels is not None
     positions = np.searchsorted(classes, rows.labels).astype(np.int64)
-    images = ArrayImages(inputs, str(path)) if inputs.ndim > 2 else inputs
+    images = ArrayImages(rows.features, str(path)) if rows.features.ndim > 2 else rows.features
     return Split(images, positions, owners=rows.owners)
 
 
@@ -209,7 +137,7 @@ KNOWN = (
     ),
     Known(
         "parquet:PATH",
-        "your own table; needs fedsolve[tables]",
+        "your own table",
         f"a column of labels (?label=NAME) and columns of numbers; {_SPLIT}",
         "your disk",
         load,

@@ -43,19 +43,19 @@ class TinyImageNet:
 
 
 def load(spec: TinyImageNet, address: Address, root: Path | None) -> Dataset:
-    """The dataset, every class and image of it accounted for; images stay on disk."""
+    """The dataset; every class and image is checked. Images stay on disk."""
     address.allow()
     known = spec.known
     home = find(known, root, ("tiny-imagenet-200", "tiny-imagenet", "."), [_IDS])[_IDS].parent
     ids = sorted(_lines(home / _IDS))
     if len(ids) != spec.classes or len(set(ids)) != len(ids):
-        raise DataError(f"{home / _IDS}: {len(set(ids))} classes, expected {spec.classes}. {_again(known)}")
+        raise DataError(f"{home / _IDS}: {len(set(ids))} classes, expected {spec.classes}. {known.again}")
     absent = [name for name in ids if not (home / "train" / name).is_dir()]
     if absent:
         raise DataError(
             f"{home / 'train' / absent[0]}: the folder of this class is missing"
             + (f", and {len(absent) - 1} others" if len(absent) > 1 else "")
-            + f". {_again(known)}"
+            + f". {known.again}"
         )
     train = folder.class_split(home / "train", ids)
     annotations = home / "val" / _ANNOTATIONS
@@ -64,14 +64,14 @@ def load(spec: TinyImageNet, address: Address, root: Path | None) -> Dataset:
     elif (home / "val").is_dir() and folder.subfolders(home / "val") not in ([], ["images"]):
         test = folder.evaluation_split(home / "val", ids)
     else:
-        raise DataError(f"{annotations}: the file is missing, and with it the labels. {_again(known)}")
+        raise DataError(f"{annotations}: the file is missing, and with it the labels. {known.again}")
     for part, split, count in (("train", train, spec.train), ("val", test, spec.test)):
         counts = np.bincount(split.labels, minlength=len(ids))
         wrong = np.flatnonzero(counts != count)
         if len(wrong):
             raise DataError(
                 f"{home / part}: class {ids[wrong[0]]} has {counts[wrong[0]]} images, expected {count}. "
-                f"{_again(known)}"
+                f"{known.again}"
             )
     return Dataset("tiny-imagenet", train, test, _class_names(home, ids))
 
@@ -84,9 +84,9 @@ def _annotated(path: Path, ids: list[str], known: Known) -> Split:
         name, _, rest = line.partition("\t")
         label = rest.partition("\t")[0]
         if label not in positions:
-            raise DataError(f"{path}, line {number}: class {label!r} is not in {_IDS}. {_again(known)}")
+            raise DataError(f"{path}, line {number}: class {label!r} is not in {_IDS}. {known.again}")
         if not (path.parent / "images" / name).is_file():
-            raise DataError(f"{path.parent / 'images' / name}: the image is missing. {_again(known)}")
+            raise DataError(f"{path.parent / 'images' / name}: the image is missing. {known.again}")
         names.append(f"images/{name}")
         labels.append(positions[label])
     return Split(FileImages(names, path.parent), np.array(labels, dtype=np.int64))
@@ -105,10 +105,6 @@ def _class_names(home: Path, ids: list[str]) -> tuple[str, ...]:
 def _lines(path: Path) -> list[str]:
     text = read_file(path).decode("utf-8", "replace")
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _again(known: Known) -> str:
-    return f"Get it again from {known.source}."
 
 
 KNOWN = (TinyImageNet().known,)

@@ -17,41 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from fedsolve import permissions
-from fedsolve.checks import check_choice, check_whole
-from fedsolve.data.backbones.common import require
-from fedsolve.errors import DataError, did_you_mean
+from fedsolve import registry
+from fedsolve.arrays import check_choice, check_whole
+from fedsolve.backends.torch_later import GENERATOR, Tensor, nn, torch
+from fedsolve.errors import DataError, did_you_mean, require
 from fedsolve.gradient.networks import custom
-from fedsolve.gradient.networks.custom import register_network
+from fedsolve.gradient.networks.custom import register_network as register_network
 from fedsolve.gradient.networks.heads import hidden_widths, stack
 from fedsolve.gradient.networks.initial import made
-from fedsolve.gradient.streams import GENERATOR
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-__all__ = [
-    "NETWORKS",
-    "as_inputs",
-    "build_network",
-    "check_allowed",
-    "checked_shape",
-    "draws",
-    "features_of",
-    "float_buffers",
-    "float_parameters",
-    "head_of",
-    "identity",
-    "input_shape",
-    "normalises_by_batch",
-    "register_network",
-    "scaled",
-    "stacked_widths",
-]
 
 NORMALISED = ("mobilenet_v2", "resnet18", "resnet50")
 
@@ -110,7 +86,7 @@ def check_allowed(name: str) -> None:
     """Refuse a function of the user's own that may not make a network here."""
     kind, option = _parsed(name)
     if kind != custom.PREFIX and kind not in NETWORKS:
-        permissions.check_allowed("network", f"{kind}:{option}")
+        registry.check_allowed("network", f"{kind}:{option}")
 
 
 def identity(name: str) -> tuple[str, int]:
@@ -139,6 +115,14 @@ def input_shape(name: str, features: int, shape: Sequence[int] | None = None) ->
     return checked_shape(shape, features)
 
 
+def shape_from(text: str | None) -> tuple[int, ...] | None:
+    """The numbers of a shape that is written as "channels,height,width"."""
+    try:
+        return None if text is None else tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise DataError(f"shape must be 'channels,height,width'; got {text!r}.") from None
+
+
 def checked_shape(shape: Sequence[int], features: int) -> tuple[int, int, int]:
     """(C, H, W) of images that rows of so many features hold; refused where they cannot."""
     try:
@@ -160,8 +144,6 @@ def as_inputs(rows: Tensor, shape: Sequence[int] | None, dtype: torch.dtype | st
 
     Bytes become (x / 255 - 0.5) / 0.5, so 0 is -1 and 255 is 1; everything else is only cast.
     """
-    import torch
-
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     rows = rows.to(kind).div_(127.5).sub_(1.0) if rows.dtype == torch.uint8 else rows.to(kind)
     if shape is None:
@@ -181,8 +163,6 @@ def scaled(rows: Any) -> Any:
 
 def head_of(network: nn.Module) -> tuple[str, nn.Linear]:
     """Name and module of the classifier: the last `nn.Linear` that was registered."""
-    from torch import nn
-
     layers = [(name, part) for name, part in network.named_modules() if isinstance(part, nn.Linear)]
     if not layers:
         raise DataError(
@@ -234,11 +214,11 @@ def _capture(head: nn.Module, arguments: tuple[Any, ...]) -> None:
         kept.extend(arguments[:1])
 
 
-def normalises_by_batch(network: nn.Module) -> bool:
-    """Whether any layer normalises by the statistics of the batch, so that a batch of one has none."""
+def batch_norms(network: nn.Module) -> list[str]:
+    """Names of the layers that normalise by the statistics of the batch; a batch of one has none."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return any(isinstance(part, _BatchNorm) for part in network.modules())
+    return [name for name, part in network.named_modules() if isinstance(part, _BatchNorm)]
 
 
 def draws(network: nn.Module, inputs: Tensor) -> bool:
@@ -246,8 +226,6 @@ def draws(network: nn.Module, inputs: Tensor) -> bool:
 
     Found by a trial run, once for every module: its layers do not show what a forward function calls.
     """
-    import torch
-
     known = _DRAWS.get(network)
     if known is not None:
         return known

@@ -6,17 +6,14 @@ import copy
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedsolve.data.backbones.common import digest_of, first_line, require
+from fedsolve.backends.torch_later import GENERATOR, nn, torch
+from fedsolve.data.backbones.preprocessing import digest_of
 from fedsolve.data.backbones.torch_callable import weights_digest
-from fedsolve.errors import DataError, did_you_mean
+from fedsolve.errors import DataError, did_you_mean, first_line, require
 from fedsolve.gradient.networks.initial import network_seed
-from fedsolve.gradient.streams import GENERATOR
-from fedsolve.permissions import check_allowed
-
-if TYPE_CHECKING:
-    from torch import nn
+from fedsolve.registry import check_allowed
 
 PREFIX = "custom"
 
@@ -102,7 +99,7 @@ def _factory(place: str, name: str, address: str, known: tuple[str, ...]) -> Cal
             f"{address}: importing {place} failed: {type(problem).__name__}: {first_line(problem)}"
         ) from problem
     member = getattr(module, name, None)
-    if not callable(member) or _is_module(member):
+    if not callable(member) or isinstance(member, nn.Module):
         names = sorted(each for each, value in vars(module).items() if callable(value) and each[0] != "_")
         seen = "has no" if member is None else f"has a {type(member).__name__}, not a function,"
         raise DataError(
@@ -113,16 +110,10 @@ def _factory(place: str, name: str, address: str, known: tuple[str, ...]) -> Cal
     return factory
 
 
-def _is_module(value: Any) -> bool:
-    from torch import nn
-
-    return isinstance(value, nn.Module)
-
-
 def _check(network: Any, what: str) -> None:
     from torch.nn.parameter import is_lazy
 
-    if not _is_module(network):
+    if not isinstance(network, nn.Module):
         raise DataError(f"{what} must give a torch.nn.Module; got {type(network).__name__}.")
     parameters = list(network.parameters())
     if any(is_lazy(parameter) for parameter in parameters):
@@ -147,18 +138,10 @@ def _copied(module: nn.Module, what: str) -> nn.Module:
         ) from problem
 
 
-def _cuda_runs() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 @contextmanager
 def _drawing(seed: int) -> Iterator[None]:
     """torch's global generators seeded, and put back afterwards."""
-    import torch
-
-    devices = list(range(torch.cuda.device_count())) if _cuda_runs() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with GENERATOR, torch.random.fork_rng(devices=devices), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed devices that are not put back.
         torch.default_generator.manual_seed(network_seed(seed))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from fedsolve.backends.torch_later import nn
 from fedsolve.errors import DataError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 DEFAULT_HIDDEN = (256,)
 
@@ -33,8 +30,6 @@ def hidden_widths(option: str | None) -> tuple[int, ...]:
 
 def stack(widths: list[int]) -> nn.Module:
     """Linear layers of these widths with ReLU between them: hidden1, hidden2, ..., classifier."""
-    from torch import nn
-
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for index, (inputs, outputs) in enumerate(pairwise(widths[:-1]), 1):
         layers[f"hidden{index}"] = nn.Linear(inputs, outputs)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from fedsolve.gradient.streams import stream
-
-if TYPE_CHECKING:
-    from torch import Generator, nn
+from fedsolve.arrays import stream
+from fedsolve.backends.torch_later import nn, torch
 
 # How weights start. zero: all zero. torch: torch's own defaults. he: convolutions normal with variance
 # 2 / fan_out, linear layers as torch. small head: as he, but linear layers normal with standard deviation
@@ -28,8 +26,6 @@ def network_seed(seed: int) -> int:
 
 def made(make: Callable[[], nn.Module], rule: Rule, seed: int) -> nn.Module:
     """The network that `make` lays out, in float32 on the processor, filled by `rule` from `seed`."""
-    import torch
-
     # The generator comes first: inside the context it could only be one of the meta device.
     generator = torch.Generator("cpu").manual_seed(network_seed(seed))
     with torch.device("meta"):
@@ -41,9 +37,7 @@ def made(make: Callable[[], nn.Module], rule: Rule, seed: int) -> nn.Module:
     return network
 
 
-def _fill(module: nn.Module, rule: Rule, generator: Generator) -> None:
-    from torch import nn
-
+def _fill(module: nn.Module, rule: Rule, generator: torch.Generator) -> None:
     if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
         module.reset_parameters()
     elif isinstance(module, nn.Conv2d) and rule in ("he", "small head"):
@@ -62,5 +56,5 @@ def _fill(module: nn.Module, rule: Rule, generator: Generator) -> None:
             bound = 1.0 / math.sqrt(module.weight[0].numel())
             nn.init.uniform_(module.bias, -bound, bound, generator=generator)
     else:
-        # Memory that nobody filled would go unnoticed until the weights turn out as noise.
+        # Otherwise uninitialised memory would go unnoticed until the weights turn out to be noise.
         assert not any(True for _ in module.parameters(recurse=False)), type(module)

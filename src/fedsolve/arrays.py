@@ -1,0 +1,185 @@
+"""Arrays: their type, checks that refuse bad ones by name, rows read when used, random numbers by name.
+
+Random numbers are seeds, not messages: the same bits on every platform. Scheme 1 is numpy's Philox bit
+generator, keyed by the first 16 bytes (little endian) of SHA-256("fedsolve projection
+1|seed|role|layer|inputs|outputs"); the upper 53 bits of each raw 64-bit integer are a uniform in [0, 1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsolve import version
+from fedsolve.errors import DataError
+
+Array = NDArray[Any]
+
+
+_CHECK_ROWS = 65536
+
+
+def check_whole(least: int, **values: Any) -> None:
+    """Refuse parameters that are not whole numbers of at least `least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise DataError(f"{name} must be a whole number, at least {least}; got {value!r}.")
+
+
+def check_not_negative(**values: Any) -> None:
+    """Refuse parameters that are not finite numbers of at least zero."""
+    for name, value in values.items():
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not number or not np.isfinite(value) or value < 0:
+            raise DataError(f"{name} must be a finite number >= 0; got {value!r}.")
+
+
+def check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
+    """Refuse a value that is not one of the known ones."""
+    if value not in known:
+        raise DataError(f"{name} must be {' or '.join(map(repr, known))}; got {value!r}.")
+
+
+def check_rows(rows: int) -> None:
+    """Refuse a total over no rows: every client that answered is empty."""
+    if rows == 0:
+        raise DataError("no rows at all: every client that answered is empty.")
+
+
+def check_weight(weight: float) -> float:
+    """The sum of the rows' weights, refused where it is zero."""
+    if weight <= 0:
+        raise DataError("all sample weights are zero; at least one row must count.")
+    return weight
+
+
+def check_classes(present: int, listed: str = "") -> None:
+    """Refuse to classify a single class; listed: the classes, where they are known."""
+    if present < 2:
+        raise DataError(f"only one class in the whole federation{listed}; a classifier needs at least two.")
+
+
+def check_arrays(
+    features: Array, labels: Array, weights: Array | None = None, *, missing: bool = False
+) -> None:
+    """Refuse what no method can use: wrong shapes, non-numbers, NaN and infinity, negative weights.
+
+    missing: whether NaN stands for a missing value that will be filled.
+    """
+    if features.ndim != 2:
+        raise DataError(
+            f"features must be two-dimensional (rows, width); got shape {features.shape}. "
+            "Reshape your data, one row per sample."
+        )
+    if features.shape[1] == 0:
+        raise DataError("features have 0 columns; at least one is needed.")
+    if features.dtype.kind not in "fiub":
+        raise DataError(
+            f"features must be real numbers; got dtype {features.dtype}. Encode text or categories first."
+        )
+    if len(labels) != len(features) or labels.ndim not in (1, 2):
+        raise DataError(
+            f"{len(features)} rows of features but labels of shape {labels.shape}; give one label per row."
+        )
+    if weights is not None:
+        if weights.shape != (len(features),):
+            raise DataError(f"sample weights must have shape ({len(features)},); got {weights.shape}.")
+        wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if len(wrong):
+            raise DataError(
+                f"sample weights must be finite and not negative; got {weights[wrong[0]]} in row {wrong[0]}."
+            )
+    if labels.dtype.kind == "f" and not np.all(np.isfinite(labels)):
+        bad = int(np.flatnonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))[0])
+        raise DataError(f"labels contain NaN or infinite values (first in row {bad}). Remove those rows.")
+    if features.dtype.kind == "f":
+        for start in range(0, len(features), _CHECK_ROWS):
+            part = features[start : start + _CHECK_ROWS]
+            # The sum is finite only where all values are: one pass, no temporary. An overflow gives no for
+            # values that are fine; they are looked at one by one then.
+            with np.errstate(invalid="ignore", over="ignore"):
+                if not missing and np.isfinite(np.add.reduce(part, axis=None)):
+                    continue
+            finite = ~np.isinf(part) if missing else np.isfinite(part)
+            if not finite.all():
+                row, column = (int(i) for i in np.argwhere(~finite)[0])
+                value = part[row, column]
+                raise DataError(
+                    f"features contain NaN or infinite values ({value} in row {start + row}, column "
+                    f"{column}). "
+                    "Remove or impute them before training."
+                )
+
+
+class StreamedRows(ABC):
+    """Features (rows, width) that lie elsewhere; a span or a list of rows is read when it is asked for.
+
+    It stands where an array of features does. Several threads may read at a time.
+    """
+
+    ndim = 2
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, rows: slice | Array) -> Array:
+        """These rows, as an array in memory."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """All of them, for what cannot do with less."""
+        return self[:].astype(self.dtype if dtype is None else dtype, copy=False)
+
+
+def as_features(features: Any) -> Any:
+    """Features as an array, or as they are where they are read when they are used."""
+    return features if isinstance(features, np.ndarray | StreamedRows) else np.asarray(features)
+
+
+def uniform_bits(seed: int, role: str, layer: int, inputs: int, outputs: int) -> Array:
+    """(inputs + 1) * outputs uniforms in [0, 1) of 53 bits each."""
+    return philox_uniforms(uniform_key(seed, role, layer, inputs, outputs), (inputs + 1) * outputs)
+
+
+def uniform_key(seed: int, role: str, layer: int, inputs: int, outputs: int) -> int:
+    """The 128 bits by which the numbers of this name are drawn."""
+    text = f"fedsolve projection {version.PROJECTIONS}|{seed}|{role}|{layer}|{inputs}|{outputs}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+
+def stream(seed: int, *names: str | int) -> np.random.Generator:
+    """The generator of this seed and these names, such as stream(seed, "batches", client, round).
+
+    Switching one part of a method off leaves every other part's numbers alone.
+    """
+    digest = hashlib.sha256("|".join(["fedsolve-gradient", str(seed), *map(str, names)]).encode()).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest[:16], dtype=np.uint64)))
+
+
+def philox_uniforms(key: int, count: int) -> Array:
+    """`count` uniforms in [0, 1) of 53 bits each."""
+    raw = np.random.Philox(key=key).random_raw(count)
+    raw >>= np.uint64(11)
+    return raw.astype(np.float64) * 2.0**-53
+
+
+HALVES = 12
+"""16-bit numbers that are added to make one that is nearly normal; three words of the generator hold them."""
+
+
+def philox_normals(generator: np.random.Philox, count: int) -> Array:
+    """The next `count` numbers, nearly normal with mean 0 and variance 1: whole numbers times 2**-16.
+
+    Each is the sum of twelve uniform 16-bit numbers less its mean, so that all machines have the same bits.
+    """
+    words = generator.random_raw(count * HALVES // 4).reshape(count, HALVES // 4)
+    sums = np.zeros(count, dtype=np.int64)
+    for shift in (0, 16, 32, 48):
+        sums += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64).sum(axis=1)
+    return (sums - HALVES * 0xFFFF // 2) * 2.0**-16

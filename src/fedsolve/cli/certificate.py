@@ -1,0 +1,174 @@
+"""`fedsolve certificate`: papers about who left a training, signed by sites and server, checked offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsolve.cli.command import ExamplesGroup
+from fedsolve.cli.keys import KeyFolderOptions
+from fedsolve.cli.options import command, option, required
+from fedsolve.cli.output import Output, write_text
+from fedsolve.container import read
+from fedsolve.errors import ModelFileError
+from fedsolve.model import load_model
+from fedsolve.network.keyfolder import Keys, require_ciphers
+
+
+@click.group(cls=ExamplesGroup)
+def certificate() -> None:
+    """Leave a training with a certificate that anybody can check.
+
+    # at the site that leaves: a signed withdrawal, for all others
+    fedsolve certificate withdraw north --cohort east --cohort south --cohort west
+    # at every site that stays: let the others sum without it
+    fedsolve certificate accept north.withdrawal --ledger fedsolve-east/ledger
+    # at the server, after training again; then every site signs it
+    fedsolve certificate make --before old.st --after new.st --withdrawal north.withdrawal --out paper
+    fedsolve certificate sign paper --name east --model new.st
+    # anywhere
+    fedsolve certificate verify paper --model new.st
+    """
+
+
+def _signer(keys: Keys, name: str | None) -> Any:
+    from cryptography.hazmat.primitives import serialization
+
+    from fedsolve.network.security import load_client_key
+    from fedsolve.privacy.signatures import signer
+
+    require_ciphers()
+    if name is not None:
+        return signer(load_client_key(keys, name))
+    key: Any = serialization.load_pem_private_key(read(keys.server_key), None)
+    return signer(key)
+
+
+def _verifier(keys: Keys) -> Any:
+    """Knows the sites that are registered or on the roster, this site's own key, and the server."""
+    from cryptography.hazmat.primitives import serialization
+
+    from fedsolve.network.certificates import load_certificate
+    from fedsolve.network.security import known_sites, registered
+    from fedsolve.privacy.leaving import SERVER
+    from fedsolve.privacy.signatures import verifier
+
+    require_ciphers()
+    found: dict[str, Any] = {}
+    for site in [*registered(keys).values(), *known_sites(keys).values()]:
+        found[site.name] = serialization.load_pem_public_key(site.pem)
+    for path in sorted(keys.clients.glob("*.pub")) if keys.clients.exists() else []:
+        found.setdefault(path.stem, serialization.load_ssh_public_key(read(path)))
+    if keys.server_certificate.exists():
+        found[SERVER] = load_certificate(keys.server_certificate).public_key()
+    return verifier(found)
+
+
+class WithdrawOptions(KeyFolderOptions):
+    """Who leaves, and whom."""
+
+    site: str = required(argument=True, metavar="SITE")
+    cohort: tuple[str, ...] = option((), "Another site of the training; once for each.", metavar="SITE")
+    out: str | None = option(None, "Where it is written.", metavar="FILE", none="SITE.withdrawal")
+
+
+@command(group=certificate)
+def withdraw(options: WithdrawOptions, output: Output) -> None:
+    """Sign that this site leaves, and accepts that its own sum can be computed as a difference."""
+    from fedsolve.privacy.leaving import withdrawal
+
+    paper = withdrawal(options.site, {*options.cohort, options.site})  # type: ignore[arg-type]
+    paper = paper.signed(options.site, _signer(options.key_folder, options.site))
+    out = options.out or f"{options.site}.withdrawal"
+    write_text(out, paper.to_text())
+    output.result({"written": out}, lambda page: click.echo(f"withdrawal of {options.site} written to {out}"))
+
+
+class AcceptOptions(KeyFolderOptions):
+    """Whose ledger."""
+
+    paper: str = required(argument=True, metavar="WITHDRAWAL")
+    ledger: str = required("The ledger of this site, in its folder.", metavar="DIR")
+
+
+@command(group=certificate)
+def accept(options: AcceptOptions, output: Output) -> None:
+    """Enter a withdrawal at a site that stays: from then on it sums with the others without the leaver."""
+    from fedsolve.privacy.leaving import Paper, check_withdrawal
+    from fedsolve.privacy.ledger import Ledger
+
+    if not (Path(options.ledger) / "ledger.jsonl").exists():
+        raise ModelFileError(f"{options.ledger} holds no ledger.")
+    site = check_withdrawal(Paper.from_file(options.paper), _verifier(options.key_folder))
+    Ledger(Path(options.ledger)).withdraw(site)
+    output.result({"left": site}, lambda page: click.echo(f"{site} may leave"))
+
+
+class MakeOptions(KeyFolderOptions):
+    """The two models."""
+
+    paper: str | None = option(None, "Of the site that left.", flag="--withdrawal", metavar="FILE")
+    before: str = required("The model with the site.", metavar="MODEL")
+    after: str = required("The model without it.", metavar="MODEL")
+    out: str = required("Where the certificate is written.", metavar="FILE")
+
+
+@command(group=certificate)
+def make(options: MakeOptions, output: Output) -> None:
+    """Write a certificate about two models, signed by the server."""
+    from fedsolve.privacy.leaving import SERVER, Paper
+    from fedsolve.privacy.leaving import certificate as certified
+
+    leaving = None if options.paper is None else Paper.from_file(options.paper)
+    models = [(load_model(path), read(path)) for path in (options.before, options.after)]
+    paper = certified(models, leaving).signed(SERVER, _signer(options.key_folder, None))
+    write_text(options.out, paper.to_text())
+    output.result({"written": options.out}, lambda page: click.echo(f"certificate written to {options.out}"))
+
+
+class SignOptions(KeyFolderOptions):
+    """Who signs."""
+
+    paper: str = required(argument=True, metavar="CERTIFICATE")
+    name: str = required("The site that signs.", metavar="SITE")
+    model: str = required("The model that this site was given.", metavar="MODEL")
+
+
+@command(group=certificate)
+def sign(options: SignOptions, output: Output) -> None:
+    """Sign a certificate for a site, if it is of the model that the site has."""
+    import hashlib
+
+    from fedsolve.privacy.leaving import Paper
+
+    paper = Paper.from_file(options.paper)
+    if hashlib.sha256(read(options.model)).hexdigest() != paper.facts.get("after", {}).get("model"):
+        raise ModelFileError(f"{options.paper} is of another model than {options.model}.")
+    signed = paper.signed(options.name, _signer(options.key_folder, options.name))
+    write_text(options.paper, signed.to_text())
+    output.result({"signed": options.name}, lambda page: click.echo(f"signed by {options.name}"))
+
+
+class VerifyOptions(KeyFolderOptions):
+    """What is checked."""
+
+    paper: str = required(argument=True, metavar="CERTIFICATE")
+    model: str | None = option(None, "Also that it is of this model.", metavar="MODEL", none="not looked at")
+
+
+@command(group=certificate)
+def verify(options: VerifyOptions, output: Output) -> None:
+    """Check a certificate offline: all signatures, both cohorts, the withdrawal, the model."""
+    from fedsolve.privacy.leaving import Paper, check_certificate
+
+    paper = Paper.from_file(options.paper)
+    model = None if options.model is None else read(options.model)
+    told = check_certificate(paper, _verifier(options.key_folder), model)
+
+    def shown(page: Any) -> None:
+        words = [f"{side}: {', '.join(told[side]) or 'nobody'}" for side in ("left", "joined")]
+        click.echo("; ".join([*words, f"signed by {', '.join(told['cohort'])} and the server"]))
+
+    output.result(told, shown)

@@ -1,0 +1,70 @@
+"""The model file that a command reads, and the code from outside that it may run."""
+
+from __future__ import annotations
+
+import click
+
+from fedsolve.arrays import Array
+from fedsolve.cli.options import Options, option, required
+from fedsolve.errors import DataError
+from fedsolve.model import Model, load_model
+from fedsolve.registry import allowing
+
+
+class AllowOptions(Options):
+    """Code from outside that somebody else may name to have it run."""
+
+    networks: tuple[str, ...] = option(
+        (),
+        "Function package.module:function that may be imported and called to make a network of that name. "
+        "May be repeated.",
+        flag="--allow-network",
+        metavar="P.M:F",
+        none="none",
+    )
+    methods: tuple[str, ...] = option(
+        (),
+        "Method from outside fedsolve, as package.module:Class or by the name of its entry point, that may "
+        "be imported and run. May be repeated.",
+        flag="--allow-method",
+        metavar="P.M:C",
+        none="none",
+    )
+
+
+class DeviceOptions(Options):
+    """Where to compute."""
+
+    device: str = option(
+        "cpu",
+        "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.",
+        metavar="NAME",
+        more=True,
+    )
+
+
+class ModelOptions(AllowOptions):
+    """Which model."""
+
+    title = "Model"
+    model: str = required(argument=True)
+
+    def load(self) -> Model:
+        """The model of the file; what is allowed stays so until the command ends."""
+        click.get_current_context().with_resource(allowing(networks=self.networks, methods=self.methods))
+        return load_model(self.model)
+
+    def predictor(self) -> Model:
+        """The model of the file, which is sound."""
+        model = self.load()
+        if model.classes is None and not model.predicts:
+            raise DataError(f"{self.model} holds a result and predicts nothing; read it: fedsolve info.")
+        model.check_finite(self.model)
+        return model
+
+    def classifier(self) -> tuple[Model, Array]:
+        """The model of the file, and its classes."""
+        model = self.predictor()
+        if model.classes is None:
+            raise DataError(f"{self.model} is a regression model; this command is for classifiers.")
+        return model, model.classes

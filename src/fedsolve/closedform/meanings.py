@@ -1,0 +1,89 @@
+"""What numbers of the closed forms mean to others: equality for sites that check, bounds for secure sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.closedform.afl import AFLRun
+from fedsolve.closedform.deepafl import DeepAFLRun
+from fedsolve.closedform.solvers import EPS, Sandwich, solves
+from fedsolve.federation.meaning import TOLERANCE, bounds, differing, differs
+
+
+@differs.register
+def _afl_differs(run: AFLRun, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+    """A classifier means the solution of its system."""
+    if run.system is not None and "weight" in theirs and solves(*run.system, theirs["weight"]):
+        mine, theirs = ({n: a for n, a in m.items() if n != "weight"} for m in (mine, theirs))
+    return differing(mine, theirs)
+
+
+@differs.register
+def _deepafl_differs(run: DeepAFLRun, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+    """A block means its product and orthonormal columns; a classifier, the solution of its system.
+
+    Of a personal model, the arrays of its primary stream are compared by their own names.
+    """
+    mine, theirs = ({n.removeprefix("primary."): a for n, a in m.items()} for m in (mine, theirs))
+    if mine.keys() != theirs.keys():
+        return differing(mine, theirs)
+    same: set[str] = set()
+    for name in mine:
+        left, right = name, name.replace("left", "right", 1)
+        if not name.startswith("left") or right not in mine:
+            continue
+        one, other = (
+            Sandwich(*(arrays[side].astype(np.float64) for side in (left, right)))
+            for arrays in (mine, theirs)
+        )
+        if any(mine[side].shape != theirs[side].shape for side in (left, right)):
+            return f"'{left}' and '{right}' have shapes that this network's blocks have not"
+        gap = one.gap(other)
+        if not gap <= TOLERANCE or theirs[left].dtype != mine[left].dtype:
+            return f"the product of '{left}' and '{right}' differs by {gap:.1e} of its size"
+        same |= {left, right}
+    if run.sums is not None and len(run.classifiers) == run.sums.layer + 1:
+        newest = ("weight", f"classifier.{run.sums.layer}")
+        system = run.sums.gram, run.sums.cross, run.ridge
+        same |= {n for n in newest if n in theirs and solves(*system, theirs[n])}
+    mine, theirs = ({n: a for n, a in arrays.items() if n not in same} for arrays in (mine, theirs))
+    return differing(mine, theirs)
+
+
+@bounds.register
+def _deepafl_bounds(run: DeepAFLRun, note: Mapping[str, Any]) -> dict[str, float]:
+    phase = note.get("phase")
+    return _step_sizes(run) if phase == "step" else _residual_size(run) if phase == "block" else {}
+
+
+def _residual_size(run: DeepAFLRun) -> dict[str, float]:
+    """What a number of a client's FᵀR hardly exceeds: squares of R follow from this layer's sums, those of F
+    are taken to be at most 16 times those of the layer before.
+    """
+    sums, hidden, weight = run.sums, float(run.hidden_square), run.weight
+    if sums is None or sums.layer != len(run.blocks) or hidden <= 0:
+        return {}
+    squares = sums.label_square + (weight * (sums.gram @ weight - 2.0 * sums.cross)).sum(axis=0)
+    left = max(float(squares.max()), EPS * float(sums.label_square.max()))
+    return {"hidden_residual": 4.0 * math.sqrt(hidden * left)}
+
+
+def _step_sizes(run: DeepAFLRun) -> dict[str, float]:
+    """What no number of a client's step sums can exceed, by Cauchy and Schwarz: squares of P = F A are known
+    from the Gram matrix of F, those of Phi and Y from this layer's sums.
+    """
+    sums, block, hidden_gram = run.sums, run.block, run.hidden_gram
+    if sums is None or block is None or hidden_gram is None:
+        return {}
+    output = float((block.left * (hidden_gram @ block.left)).sum(axis=0).max())
+    feature, label = float(sums.gram.diagonal().max()), float(sums.label_square.max())
+    return {
+        "step_gram": output,
+        "step_feature": math.sqrt(max(0.0, feature * output)),
+        "step_cross": math.sqrt(max(0.0, label * output)),
+    }

@@ -1,0 +1,144 @@
+"""Rows to predict, all of them: of tables, folders of images, images and standard input, each by its name."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsolve.arrays import Array
+from fedsolve.data.backbones import load_backbone
+from fedsolve.data.datasets.dataset_address import Address, data_root
+from fedsolve.data.image_rows import DEFAULT_BACKBONE, image_features, image_files, is_images, known_backbone
+from fedsolve.data.row_reader import RowReader
+from fedsolve.errors import DataError, FedsolveError, ModelFileError
+from fedsolve.tables.npz import TrainOrTest
+from fedsolve.tables.schema import Schema
+
+_KINDS = {b"PAR1": ".parquet", b"PK\x03\x04": ".npz", b"\x1f\x8b": ".csv.gz"}
+"""How packed files begin, and what they are; everything else is csv."""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows of one source: features (rows, width), and columns by name that tell the rows apart."""
+
+    source: str
+    features: Array
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+def new_rows(
+    sources: Sequence[str],
+    reader: RowReader,
+    schema: Schema | None,
+    width: int,
+    part: TrainOrTest | None,
+    keep: Sequence[str],
+) -> Iterator[NewRows]:
+    """The rows of every source, in the order of sources; images come together, as one.
+
+    schema: what the model takes, and width: how many features. part: of data with two parts, which.
+    keep: columns to give back besides the identifiers.
+    """
+    wanted: dict[str, Any] = {"part": part, "schema": schema, "width": width, "keep": keep}
+    if list(sources).count("-") > 1:
+        raise DataError("'-' is standard input, which can be read once; name it once.")
+    found = [image_path(source, reader.root, part) for source in sources]
+    pictures = [path for path in found if path is not None]
+    for source, picture in zip(sources, found, strict=True):
+        if picture is not None:
+            if pictures:
+                yield _images(pictures, reader, schema, width)
+            pictures = []
+        elif source == "-":
+            with _spooled() as path:
+                yield _named(source, path, reader, wanted)
+        else:
+            yield _named(source, source, reader, wanted)
+
+
+def beside_predictions(found: Sequence[NewRows]) -> dict[str, list[Any]]:
+    """The columns written beside predictions: row, file if there are several, identifiers.
+
+    A column of the file that is called as one of ours gets "id_" before its name.
+    """
+    named = list(dict.fromkeys(name for rows in found for name in rows.beside if name != "file"))
+    images = any("file" in rows.beside for rows in found)
+    beside: dict[str, list[Any]] = {"row": [row for rows in found for row in range(len(rows))]}
+    if images or len(found) > 1:
+        beside["file"] = [
+            name for rows in found for name in rows.beside.get("file", [rows.source] * len(rows))
+        ]
+    for name in named:
+        spelt = name
+        while spelt in beside or spelt == "label" or spelt.startswith("score_"):
+            spelt = f"id_{spelt}"
+        beside[spelt] = [cell for rows in found for cell in rows.beside.get(name, [""] * len(rows))]
+    return beside
+
+
+def image_path(source: str, root: str | None, part: TrainOrTest | None) -> str | None:
+    """The path of images: a folder, `folder:PATH` or an image file; None where it is something else."""
+    address = Address.parse(source)
+    if address.scheme == "folder" and address.rest and part is None:
+        return str(address.path(data_root(root)))
+    return source if is_images(source) else None
+
+
+def _images(paths: Sequence[str], reader: RowReader, schema: Schema | None, width: int) -> NewRows:
+    """Features of images by the model's own backbone, and the names of their files."""
+    named = reader.backbone
+    for path in paths:
+        if not Path(path).exists():
+            raise ModelFileError(f"cannot read {path}: No such file or folder.")
+    if schema is not None and schema.extractor is None:
+        raise DataError(f"{paths[0]}: these are images, and the model takes columns of a table.")
+    if schema is not None and schema.extractor is not None:
+        backbone = known_backbone(schema.extractor, named)[1]
+    else:
+        backbone = load_backbone(named or DEFAULT_BACKBONE)
+        if named is None:
+            reader.told.warn(
+                f"the model does not know its backbone; {DEFAULT_BACKBONE} is used. Name the one that it was "
+                "trained with (--backbone), or train it again, and it will know."
+            )
+    images = image_files(paths)
+    with reader.told.bar(backbone.name, "image") as bar:
+        features = image_features(images, backbone, lambda done, total: bar(done, total, ""))
+    if features.shape[1] != width:
+        raise DataError(
+            f"{backbone.name} gives {features.shape[1]} features of an image, the model takes "
+            f"{width}. Use the backbone that the model was trained with."
+        )
+    return NewRows(paths[0], features, {"file": images.names})
+
+
+def _named(source: str, path: str, reader: RowReader, wanted: dict[str, Any]) -> NewRows:
+    """The rows of a table or a dataset, with the columns that identify them; errors call it by its source."""
+    try:
+        rows = reader.rows(path, labelled=False, extra="ignore", whole=True, **wanted)
+    except FedsolveError as problem:
+        if source == path:
+            raise
+        raise type(problem)(str(problem).replace(path, "standard input")) from problem
+    return NewRows(source, rows.features, dict(rows.kept))
+
+
+@contextmanager
+def _spooled() -> Iterator[str]:
+    """The path of a file with what standard input holds, for its owner only and gone afterwards."""
+    content = sys.stdin.buffer.read()
+    ending = next((ending for mark, ending in _KINDS.items() if content.startswith(mark)), ".csv")
+    with tempfile.TemporaryDirectory(prefix="fedsolve-") as folder:
+        path = Path(folder) / f"stdin{ending}"
+        path.write_bytes(content)
+        del content
+        yield str(path)

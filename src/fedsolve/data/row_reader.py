@@ -1,0 +1,339 @@
+"""Rows to train, predict and evaluate with: from a table file, or from a dataset through a backbone."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.data.backbones import Backbone
+from fedsolve.data.datasets import Dataset, is_address, load_dataset
+from fedsolve.data.datasets.dataset_address import Address, data_root
+from fedsolve.data.datasets.tabular import OPTIONS, layout_of
+from fedsolve.data.feature_store import Features
+from fedsolve.data.image_rows import DEFAULT_BACKBONE, check_same, known_backbone
+from fedsolve.errors import DataError, ModelFileError, naming
+from fedsolve.labels import Task, labels_like
+from fedsolve.tables.npz import TrainOrTest
+from fedsolve.tables.proposal import propose_for
+from fedsolve.tables.schema import Column, Schema
+from fedsolve.tables.table_file import (
+    ColumnLayout,
+    Table,
+    by_name,
+    column_position,
+    file_columns,
+    parts,
+    read_table,
+)
+
+Extract = Callable[[Dataset, str, Backbone | None], Features]
+"""Makes the features of a dataset by the backbone of an address; that is given where it is loaded already."""
+
+
+class Audience(Protocol):
+    """Receives warnings and progress."""
+
+    def warn(self, text: str, /) -> None: ...
+
+    def bar(self, title: str, unit: str) -> AbstractContextManager[Callable[[int, int, str], None]]: ...
+
+
+def site_names(files: Sequence[str]) -> list[str]:
+    """Client names: the file names, with their folders where names repeat."""
+    bare = [file.removesuffix(".gz") for file in files]
+    names = [Path(file).stem for file in bare]
+    if len(set(names)) < len(names):
+        names = [str(Path(file).with_suffix("")) for file in bare]
+    twice = [file for file, name in zip(files, names, strict=True) if names.count(name) > 1]
+    if twice:
+        raise DataError(f"clients are called as their files; rename {' or '.join(map(repr, twice))}.")
+    return names
+
+
+class RowReader:
+    """Reads rows; features of images are extracted once and kept.
+
+    layout:   how tables are spelled, and where they have labels and owners.
+    backbone: address of what makes features of images; None for the model's or the usual one.
+    root:     folder of named datasets.
+    """
+
+    def __init__(
+        self, layout: ColumnLayout, backbone: str | None, root: str | None, extract: Extract, told: Audience
+    ) -> None:
+        self.layout, self.backbone, self.root, self.told = layout, backbone, root, told
+        self._extract = extract
+        self._found: dict[str, Features] = {}
+        self._datasets: dict[str, Dataset] = {}
+
+    def parts(self, data: str) -> tuple[TrainOrTest, ...]:
+        """Which of a training and a test part there is; nothing where a file holds one set of rows."""
+        if not is_address(data):
+            return parts(data)
+        if self.layout.client is not None:
+            data = self._owned(data)
+        return ("train",) if self._dataset(data).test is None else ("train", "test")
+
+    def rows(
+        self,
+        data: str,
+        part: TrainOrTest | None = None,
+        *,
+        labelled: bool = True,
+        owned: bool = False,
+        classes: Array | None = None,
+        width: int | None = None,
+        schema: Schema | None = None,
+        extra: Literal["refuse", "ignore"] = "refuse",
+        whole: bool = False,
+        keep: Sequence[str] | None = None,
+    ) -> Table:
+        """The rows of a file or of a dataset's part, checked against classes and width where known.
+
+        schema: what a model takes; columns of a table are then found by name. extra: whether columns that it
+        does not know are refused, or told and ignored. whole: every row, also those that an address would
+        hold out, unless a part is named. keep: columns of a table to give back as they are, besides the
+        identifiers of the schema; None for none at all.
+        """
+        by_names = schema is not None and schema.extractor is None
+        wanted: dict[str, Any] = {"keep": keep, "labelled": labelled, "classes": classes, "extra": extra}
+        if not is_address(data):
+            if data != "-" and not os.path.exists(data):
+                raise ModelFileError(f"cannot read {data}: No such file or folder.")
+            if schema is not None and by_names and Path(data).suffix.lower() != ".npz":
+                if self.layout.header:
+                    return self._described(data, schema, **wanted)
+                self.told.warn(
+                    f"{data} is read without names, so its columns are taken by position; they must be in "
+                    f"the order {', '.join(column.name for column in schema.used)}."
+                )
+            if keep:
+                raise DataError(f"{data}: its columns have no names that the model knows; leave out --keep.")
+            return read_table(
+                data,
+                layout=self.layout,
+                part=part,
+                labelled=labelled,
+                owned=owned,
+                classes=classes,
+                width=width,
+            )
+        if owned or self.layout.client is not None:
+            data = self._owned(data)
+        if whole and part is None:
+            if schema is not None and by_names and Address.parse(data).scheme in OPTIONS:
+                return self._named_by(data, schema, **wanted)
+            data = self._unparted(data)
+        features = self._features(data, schema)
+        if part is None:
+            part = "train" if features.x_test is None else "test"
+        rows = features.x_train if part == "train" else features.x_test
+        codes = features.y_train if part == "train" else features.y_test
+        if rows is None or codes is None:
+            raise DataError(f"{data} has no test part.")
+        own = self._datasets[data].schema
+        if own is None and features.extractor is not None:
+            own = Schema(extractor=features.extractor)
+        if schema is not None and own is not None:
+            with naming(data):
+                rows = _fitting(rows, own, schema, extra)
+        if width is not None and rows.shape[1] != width:
+            raise DataError(
+                f"{data} gives {rows.shape[1]} features per row, the model takes {width}. "
+                "Use the backbone that the model was trained with."
+            )
+        split = self._datasets[data].train if part == "train" else None
+        labels = features.classes[codes]
+        if labelled and classes is not None:
+            labels = labels_like(labels, classes)
+        owners = split.owners if owned and split is not None else None
+        return Table(rows, labels if labelled else None, owners, data, own)
+
+    def proposed(self, files: Sequence[str], task: Task | None = None) -> Schema | None:
+        """The schema that raw tables need; None for plain ones, and where columns have no names."""
+        nameless = any(file == "-" or is_address(file) or file.lower().endswith(".npz") for file in files)
+        return None if nameless or not self.layout.header else propose_for(files, self.layout, task)
+
+    def training(self, files: Sequence[str], schema: Schema | None, owned: bool) -> Table:
+        """The rows of files, or of the training part of a dataset, by a schema where there is one.
+
+        owned: whether a file says who owns its rows; several files are a client each.
+        """
+        if len(files) > 1:
+            return self.sites(files, schema)
+        if schema is None:
+            return self.rows(files[0], "train", owned=owned)
+        return self.described(files[0], schema, owned)
+
+    def described(self, data: str, schema: Schema, owned: bool) -> Table:
+        """The rows of a file that a schema describes, to train with; missing values as NaN."""
+        if schema.extractor is not None:
+            if not is_address(data):
+                raise DataError(f"{data}: this schema is of images; name a dataset, such as folder:PATH.")
+            found = self.rows(data, "train", classes=schema.class_array, schema=schema)
+            return dataclasses.replace(found, schema=schema)
+        if is_address(data) or Path(data).suffix.lower() == ".npz":
+            raise DataError(f"{data}: --schema describes the columns of a csv or parquet file.")
+        return read_table(data, schema, self.layout, owned=owned, weighted=True)
+
+    def sites(self, files: Sequence[str], schema: Schema | None) -> Table:
+        """The rows of several files, each the client of its name; columns are found by name in all of them.
+
+        schema: where one describes them; else the first file says what the columns are.
+        """
+        owners = site_names(files)
+        tables: list[Table] = []
+        for file in files:
+            if is_address(file):
+                raise DataError(
+                    f"{file}: of several clients each is a file (csv, parquet, npz), not an address."
+                )
+            if schema is not None:
+                tables.append(self.described(file, schema, owned=False))
+            elif not tables:
+                tables.append(self.rows(file, "train"))
+            else:
+                first = tables[0]
+                # The schema of the first says what --label and --drop said.
+                layout = self.layout
+                if first.schema is not None:
+                    layout = dataclasses.replace(layout, label=None, drop=())
+                reader = self._with(layout)
+                tables.append(reader.rows(file, "train", width=first.features.shape[1], schema=first.schema))
+        labels = [table.labels for table in tables if table.labels is not None]
+        if len({part.dtype.kind in "US" for part in labels}) > 1:
+            told = ", ".join(f"{file} {part[0].item()!r}" for file, part in zip(files, labels, strict=True))
+            raise DataError(
+                f"labels are text in some files and numbers in others ({told}). Spell them alike."
+            )
+        weights = [table.weights for table in tables if table.weights is not None]
+        return Table(
+            np.concatenate([table.features for table in tables]),
+            np.concatenate(labels),
+            np.repeat(owners, [len(table) for table in tables]),
+            ", ".join(files),
+            tables[0].schema,
+            np.concatenate(weights) if weights else None,
+        )
+
+    def _described(self, data: str, schema: Schema, keep: Sequence[str] | None, **wanted: Any) -> Table:
+        """The rows of a table whose columns a model knows by name; options may say more about this file."""
+        names = file_columns(data, self.layout)
+        schema = self._for_file(data, names, schema)
+        kept = [] if keep is None else [name for name in schema.identifiers if name in names]
+        kept += [name for name in keep or () if name not in kept]
+        rows = read_table(data, schema, self.layout, keep=kept, **wanted)
+        told = {schema.label, schema.client, schema.weight, *kept}
+        known = {column.name for column in schema.columns} | told
+        strange = [name for name in names if name not in known]
+        if strange:
+            self.told.warn(
+                f"{data}: the model was trained without {', '.join(map(repr, strange))}, which "
+                f"{'are' if len(strange) > 1 else 'is'} ignored."
+            )
+        return dataclasses.replace(rows, schema=None)
+
+    def _with(self, layout: ColumnLayout) -> RowReader:
+        return RowReader(layout, self.backbone, self.root, self._extract, self.told)
+
+    def _named_by(self, data: str, schema: Schema, **wanted: Any) -> Table:
+        """The rows of the table that an address names, as if the file itself had been named."""
+        self._check_no_layout(data)
+        address = Address.parse(data)
+        address.allow(*OPTIONS[address.scheme], "test", "seed")
+        path = str(address.path(data_root(self.root)))
+        return self._with(layout_of(address)).rows(path, width=schema.width, schema=schema, **wanted)
+
+    def _owned(self, data: str) -> str:
+        """The address with the column that names owners in it."""
+        address = Address.parse(data)
+        if address.scheme not in OPTIONS:
+            raise DataError(f"{data} does not say who owns its rows; choose a --partition.")
+        return _with_options(address, {} if self.layout.client is None else {"client": self.layout.client})
+
+    def _unparted(self, data: str) -> str:
+        """The address of all rows, where the test part is a share of them that was held out."""
+        address = Address.parse(data)
+        if not address.rest or not load_dataset(data, self.root).held_out:
+            return data
+        return _with_options(address, {"test": "0"})
+
+    def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
+        """The schema with the label column of this file, and with those left out that --drop names."""
+        used = {column.name for column in schema.used}
+        known = {column.name for column in schema.columns} | {schema.label, schema.client, schema.weight}
+        dropped: list[str] = []
+        label = schema.label
+        with naming(data):
+            for wanted in self.layout.drop:
+                if wanted in known - used:
+                    continue
+                name = names[column_position(names, wanted, "column to drop")]
+                if name in used:
+                    raise DataError(f"the model uses column '{name}'; it cannot be left out (--drop).")
+                if name not in (*dropped, *known):
+                    dropped.append(name)
+            if self.layout.label is not None:
+                label = names[column_position(names, self.layout.label, "label column")]
+                if label in used:
+                    raise DataError(f"the model uses column '{label}'; it cannot be the label (--label).")
+        columns = [column for column in schema.columns if column.name != label]
+        columns += [Column(name, "unused") for name in dropped if name != label]
+        return dataclasses.replace(schema, columns=tuple(columns), label=label)
+
+    def _check_no_layout(self, data: str) -> None:
+        if dataclasses.replace(self.layout, client=None) != ColumnLayout():
+            raise DataError(
+                f"{data}: --label, --drop, --delimiter, --no-header, --decimal and the like do not apply to "
+                "an address; write them after a question mark, e.g. csv:FILE?label=NAME&header=no."
+            )
+
+    def _dataset(self, data: str) -> Dataset:
+        if data not in self._datasets:
+            self._datasets[data] = load_dataset(data, self.root)
+        return self._datasets[data]
+
+    def _features(self, data: str, schema: Schema | None = None) -> Features:
+        """Features of a dataset; `schema`: by the backbone that a model knows, and no other."""
+        self._check_no_layout(data)
+        if data not in self._found:
+            dataset = self._dataset(data)
+            backbone = self.backbone
+            wanted = None if schema is None else schema.extractor
+            if schema is not None and wanted is None and dataset.is_images:
+                raise DataError(f"{data}: these are images, and the model takes columns of a table.")
+            if not dataset.is_images and backbone is not None:
+                raise DataError(f"{data} holds features already; leave out --backbone.")
+            own = dataset.train.features is not None and (wanted is None or not wanted.address)
+            if not dataset.is_images or (backbone is None and own):
+                found = Features.from_dataset(dataset)
+            else:
+                loaded = None
+                if wanted is not None:
+                    backbone, loaded = known_backbone(wanted, backbone)
+                found = self._extract(dataset, backbone or DEFAULT_BACKBONE, loaded)
+            self._found[data] = found
+        return self._found[data]
+
+
+def _with_options(address: Address, changed: dict[str, str]) -> str:
+    options = "&".join(f"{name}={value}" for name, value in (address.options | changed).items())
+    return f"{address.scheme}:{address.rest}?{options}"
+
+
+def _fitting(rows: Array, own: Schema, wanted: Schema, extra: Literal["refuse", "ignore"]) -> Array:
+    """The rows of a dataset as a model takes them: columns by name, or features of the same backbone."""
+    if wanted.extractor is None:
+        if own.extractor is not None:
+            raise DataError("these are features of images, and the model takes columns of a table.")
+        return by_name(rows, own, wanted, extra)
+    if own.extractor is not None:
+        check_same(own.extractor, wanted.extractor, own.extractor.name)
+    return rows

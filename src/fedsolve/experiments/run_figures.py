@@ -1,0 +1,159 @@
+"""The figures that the cells of a run can give, each described by data (`pages.plots` draws them).
+
+setting_plots   accuracy against a setting; curve_plots: values along layers and rounds, costs
+here            who owns which class, and what a model of its own gains each client
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve import container
+from fedsolve.arrays import Array
+from fedsolve.experiments.curve_plots import cost_plots, curve_plots, selection_plots
+from fedsolve.experiments.metrics import axis_label
+from fedsolve.experiments.observations import by_dataset, distinct, scored
+from fedsolve.experiments.plot_words import MOST_SERIES
+from fedsolve.experiments.run_folder import RunFolder, load_run
+from fedsolve.experiments.setting_plots import OVER, method_plots, over_plots, sensitivity_plots
+from fedsolve.pages.plots import Axis, Format, Panel, Plot, Series, render
+from fedsolve.pages.words import short
+from fedsolve.scoring.client_scores import ClientScores
+
+MOST_PARTITIONS, MOST_DOTS = 6, 40
+GAINS = {"shared": "over the shared model", "alone": "over its own rows alone"}
+"""What a client's accuracy is compared with."""
+
+
+def write_figures(runs: Sequence[Path], folder: Path, form: Format = "png") -> list[Path]:
+    """Draw every figure of these runs into `folder` and give the files, RUN-DATASET-FIGURE.FORM."""
+    written = []
+    for run in map(load_run, runs):
+        for dataset, drawn in plots(run).items():
+            for plot in drawn:
+                path = folder / f"{slug(f'{run.name}-{dataset}-{plot.name}')}.{form}"
+                container.write_atomically(path, render(plot.figure, form))
+                written.append(path)
+    return written
+
+
+def plots(run: RunFolder) -> dict[str, list[Plot]]:
+    """The figures that each dataset of a run can have."""
+    figures = {}
+    for dataset, cells in by_dataset(run).items():
+        items = scored(cells)
+        drawn = list(_owners(run, cells[0]["dataset"]["name"]))
+        if items:
+            over = {plot.name: plot for setting in OVER for plot in over_plots(setting, items)}
+            drawn += over.values()
+            # Where partitions differ, lines over them show the methods already.
+            if not over.keys() - {"noise"}:
+                drawn += method_plots(items)
+            for kind in (sensitivity_plots, cost_plots, curve_plots, selection_plots):
+                drawn += kind(items)
+            drawn += gain_plots(cells)
+        figures[dataset] = drawn
+    return figures
+
+
+def slug(text: str) -> str:
+    """The text as a name for files and addresses."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "run"
+
+
+def gain_plots(cells: Sequence[Mapping[str, Any]]) -> list[Plot]:
+    """What each client gains by a personal model, for every partition and the first seed.
+
+    Of several personalised methods, or values of a grid, the last is shown where all would be too many.
+    """
+
+    def name(cell: Mapping[str, Any]) -> str:
+        return ", ".join([cell["method"], *(axis_label(key, value) for key, value in cell["grid"].items())])
+
+    found = []
+    for kind, words in GAINS.items():
+        local = [cell for cell in cells if kind in (cell.get("local") or {})]
+        seen = [cell for cell in local if any(balance != 0 for balance in cell["local"]["balances"])]
+        seen = [cell for cell in seen if cell["seed"] == seen[0]["seed"]]
+        if len(seen) > MOST_SERIES:
+            seen = [cell for cell in seen if name(cell) == name(seen[-1])][:MOST_SERIES]
+        if seen:
+            gains = {f"{name(c)}, {c['partition']['name']}": client_gains(c["local"], kind) for c in seen}
+            title = f"What each client gains {words}."
+            found.append(gain_plot(f"gains-{kind}", title, gains))
+    return found
+
+
+def gain_plot(name: str, title: str, gains: Mapping[str, Array]) -> Plot:
+    """Clients in order of what they gain: a line for every comparison.
+
+    gains: by name, of each client in points; NaN where a client has no test rows.
+    """
+    series, phrases = [], []
+    for look, (label, values) in enumerate(gains.items()):
+        known = np.sort(np.asarray(values)[~np.isnan(values)])
+        places = 100 * (np.arange(len(known)) + 0.5) / max(1, len(known))
+        series.append(Series(label, look, tuple(places.tolist()), tuple(known.tolist())))
+        worse = 100 * float(np.mean(known < 0)) if len(known) else 0.0
+        phrases.append(f"{label}: mean {np.mean(known):+.1f} points, worse for {worse:.0f} % of the clients")
+    axes = Axis("clients, those that gain least first (%)"), Axis("gain in local accuracy (points)")
+    caption = "Local test accuracy, clients sorted by gain; one seed shown."
+    return Plot(name, title, caption, f"{'; '.join(phrases)}.", [Panel(series, *axes, reference="zero")])
+
+
+def client_gains(local: Mapping[str, Any], kind: str) -> Array:
+    """What each client's own model gains over another, in points; NaN where it has no test rows."""
+    own, other = (
+        ClientScores((), np.array(local[name]), np.array(local["rows"])) for name in ("correct", kind)
+    )
+    return 100 * own.gains(other)
+
+
+def owners_panel(name: str, counts: Array, classes: Sequence[str] = ()) -> Panel:
+    """Who owns which class: at most as many clients and classes as can be told apart, evenly spaced.
+
+    counts: (clients, classes) rows owned.
+    """
+    kept = [np.linspace(0, many - 1, min(many, MOST_DOTS)).round().astype(int) for many in counts.shape]
+    remarks = [
+        f"{len(some)} of {many:,} {what}"
+        for some, many, what in zip(kept, counts.shape, ("clients", "classes"), strict=True)
+        if len(some) < many
+    ]
+    title = name + (f" ({', '.join(remarks)})" if remarks else "")
+    clients, labels = (len(some) for some in kept)
+    step = 5 if clients > 10 else 1
+    ticks = [(place - 1.0, str(place)) for place in distinct([1, *range(step, clients + 1, step)])]
+    shown_classes = [str(place) for place in range(labels)]
+    if classes and labels <= 12:
+        shown_classes = [short(label, 14) for label in classes]
+    every = 1 if labels <= 12 else labels // 10
+    names = tuple((float(place), shown_classes[place]) for place in range(0, labels, every))
+    axes = Axis("client", named=tuple(ticks)), Axis("class", named=names)
+    return Panel((), *axes, title, "dots", table=counts[np.ix_(*kept)].T)
+
+
+def _owners(run: RunFolder, dataset: str) -> Iterator[Plot]:
+    """Who owns which class, unless all shares are even."""
+    dealt = [table for table in run.partitions if table["dataset"] == dataset]
+    tables = [table for table in dealt if len(table["class_counts"]) > 1][:MOST_PARTITIONS]
+    if not tables or all(table["kind"] == "iid" for table in dealt):
+        return
+    phrases, panels = [], []
+    for table in tables:
+        counts = np.asarray(table["class_counts"])
+        held = float((counts > 0).sum(axis=1).mean())
+        phrases.append(f"{table['name']}: {held:.1f} of {counts.shape[1]} classes")
+        panels.append(owners_panel(table["name"], counts, list(map(str, table["classes"]))))
+    yield Plot(
+        "partition",
+        "Who owns which class.",
+        "A dot for every client and class, its area the number of rows; one seed shown.",
+        f"Classes that a client holds on average: {'; '.join(phrases)}.",
+        panels,
+    )

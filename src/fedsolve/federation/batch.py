@@ -1,0 +1,199 @@
+"""Batches: clients that answer together, with the union of their rows. Every engine asks in batches.
+
+A step that gives a sum over rows answers for a batch with one term: it sees the rows of all its clients as
+those of one, in one set of products. Where the rows cannot be brought together, the clients answer one by one
+and their terms are added. A step of groups (gradient methods) trains the clients of a batch at once; each has
+its own term. A client that cannot answer is found by asking it alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedsolve.errors import TermError
+from fedsolve.federation.cohort import Answer, RunningSum
+from fedsolve.federation.messages import Chain, Needs, Request, Term
+from fedsolve.federation.participant import TOGETHER, Participant, Workspace, answer_together, kind_of
+
+if TYPE_CHECKING:
+    from fedsolve.federation.members import Members
+
+BLOCK = 64
+"""Clients of a batch where there are very many. Bits of sums depend on it."""
+
+ROWS = 1024
+"""Rows of a batch where clients are fewer: products of so many reach nearly a processor's rate. Bits of sums
+depend on it."""
+
+MANY = 1024
+"""Answers of a cohort from which on clients answer in batches of `BLOCK`: terms of one client each would cost
+more to make and to add than the products in them."""
+
+SEVERAL = 64
+"""Clients from which on those with few rows answer in batches of `ROWS`, where everybody is asked."""
+
+
+def batched(
+    cohort: Sequence[str],
+    rows: Callable[[str], int],
+    request: Request,
+    chain: Chain,
+    everybody: bool,
+    device: str = "cpu",
+    device_of: Callable[[str], str] = lambda name: "cpu",
+) -> list[tuple[str, ...]]:
+    """A cohort, sorted, in batches: all clients of a device, then neighbours among the others.
+
+    Batches depend on the clients asked and on their rows, and bits of sums on the batches; neither depends on
+    the number of workers. Clients that are asked now and then (not `everybody`) answer by themselves, so that
+    they keep what they derived from their rows.
+
+    device: where the server solves; groups of gradient methods have as many clients as suit it.
+    """
+    kind, devices = kind_of(request.kind), {}
+    size = max(1, kind.together(request, chain, device))
+    if size == 1 and kind.over_rows:
+        if everybody:
+            devices = {name: place for name in cohort if (place := device_of(name)) != "cpu"}
+        if devices:
+            batches = [tuple(n for n in cohort if devices.get(n) == d) for d in sorted({*devices.values()})]
+            rest = [name for name in cohort if name not in devices]
+            return batches + batched(rest, rows, request, chain, False)
+        if len(cohort) > 1 and len(cohort) * request.note.get(TOGETHER, 1) >= MANY:
+            size = BLOCK
+        elif everybody and len(cohort) >= SEVERAL:
+            return _by_rows(cohort, rows)
+    return [tuple(cohort[first : first + size]) for first in range(0, len(cohort), size)]
+
+
+def _by_rows(cohort: Sequence[str], rows: Callable[[str], int]) -> list[tuple[str, ...]]:
+    """Batches of at least `ROWS` rows; of fewer towards the end, so that workers end together."""
+    batches: list[list[str]] = [[]]
+    held, left = 0, sum(map(rows, cohort))
+    for name in cohort:
+        if held >= min(ROWS, max(ROWS // 4, left // 8)):
+            batches.append([])
+            held = 0
+        batches[-1].append(name)
+        held += rows(name)
+        left -= rows(name)
+    return [tuple(batch) for batch in batches]
+
+
+Outcome = tuple[list[Answer], dict[str, Exception]]
+"""What came of a batch: answers that can be added, in client order, and who failed."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Clients that are asked together.
+
+    union: one participant with the rows of all, where these can be brought together.
+    lacking: bytes of the model blocks that each client must be sent in addition to the request.
+    """
+
+    names: tuple[str, ...]
+    members: Members
+    union: Participant | None = None
+    lacking: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(map(self.members.rows, self.names))
+
+    def ask(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
+        """What the clients answer, checked by `sums`; terms live in `workspace` until it is used again."""
+        apart: Exception | None = None
+        if len(self.names) > 1:
+            try:
+                answers = self._together(request, workspace, sums)
+                if answers is not None:
+                    return answers, {}
+            except Exception as problem:
+                # Asking one by one below shows which client failed; the memory of the batch is freed.
+                apart = problem.with_traceback(None)
+        answers, failed = self._one_by_one(request, chain, workspace, sums)
+        if apart is not None and not failed:
+            warnings.warn(
+                f"{len(self.names)} clients from '{self.names[0]}' on could not answer together "
+                f"({type(apart).__name__}: {apart}) and answered one by one, which is slower.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return answers, failed
+
+    def _together(self, request: Request, workspace: Workspace, sums: RunningSum) -> list[Answer] | None:
+        if self.union is not None:
+            term = self.union.answer(request, workspace)
+            assert not isinstance(term, Needs)
+            return [
+                sums.check(
+                    term, *self.names, empty=self._empty, catch_up_bytes=len(self.names) * self.lacking
+                )
+            ]
+        if kind_of(request.kind).over_rows:
+            return None
+        group = [self.members[name] for name in self.names]
+        terms = answer_together(group, request, workspace)
+        if terms is None:
+            return None
+        empty = self._empty
+        return [
+            sums.check(term, name, empty=(name,) if name in empty else ())
+            for name, term in zip(self.names, terms, strict=True)
+        ]
+
+    @property
+    def _empty(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if self.members.rows(name) == 0)
+
+    def _one_by_one(self, request: Request, chain: Chain, workspace: Workspace, sums: RunningSum) -> Outcome:
+        """The clients' answers, or their sum where a step gives sums: the next term takes the workspace."""
+        answers: list[Answer] = []
+        failed: dict[str, Exception] = {}
+        partial = RunningSum() if len(self.names) > 1 and kind_of(request.kind).over_rows else None
+        for name in self.names:
+            try:
+                participant = self.members[name]
+                term, catch_up = ask(participant, request, chain, workspace)
+                empty = () if len(participant.data) else (name,)
+                answer = sums.check(term, name, empty=empty, catch_up_bytes=catch_up)
+                if partial is not None:
+                    partial.add(answer)
+            except Exception as problem:  # reported with the client's name
+                failed[name] = problem
+            else:
+                answers.append(answer)
+        if partial is None or not answers:
+            return answers, failed
+        whole = Answer(
+            tuple(name for answer in answers for name in answer.clients),
+            partial.term,
+            tuple(name for answer in answers for name in answer.empty),
+            sum(answer.bytes_up for answer in answers),
+            sum(answer.catch_up_bytes for answer in answers),
+        )
+        return [whole], failed
+
+
+def ask(participant: Participant, request: Request, chain: Chain, workspace: Workspace) -> tuple[Term, int]:
+    """A participant's term, and the bytes of the model blocks that it lacked."""
+    term = participant.answer(request, workspace)
+    catch_up = 0
+    # Twice at most: that a participant holds blocks of another run shows only when newer ones do not
+    # continue them; then it asks for everything.
+    for _ in range(2):
+        if not isinstance(term, Needs):
+            break
+        fuller = request.starting_at(term.have, chain)
+        catch_up += fuller.nbytes
+        term = participant.answer(fuller, workspace)
+    if isinstance(term, Needs):
+        raise TermError(
+            f"it still lacks model blocks from {term.have} on after being sent them. Restart it "
+            "(participant.forget()) and resume."
+        )
+    return term, catch_up

@@ -1,0 +1,211 @@
+"""The fold of a row: by a keyed hash of its values and label, never by its place.
+
+Equal rows are always in one fold, and a row is in the same fold whoever owns it, in whatever order and among
+however many clients. The folds of 3 are each divided in two by those of 6, and so on. The hash is a mix of
+64-bit words, the same on every machine:
+
+    h = key;  for every word w of the row:  h = mix(h ^ w) * ODD + column
+
+with the finaliser of SplitMix64 as `mix`. A number is the bits of its float64, all NaN alike and -0.0 as 0.0;
+so is a label that is a number, and another label is BLAKE2b of its text. It decides a split and protects
+nothing: who knows the key and a row knows its fold.
+
+Rows are dealt into folds once: the fold of a row is the same in every run, however rows are divided among
+clients. A part is a union of folds: what a run is trained on, or what a question is about. A run on a part
+says so in its opening, a question of its own in its note; a participant then shows its steps those rows
+alone, and keeps what they derive from them apart.
+
+Under secure sums a site's rows live in cells, class by fold, and every question is about whole cells. A step
+that takes some of the rows (`ClientData.taking`) gets whole cells or a refusal, and the marks by which rows
+are divided are the same for every row of a cell, whatever key the question names: 2,000 folds or a window
+that slides divide the rows no finer than the cells do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.messages import Chain, Request
+from fedsolve.labels import plain_labels
+
+if TYPE_CHECKING:
+    from fedsolve.federation.client_data import ClientData
+
+FOLDS = 3
+"""Folds that rows are dealt into: those of a choice and of a calibration alike."""
+
+_BLOCK = 65536
+_NAN = np.uint64(0x7FF8000000000000)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def row_hashes(features: Any, labels: Any = None, key: int | str = 0) -> Array:
+    """A number from 0 to 2**64 - 1 for every row (rows,), uniform over keys.
+
+    features: (rows, width) real numbers as they were parsed or encoded, NaN where missing; float32 and
+              float64 of the same value count as equal. labels: (rows,) classes, or targets (…, outputs).
+    """
+    values = np.asarray(features)
+    if values.ndim != 2 or values.dtype.kind not in "fiub":
+        raise DataError(f"rows of real numbers are expected; got shape {values.shape}, dtype {values.dtype}.")
+    seed = int.from_bytes(hashlib.blake2b(f"held out|{key}".encode(), digest_size=8).digest(), "little")
+    hashes = np.full(len(values), seed, dtype=np.uint64)
+    for start in range(0, len(values), _BLOCK):
+        part = np.ascontiguousarray(values[start : start + _BLOCK].T, dtype=np.float64)
+        words = (part + 0.0).view(np.uint64)  # -0.0 + 0.0 is 0.0
+        words = np.where(np.isnan(part), _NAN, words)
+        for number, column in enumerate(words):
+            _enter(hashes[start : start + _BLOCK], column, number)
+    if labels is not None:
+        given = plain_labels(labels)
+        if len(given) != len(values):
+            raise DataError(f"{len(values)} rows but {len(given)} labels.")
+        for number, column in enumerate(np.atleast_2d(given.T)):
+            _enter(hashes, _label_words(column), -1 - number)
+    return _mixed(hashes)
+
+
+def folds(features: Any, labels: Any = None, count: int = FOLDS, key: int | str = 0) -> Array:
+    """The fold of every row, (rows,) whole numbers from 0 to count - 1, of about equal size."""
+    return fold_numbers(row_hashes(features, labels, key), count)
+
+
+def fold_numbers(hashes: Array, count: int) -> Array:
+    """The fold of every row, by its hash."""
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 2:
+        raise DataError(f"the number of folds must be a whole number, at least 2; got {count!r}.")
+    shares = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((shares * count).astype(np.int64))
+
+
+def _label_words(labels: Array) -> Array:
+    if labels.dtype.kind in "fiub":
+        return (labels.astype(np.float64) + 0.0).view(np.uint64)
+    distinct, codes = np.unique(labels, return_inverse=True)
+    words = [
+        int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little")
+        for label in distinct.tolist()
+    ]
+    return np.array(words, dtype=np.uint64)[codes]
+
+
+def _enter(hashes: Array, words: Array, number: int) -> None:
+    """Mix one word into the hash of every row, in place."""
+    np.bitwise_xor(hashes, words, out=hashes)
+    hashes[...] = _mixed(hashes)
+    hashes *= _ODD
+    hashes += np.uint64(number % 2**64)
+
+
+def _mixed(words: Array) -> Array:
+    """SplitMix64's finaliser: every bit of a word changes every bit of the result half of the time."""
+    mixed: Array = words ^ (words >> np.uint64(30))
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+@dataclass(frozen=True)
+class RowCells:
+    """Where each row lies: (rows,) its class, its fold, and of how many folds.
+
+    left_out: (features,) columns that are left out where a part of the cells is taken.
+    """
+
+    codes: Array
+    folds: Array
+    counts: Array
+    left_out: Array | None = None
+
+    @property
+    def hashes(self) -> Array:
+        """The mark of each row: its fold, spread over the range of marks from end to end.
+
+        Rows of one fold only have the last mark: they are always trained on.
+        """
+        shares = np.where(self.counts > 1, self.folds / np.maximum(self.counts - 1, 1), 1.0)
+        return np.minimum(shares * 2.0**53, 2.0**53 - 1).astype(np.uint64) << np.uint64(11)
+
+    def taking(self, chosen: Array) -> RowCells:
+        """The cells of some rows; refused where a cell would be split."""
+        cell = (self.codes.astype(np.int64) * 256 + self.counts) * 256 + self.folds
+        split = np.intersect1d(cell[chosen], cell[~chosen])
+        if len(split):
+            raise TermError(
+                f"this question would split {len(split)} cells of rows (class by fold) that all other "
+                "questions keep whole. Ask about whole folds."
+            )
+        return RowCells(self.codes[chosen], self.folds[chosen], self.counts[chosen], self.left_out)
+
+
+PART = "part"
+"""The name of a part in an opening and in the note of a request."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of some folds.
+
+    folds: their numbers, from 0 to count - 1. count: how many folds there are in all: three, or six, twelve
+           and so on, which divide each of the three further.
+    """
+
+    folds: tuple[int, ...]
+    count: int = FOLDS
+
+    def __post_init__(self) -> None:
+        halvings, rest = divmod(self.count, FOLDS)
+        if rest or halvings < 1 or halvings & (halvings - 1):
+            raise DataError(
+                f"rows are in {FOLDS} folds, or in {FOLDS} times a power of 2; got {self.count!r}."
+            )
+        object.__setattr__(self, "folds", tuple(sorted(set(self.folds))))
+        if not self.folds or not all(fold in range(self.count) for fold in self.folds):
+            raise DataError(f"folds are numbers from 0 to {self.count - 1}; got {list(self.folds)}.")
+
+    @property
+    def fraction(self) -> float:
+        """Which share of all rows this part has, about."""
+        return len(self.folds) / self.count
+
+    @property
+    def rest(self) -> Part:
+        """All other rows."""
+        return Part(tuple(set(range(self.count)) - set(self.folds)), self.count)
+
+    def of(self, data: ClientData) -> ClientData:
+        """A client's rows of this part."""
+        return data.taking(np.isin(fold_numbers(data.row_hashes(), self.count), self.folds))
+
+    def note(self) -> dict[str, Any]:
+        """This part as it stands in an opening or in a request: `{**note, **part.note()}`."""
+        return {PART: asdict(self)}
+
+
+def part_from(note: Mapping[str, Any] | None) -> Part | None:
+    """The part that a note describes; None: all rows."""
+    return None if note is None else Part(tuple(note["folds"]), note["count"])
+
+
+def part_of(request: Request, chain: Chain) -> Part | None:
+    """The part that a request is about: its own, or that of the run it belongs to; None: all rows."""
+    note: Mapping[str, Any] | None = request.note.get(PART)
+    if note is None and request.position:
+        note = chain.opening.get(PART)
+    return part_from(note)
+
+
+def speaks_of_parts(note: Any) -> bool:
+    """Whether something in a note, however deep, is a part of the rows."""
+    if isinstance(note, Mapping):
+        return note.get(PART) is not None or any(map(speaks_of_parts, note.values()))
+    return isinstance(note, list | tuple) and any(map(speaks_of_parts, note))

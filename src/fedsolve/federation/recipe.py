@@ -1,0 +1,517 @@
+"""A training from raw rows to a model: the stages that a run walks through, one after the other.
+
+    preparation   means and scales of the columns of a schema; rows in all, and of each class       1 exchange
+    choice        candidates on all rows but a fold, for every fold, compared on that fold    of the longest
+    trial         the method on all rows but a fold, where a calibration needs one and nothing was chosen
+    calibration   scores on the rows that a model was not trained on become probabilities       2 to 6
+    training      the method, with what was chosen, on all rows                                 its own
+
+A recipe says which of them there are. Each stage is a run of its own, with its exchanges and its state; what
+it finds is kept for those after it. One fold of a row, by its content, serves choice and calibration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+
+from fedsolve import container, registry
+from fedsolve.arrays import Array, check_choice
+from fedsolve.calibration import Calibration, Spread, kept_from
+from fedsolve.errors import CalibrationWarning, DataError, ModelFileError, TermError
+from fedsolve.federation.client_data import TABLE_BLOCK
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.folds import PART, Part, part_from
+from fedsolve.federation.followers import Follow, Followers, Training, following
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.meaning import differs
+from fedsolve.federation.messages import Block, Chain, Request, Total
+from fedsolve.federation.method import SCORES, Method, Record, Resumable, Run, record_from
+from fedsolve.federation.preparing import PreparationRun, public_preparation
+from fedsolve.labels import encode_labels
+from fedsolve.model import Model, model_from_contents
+from fedsolve.tables.preparation import Preparation
+from fedsolve.tables.schema import Schema
+from fedsolve.threads import blas_threads
+
+M = TypeVar("M", bound=Model)
+
+_FEW_ROWS, _FEW_FEATURES = 4_000, 2_048
+
+_PLAIN = ("standardise", "class_weight", "calibrate", "biases", "told")
+"""The fields of a recipe that are JSON values."""
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[M]):
+    """A method, and what comes before and after its training.
+
+    schema:       what the rows are that it is trained on; None where they are plain numbers.
+    standardise:  numbers and dates of the schema to mean 0 and deviation 1 over all sites; else only filled.
+    class_weight: "balanced" lets every class count alike, whatever its rows; None counts rows.
+    calibrate:    fit probabilities, or the intervals of a regression, to rows that were not trained on.
+    biases:       fit a bias for every class besides a slope. None: for two classes, and where classes are
+                  weighted; otherwise the order of the classes stays that of the scores.
+    part:         the rows to train on; all when None.
+    told:         where sums are secure, the most numbers told in all for each number that the rows hold: what
+                  does not fit is not tried, and nothing is calibrated by it. None: no limit.
+    """
+
+    method: Method[M]
+    schema: Schema | None = None
+    standardise: bool = True
+    class_weight: Literal["balanced"] | None = None
+    calibrate: bool = False
+    biases: bool | None = None
+    part: Part | None = None
+    told: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("class_weight", self.class_weight, (None, "balanced"))
+        if self.part is not None and (self.calibrate or self.method.chooses):
+            raise DataError("a choice or a calibration holds out rows by itself: leave out part=.")
+        if (self.calibrate or self.class_weight) and "privacy" in self.method.agreement():
+            raise DataError(
+                "a private run releases what its method declares and nothing else; calibration and class "
+                "weights need exact counts. Leave them out."
+            )
+
+    @property
+    def scales(self) -> bool:
+        """Whether columns are standardised."""
+        return self.standardise and self.method.preparation == "standardise"
+
+    def start(self, spec: Spec) -> StagedRun[M]:
+        """The run of this recipe over a federation like `spec`."""
+        schema = self.schema
+        if schema is not None and spec.features != schema.width:
+            raise DataError(
+                f"the schema makes {schema.width} features of a row; the federation has {spec.features}."
+            )
+        if schema is not None and schema.extractor is None:
+            spec = dataclasses.replace(spec, standardised=self.scales)
+        classes = None if schema is None else schema.class_array
+        if classes is not None and spec.classes is not None:
+            encode_labels(spec.classes, classes)
+            spec = dataclasses.replace(spec, classes=classes, outputs=len(classes))
+        if self.class_weight is not None and spec.classes is None:
+            raise DataError("class_weight is for classification; these are targets of a regression.")
+        return StagedRun(self, spec)
+
+    def fit(
+        self,
+        federation: Federation,
+        checkpoint: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        follow: Follow = (),
+    ) -> M:
+        """Train over a federation: see `Method.fit`."""
+        if self.told is None and math.isfinite(federation.told):
+            return dataclasses.replace(self, told=federation.told).fit(federation, checkpoint, resume, follow)
+        heard, run = following(follow), self.start(federation.describe())
+        # Always told: a run without a checkpoint may not touch the states of one that has one.
+        federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
+        if checkpoint is not None and os.path.exists(checkpoint):
+            if not resume:
+                raise ModelFileError(
+                    f"checkpoint {checkpoint} exists. Pass resume=True to continue from it, or remove it."
+                )
+            run.restore(container.read(checkpoint), str(checkpoint))
+            if run.whose_rows and (held := federation.holdings()):
+                held.check(run.whose_rows, str(checkpoint))
+        elif resume and checkpoint is None:
+            raise DataError("resume=True needs a checkpoint path to resume from.")
+        federation.plan(max(1, run.exchanges - len(run.history)), self, len(run.history))
+        heard.started(
+            Training(
+                method=self.method.key,
+                parameters=self.method.parameters(),
+                spec=run.spec,
+                clients=federation.clients,
+                expected=run.expected,
+                history=tuple(run.history),
+                checkpoint=None if checkpoint is None else os.fspath(checkpoint),
+            )
+        )
+        try:
+            for record in exchanges(run, federation, heard):
+                if found := heard.look(run):
+                    run.history[-1] = dataclasses.replace(record, metrics={**record.metrics, **found})
+                if checkpoint is not None:
+                    if holdings := federation.holdings():
+                        run.whose_rows = holdings.note()
+                    container.write_atomically(checkpoint, run.to_bytes(), previous_kept=True)
+                heard.advanced(run.history[-1], run.expected)
+            within, model = federation.within, run.model()
+            if model.personalises and isinstance(within, LocalFederation):
+                model.federation = within
+            if model.schema is None:  # of a DataFrame the columns are found by name
+                model.schema = Schema.of_numbers(getattr(within, "column_names", ()), model.classes)
+        except BaseException as problem:
+            heard.stopped(problem)
+            raise
+        heard.finished(model)
+        return model
+
+    # -- for somebody else, who starts the same run ------------------------------------------------
+
+    def note(self) -> dict[str, Any]:
+        """The recipe as JSON values; refused, by name, where it holds more than parameters."""
+        method = self.method
+        if isinstance(getattr(method, "method", None), Method):
+            raise DataError(
+                f"sites cannot check the questions of '{method.key}': it starts from a model or from totals "
+                "that are given, not from the totals of its own run. Run it unchecked, which every site must "
+                "allow."
+            )
+        return {
+            "method": method.key,
+            "parameters": method.parameters(),
+            "schema": None if self.schema is None else self.schema.to_note(),
+            **{name: getattr(self, name) for name in _PLAIN},
+            "part": None if self.part is None else dataclasses.asdict(self.part),
+        }
+
+    @classmethod
+    def from_note(cls, note: Mapping[str, Any]) -> Recipe[Any]:
+        """The recipe that a note describes; anything else is refused."""
+        try:
+            given = {name: note[name] for name in _PLAIN if name in note}
+            described = note.get("schema")
+            schema = None if described is None else Schema.from_note(described)
+            method: Method[Any] = registry.method_of(note)
+            return cls(method, schema, **given, part=part_from(note.get("part")))
+        except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+            raise TermError(
+                f"the description of the method is damaged ({type(problem).__name__}: {problem})."
+            ) from problem
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate, and how it did on the rows held out.
+
+    layers: of a candidate with layers, the best number; trained: how many it was tried with. errors: share of
+    mistakes, None for targets. loss: mean squared error. rows: held out in all. exchanges, numbers: what its
+    training takes and tells. left_out: why it was not tried.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    layers: int | None = None
+    errors: float | None = None
+    loss: float | None = None
+    rows: int = 0
+    chosen: bool = False
+    left_out: str = ""
+    trained: int | None = None
+    exchanges: int | None = None
+    numbers: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run: how it starts, how many exchanges it takes, and what is kept of it at its end.
+
+    start: its run, or None where there is nothing to do. expected: exchanges, before it has started.
+    optional: whether the run goes on without it, with a warning, where the rows do not do.
+    """
+
+    name: str
+    start: Callable[[StagedRun[Any]], Run[Any] | None]
+    end: Callable[[StagedRun[Any], Any], None] = lambda whole, run: None
+    expected: Callable[[StagedRun[Any]], int] = lambda whole: 0
+    optional: bool = False
+
+
+class StagedRun(Resumable, Generic[M]):
+    """One run over the stages of a recipe.
+
+    run: that of the stage under way; requests, chain and state are its own. history: of all stages.
+    What stages found: prepared, the block of the preparation; rows, how many there are; method, the one to
+    train; tried, the candidates; folded, models by name with the rows that they were not trained on, and
+    folded_by, the runs that made them, where they are still known; held_out, the rows that a trial leaves
+    out; scores, centre and scale of those of the folded models; calibrations, by whose scores; plan, what
+    comes now, in words, until it was told.
+    """
+
+    def __init__(self, recipe: Recipe[M], spec: Spec) -> None:
+        self.recipe, self.spec = recipe, spec
+        self.method: Method[M] = recipe.method
+        self.history: list[Record] = []
+        self.whose_rows: dict[str, list[Any]] | None = None
+        self.prepared: Block | None = None
+        self.rows = 0
+        self.tried: tuple[Tried, ...] = ()
+        self.folded: dict[str, tuple[Model, Part]] = {}
+        self.folded_by: dict[str, Run[Any]] = {}
+        self.held_out = Part((0,))
+        self.calibrations: dict[str, Calibration | Spread] = {}
+        self.scores: list[list[Any] | None] = []
+        self.plan = ""
+        self._stages = stages(recipe)
+        self._place = -1
+        self.run: Run[Any] = self._next()
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage under way."""
+        return self._stages[self._place].name
+
+    @property
+    def chain(self) -> Chain:
+        return self.run.chain
+
+    @property
+    def threads(self) -> int | None:
+        """Of BLAS: one where rows are known to be few, since several take ten times as long then."""
+        return 1 if 0 < self.rows < _FEW_ROWS and self.spec.features <= _FEW_FEATURES else None
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges the whole run takes, as far as can be told."""
+        return len(self.history) - len(self.run.history) + self.run.exchanges + self._later
+
+    @property
+    def expected(self) -> int:
+        """How many it is likely to take."""
+        return len(self.history) - len(self.run.history) + self.run.expected + self._later
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        """What to ask next, and whom among those present; None when the model is complete."""
+        while True:
+            try:
+                asked = self.run.request(clients)
+            except DataError as problem:
+                if not self._stages[self._place].optional:
+                    raise
+                self._leave_off(problem)
+                continue
+            last = self._place == len(self._stages) - 1
+            if asked is not None or last:
+                return asked
+            self._stages[self._place].end(self, self.run)
+            self.run = self._next()
+
+    def absorb(self, total: Total) -> None:
+        """Take the answer to the last request."""
+        done, failed = len(self.run.history), None
+        try:
+            self.run.absorb(total)
+        except DataError as problem:
+            if not self._stages[self._place].optional:
+                raise
+            self.run.record(total)
+            failed = problem
+        self.history += [dataclasses.replace(one, stage=self.stage) for one in self.run.history[done:]]
+        if failed is not None:
+            self._leave_off(failed)
+
+    def model(self) -> M:
+        """The finished model."""
+        model: M = self.described(self.run.model())
+        model.history, model.tried = tuple(self.history), self.tried
+        found: dict[str, Any] = {**self.calibrations}
+        known, now = [one for one in self.scores if one], scores_in(self.run.history)
+        if isinstance(shared := found.get("shared"), Calibration) and known and now:
+            centres, scales = (np.array([one[place] for one in known]) for place in (0, 1))
+            fitted = centres.mean(axis=0), float(np.sqrt(np.mean(scales**2)))
+            found["shared"] = shared.moved(fitted, (np.array(now[0]), now[1]))
+        model.calibration, model.own_calibration = found.get("shared"), found.get("own")
+        model.spread = found.get("spread")
+        return model
+
+    def described(self, model: Any) -> Any:
+        """A model of the stage under way, which takes raw rows where a schema prepares them."""
+        if self.recipe.schema is not None:
+            arrays = {} if self.prepared is None else self.prepared.arrays
+            preparing = Preparation.from_arrays(arrays) if "centre" in arrays else None
+            model.describe(self.recipe.schema, preparing)
+        return model
+
+    def differs(self, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+        """Why a server's arrays do not mean the same as those of this run; None if they do."""
+        return differs(self.run, mine, theirs)
+
+    # -- from stage to stage -----------------------------------------------------------------------
+
+    def _next(self) -> Run[Any]:
+        """The run of the next stage that has something to do."""
+        while True:
+            self._place += 1
+            run = self._stages[self._place].start(self)
+            if run is not None:
+                run.offset = len(self.history)
+                self._later = sum(stage.expected(self) for stage in self._stages[self._place + 1 :])
+                return run
+
+    def opened(self, run: Run[M], part: Part | None = None) -> Run[M]:
+        """A run that knows what rows are like: schema and part in its opening, the preparation after it."""
+        recipe = self.recipe
+        more: dict[str, Any] = {} if recipe.schema is None else {"schema": recipe.schema.to_note()}
+        if (chosen := part or recipe.part) is not None:
+            more |= chosen.note()
+        if run.method is not recipe.method and recipe.method.chooses:
+            more["chosen_by"] = {"method": recipe.method.key, "parameters": recipe.method.parameters()}
+        if more:
+            run.agree(more)
+        if self.prepared is not None:
+            run.chain.append(self.prepared)
+        return run
+
+    def _leave_off(self, why: object) -> None:
+        """Go on without a calibration."""
+        numbers = self.spec.classes is None
+        lost = "there are no intervals" if numbers else "the probabilities are not calibrated"
+        warnings.warn(
+            f"{lost}: {str(why).rstrip('.')}. More rows would do.",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+        self.folded, self.calibrations = {}, {}
+        self._place = len(self._stages) - 2
+        self.run = self._next()
+
+    # -- saving and resuming -----------------------------------------------------------------------
+
+    def parts(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays, run = self.run.parts()
+        arrays = {f"run.{name}": array for name, array in arrays.items()}
+        if self.prepared is not None:
+            arrays |= {f"prepared.{name}": array for name, array in self.prepared.arrays.items()}
+        calibrations: dict[str, Any] = {}
+        for name, calibration in self.calibrations.items():
+            own, calibrations[name] = calibration.parts()
+            arrays |= {f"calibration.{name}.{key}": array for key, array in own.items()}
+        folded: dict[str, Any] = {}
+        for name, (model, part) in self.folded.items():
+            own, note = model.contents()
+            folded[name] = {"model": note, **part.note()}
+            arrays |= {f"folded.{name}.{key}": array for key, array in own.items()}
+        return arrays, {
+            "stage": self.stage,
+            "settings": self._settings(),
+            "run": run,
+            "method": [self.method.key, self.method.parameters()],
+            "rows": self.rows,
+            "prepared": self.prepared is not None,
+            "tried": [one.as_dict() for one in self.tried],
+            "calibrations": calibrations,
+            "folded": folded,
+            "held_out": dataclasses.asdict(self.held_out),
+            "history": [record.as_dict() for record in self.history],
+            "held": self.whose_rows,
+            "scores": self.scores,
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings of a recipe that are not part of the opening."""
+        return {name: getattr(self.recipe, name) for name in _PLAIN}
+
+    def take_parts(self, arrays: dict[str, Array], note: dict[str, Any], path: str) -> None:
+        names = [stage.name for stage in self._stages]
+        was, now = note["settings"], self._settings()
+        if differing := [name for name in now if was[name] != now[name]]:
+            told = ", ".join(f"{name}={was[name]!r}, not {now[name]!r}" for name in differing)
+            raise ModelFileError(
+                f"checkpoint {path} is of a run with {told}. Resume it as it was started, or choose another "
+                "checkpoint path."
+            )
+        key, parameters = note["method"]
+        if self.recipe.method.chooses:
+            self.method = registry.method_of({"method": key, "parameters": parameters})
+        if note["prepared"]:
+            self.prepared = Block({TABLE_BLOCK: True}, container.with_prefix(arrays, "prepared."))
+        self.rows, self.whose_rows, self.scores = note["rows"], note["held"], note["scores"]
+        self.tried = tuple(Tried(**entry) for entry in note["tried"])
+        for name, entry in note["folded"].items():
+            model = model_from_contents(container.with_prefix(arrays, f"folded.{name}."), entry["model"])
+            self.folded[name] = model, Part(**entry[PART])
+        self.held_out = Part(**note["held_out"])
+        for name, entry in note["calibrations"].items():
+            own = container.with_prefix(arrays, f"calibration.{name}.")
+            self.calibrations[name] = kept_from(own, entry)
+        self.history = [record_from(entry) for entry in note["history"]]
+        self._place = names.index(note["stage"]) - 1
+        self.run = self._next()
+        if self.stage != note["stage"]:
+            raise ValueError(f"the stage '{note['stage']}' has nothing to do")
+        self.run.take_parts(container.with_prefix(arrays, "run."), note["run"], path)
+        self.run.offset = len(self.history) - len(self.run.history)
+
+
+def stages(recipe: Recipe[Any]) -> list[Stage]:
+    """The stages of a recipe, in their order; the last one trains."""
+    from fedsolve.scoring.calibrating import CALIBRATION, TRIAL
+    from fedsolve.scoring.choice import CHOICE
+
+    method = recipe.method
+    found = []
+    if PreparationRun.needed(recipe):
+        found.append(Stage("preparation", _prepare, _prepared, lambda whole: 1))
+    if method.chooses:
+        found.append(CHOICE)
+    if recipe.calibrate:
+        found += [TRIAL, CALIBRATION]
+    return [*found, Stage("training", _train, expected=expected_training)]
+
+
+def _prepare(whole: StagedRun[Any]) -> Run[Any]:
+    return whole.opened(PreparationRun(whole.recipe, whole.spec))
+
+
+def _prepared(whole: StagedRun[Any], run: PreparationRun) -> None:
+    whole.prepared, whole.rows = run.found, run.rows or 0
+
+
+def _train(whole: StagedRun[Any]) -> Run[Any]:
+    whole.folded, whole.folded_by = {}, {}
+    schema = whole.recipe.schema
+    if schema is not None and whole.method.preparation == "public" and schema.places("number", "date"):
+        whole.prepared = Block({TABLE_BLOCK: True}, public_preparation(schema).arrays())
+    return whole.opened(whole.method.start(whole.spec))
+
+
+def expected_training(whole: StagedRun[Any]) -> int:
+    candidates = whole.method.candidates(whole.spec, whole.rows) if whole.method.chooses else (whole.method,)
+    counts = [method.start(whole.spec).expected for method in candidates]
+    return round(sum(counts) / len(counts))  # of candidates that may all win
+
+
+def scores_in(history: Sequence[Record]) -> list[Any] | None:
+    """Means and spread of the last model's scores, where its method knows them."""
+    found: list[Any] | None = history[-1].metrics.get(SCORES) if history else None
+    return found
+
+
+def exchanges(
+    run: Run[Any] | StagedRun[Any], federation: Federation, heard: Followers | None = None
+) -> Iterator[Record]:
+    """Train step by step: one record after every exchange, until the model is complete.
+
+    heard: told of every request before it goes out.
+    """
+    while True:
+        with blas_threads(run.threads):
+            request = run.request(federation.clients)
+        if request is None:
+            return
+        if heard is not None:
+            if isinstance(run, StagedRun) and run.plan:
+                heard.planned(run.plan)
+                run.plan = ""
+            heard.asked(request, run.expected)
+        with blas_threads(run.threads):
+            run.absorb(federation.exchange(request, run.chain))
+        yield run.history[-1]

@@ -1,0 +1,282 @@
+"""The engine over a network: carries a request to nodes and sums their terms as they are taken.
+
+Answers wait on the disk of the gate and are taken one by one in the order of names, so that the result does
+not depend on who was first, and one answer at a time is in this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedsolve.arrays import check_choice, check_whole
+from fedsolve.backends.devices import resolve
+from fedsolve.errors import CohortError, DataError, TermError
+from fedsolve.federation.cohort import UNKNOWN, CohortReport, Contradiction, Missing, RunningSum, departed
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.messages import Chain, Request, Total
+from fedsolve.labels import class_list
+from fedsolve.network.agreement import Agreement, Task
+from fedsolve.network.exchange import Exchange, Letters
+from fedsolve.network.expected import expected_layout, largest_matrix
+from fedsolve.network.link import Link, TellsArrivals
+from fedsolve.network.parcels import LARGEST
+from fedsolve.network.questions import REMOVED, Policy, Talk, Waiting, deadline
+from fedsolve.network.roster import Roster
+from fedsolve.tables.proposal import summary
+from fedsolve.tables.schema import Schema
+from fedsolve.watching.board import SiteStanding
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["CohortReport", "NetworkFederation", "Policy"]
+
+_SLACK = 1 << 20
+"""Bytes that an answer may take besides its numbers."""
+
+
+class NetworkFederation(Federation):
+    """The sites of a network, over a link to them.
+
+    clients:   how many must be there before the first exchange.
+    classes:   the class list; when None it is the union of what the sites agree to send.
+    task:      what the labels are; None for a classification, unless the sites propose a regression.
+    missing:   "wait" for a node that is not there; "continue" without it (exact for those present) as
+               long as `min_clients` answered; "error": stop at the first failure. A refusal is a
+               failure; with "wait" it stops the run too, for waiting would not mend it.
+    patience:  seconds to wait for an answer, until all of it is there: then "continue" goes on without it,
+               the others stop.
+    gather:    seconds to wait for the nodes at the beginning; `patience` when None.
+    grace:     seconds that a node which left in the middle of an exchange has to come back.
+    interval:  seconds between two looks for an answer.
+    schema:    what a row is, where sites read their tables by it; train with `fit(..., schema=schema)`.
+    spec:      what was agreed in an earlier part of this run, when it is resumed.
+    secure:    whether sites are asked for secure sums (by a `SecureFederation` around this one) and told so.
+               Its members are those at the start: who comes later is not taken in.
+
+    agreement: what the run's sites have agreed on; a resumed run takes what was.
+    """
+
+    prefers: Literal["bytes", "exchanges"] = "exchanges"
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        clients: int = 1,
+        classes: Sequence[Any] | None = None,
+        task: Task | None = "classification",
+        missing: Policy = "wait",
+        min_clients: int = 1,
+        patience: float | None = None,
+        gather: float | None = None,
+        grace: float = 5.0,
+        interval: float = 0.05,
+        schema: Schema | None = None,
+        spec: Spec | None = None,
+        device: str = "cpu",
+        secure: bool = False,
+        report: Callable[[CohortReport], None] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        check_whole(1, clients=clients, min_clients=min_clients)
+        if min_clients > clients:
+            raise DataError(
+                f"min_clients is {min_clients}, but only {clients} clients are waited for at the start. "
+                "Lower the one or raise the other."
+            )
+        check_choice("missing", missing, ("wait", "continue", "error"))
+        check_choice("task", task, (None, "classification", "regression"))
+        self.missing = missing
+        self.min_clients = min_clients
+        self.reports: list[CohortReport] = []
+        self.expected = clients
+        self.given = None if classes is None else class_list(classes)
+        self._patience = patience
+        self._gather = patience if gather is None else gather
+        self._device = resolve(device)
+        self._grace = grace
+        self._interval = interval
+        self._report = report or (lambda report: None)
+        self._tell = tell or (lambda text: None)
+        self._announced: set[str] = set()
+        self._announced_unknown = False
+        self._under_way: CohortReport | None = None
+        self._link = link
+        self.agreement = Agreement(task, self.given, spec, schema, secure)
+        self._roster = Roster(link, self.agreement, interval, self._tell)
+        waiting = Waiting(missing, patience, grace, interval)
+        self._talk = Talk(link, self._roster, self.agreement, waiting, self._tell_once)
+
+    @property
+    def schema(self) -> Schema | None:
+        return self.agreement.schema
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the members, sorted; with "continue" those that are there now."""
+        until = deadline(self._patience)
+        self._roster.look()
+        self._roster.admit(self._interval)
+        while True:
+            present = self._roster.present()
+            chosen = present if self.missing == "continue" else sorted(self._roster.members)
+            if len(chosen) >= self.min_clients and (self.missing != "error" or present == chosen):
+                return tuple(chosen)
+            self._tell_once(
+                f"waiting: {len(chosen)} of at least {self.min_clients} members are connected "
+                f"({', '.join(present) or 'none'})"
+            )
+            if time.monotonic() > until or self.missing == "error":
+                raise CohortError(
+                    f"{len(present)} of {len(self._roster.members)} members are connected "
+                    f"({', '.join(present) or 'none'}), at least {self.min_clients} needed. "
+                    "Start them and resume."
+                )
+            time.sleep(self._interval)
+            self._roster.look(0.5)
+            self._roster.admit(0.0)
+
+    def describe(self, patience: float | None = None) -> Spec:
+        """What a method needs to know; waits until enough clients are there and agree."""
+        patience = self._gather if patience is None else patience
+        until = deadline(patience)
+        announced = -1
+        while True:
+            self._roster.look(0.2)
+            self._roster.admit(0.0)
+            there = len(self._roster.members)
+            if there >= self.expected:
+                if (schema := self.agreement.proposed(sorted(self._roster.members))) is None:
+                    break
+                self._tell(f"of what the sites propose, the schema is: {'; '.join(summary(schema))}")
+                self._roster.members = {}  # all are asked once more, by the schema
+                self._roster.look()
+                continue
+            began, registered = self.agreement.only, self._link.registered()
+            if began is not None and registered is not None and (gone := began - registered):
+                raise departed(gone, began & registered)
+            if there != announced:
+                announced = there
+                self._tell(f"{announced} of {self.expected} clients are there")
+            if time.monotonic() > until:
+                raise CohortError(
+                    f"{there} of {self.expected} clients came within {patience:g} s. "
+                    f"{self._roster.why_refused()}Start them and resume."
+                )
+            time.sleep(self._interval)
+        members = sorted(self._roster.members)
+        if self.agreement.secure and self.agreement.only is None:
+            self.agreement.only = frozenset(members)
+        spec = self.agreement.settle(members, self.prefers)
+        return dataclasses.replace(spec, device=self._device)
+
+    def exchange(self, request: Request, chain: Chain) -> Total:
+        """Carry the request to its cohort and return the sum of the terms, added in the order of names."""
+        started = time.monotonic()
+        if request.exchange == 0 and not self._roster.members:
+            self.describe()
+        self._under_way = report = CohortReport.of(request, self._roster.members)
+        self.reports.append(report)
+        known = [name for name in report.asked if name not in report.absent]
+        under_way = Exchange(self._talk, chain, report, started)
+        sums = self._sums(request, chain)  # and the largest answer, before anybody can give one
+        under_way.ask(known, request)
+        for name in known:
+            try:
+                answer = under_way.answer(name, sums)
+            except (Missing, TermError) as cause:
+                report.lose(name, cause)
+                if self._goes_on(cause):
+                    continue
+                self._finish(report, started)
+                raise report.stopped(name, cause) from cause
+            sums.add(answer)
+            report.enter(answer)
+            del answer  # the next one takes its place
+        self._finish(report, started)
+        return report.total(sums, request, self.min_clients)
+
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes], largest: int
+    ) -> Iterator[tuple[str, bytes | Exception]]:
+        """The members' replies to letters, in the order of names."""
+        self._expect(largest, channel)
+        self._under_way = report = CohortReport(0, channel, tuple(sorted(letters)))
+        known = [name for name in report.asked if name in self._roster.members]
+        under_way = Letters(self._talk, report, channel, {name: letters[name] for name in known})
+        for name in report.asked:
+            if name not in known:
+                yield name, Missing("absent", UNKNOWN)
+                continue
+            try:
+                reply = under_way.reply(name)
+            except (Missing, TermError) as cause:
+                report.lose(name, cause)
+                yield name, cause
+                continue
+            report.answered.append(name)
+            yield name, reply
+
+    def standings(self) -> list[SiteStanding]:
+        """How each member stands at this moment; may be asked from another thread."""
+        report, members = self._under_way, list(self._roster.members.values())
+        arrivals = self._link.arrivals() if isinstance(self._link, TellsArrivals) else {}
+        found = []
+        for member in sorted(members, key=lambda member: member.name):
+            name, connected = member.name, member.online
+            done, size = arrivals.get(member.node.id) or (report and report.coming.get(name)) or (0, 0)
+            if report is None or name not in report.asked:
+                found.append(SiteStanding(name, connected))
+            elif name in (missing := report.missing):
+                found.append(SiteStanding(name, connected, "missing", missing[name]))
+            elif name in report.answered or 0 < done == size:
+                found.append(SiteStanding(name, connected, "answered"))
+            else:
+                found.append(SiteStanding(name, connected, "asked", "", done, size))
+        return found
+
+    def _goes_on(self, cause: Exception) -> bool:
+        """Whether an exchange goes on without a member that is missing for this reason."""
+        return not isinstance(cause, Contradiction) and (self.missing == "continue" or str(cause) == REMOVED)
+
+    def _sums(self, request: Request, chain: Chain) -> RunningSum:
+        """An empty sum that knows which terms fit, where that can be known in advance."""
+        spec = self.agreement.spec
+        layout = expected_layout(request, chain, self.describe() if spec is None else spec)
+        if layout is None and not self._announced_unknown:
+            self._announced_unknown = True
+            self._tell(f"what answers to '{request.kind}' look like is known from the first one only")
+        known = 0 if layout is None else _SLACK + 8 * layout.numbers
+        self._expect(known or largest_matrix(chain, self.describe()), request.kind)
+        if layout is None:
+            self._link.expect(LARGEST)
+        return RunningSum(layout)
+
+    def _expect(self, largest: int, what: str) -> None:
+        """Take answers of so many bytes; refused before anybody computes one that no message carries."""
+        if largest > LARGEST:
+            raise DataError(
+                f"answers to '{what}' have up to {largest / 2**30:.1f} GiB; a message carries "
+                f"{LARGEST >> 30}. Choose a smaller width, or a plan with smaller answers (--plan lean)."
+            )
+        self._link.expect(largest)
+
+    def _finish(self, report: CohortReport, started: float) -> None:
+        report.seconds = time.monotonic() - started
+        self._report(report)
+
+    def tell_all(self, message: str, over: bool = False) -> None:
+        """Show the people at every node a message; `over` says that the run has ended."""
+        self._roster.tell_all(message, over, self._grace)
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._announced:
+            self._announced.add(text)
+            self._tell(text)
+
+    def __repr__(self) -> str:
+        return f"NetworkFederation({len(self._roster.members)} clients, missing={self.missing!r})"

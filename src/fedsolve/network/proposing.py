@@ -1,0 +1,92 @@
+"""A site whose raw table waits for a schema: it proposes one, and reads its rows by what the server makes of
+all proposals. The server's schema may use no column that this site dropped or takes for an identifier.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedsolve import container, version
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, FedsolveError
+from fedsolve.federation.cohort import error_kind
+from fedsolve.labels import labels_note
+from fedsolve.network.answering import Answerer, Event, check_peer
+from fedsolve.network.parcels import Note
+from fedsolve.tables.proposal import summary
+from fedsolve.tables.schema import Schema
+from fedsolve.version import __version__
+
+_AGREED = "agreed-schema.json"
+
+
+class Proposing:
+    """Answers for such a site.
+
+    proposal: what it sends of its table. folder: where the schema that was agreed is kept, for a site that
+    starts anew. read: what answers once there is a schema. show: tells people.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        proposal: Schema,
+        folder: Path,
+        read: Callable[[Schema], Answerer],
+        show: Callable[[Event], None],
+    ) -> None:
+        self.name, self._proposal, self._kept = name, proposal, folder / _AGREED
+        self._read, self._show = read, show
+        self._inner: tuple[str, Answerer] | None = None
+
+    def __len__(self) -> int:
+        return 0 if self._inner is None else len(self._inner[1])
+
+    def reply(self, note: Note, payload: Array) -> tuple[Note, bytes]:
+        """The answer to a message: see `Answerer.reply`."""
+        ask, said = note.get("ask"), {"fedsolve": version.PROTOCOL, "run": str(note.get("run"))}
+        try:
+            if ask == "describe" and note.get("schema") is None:
+                check_peer(note)
+                self._show(Event("described", f"asked by run {said['run']}: sent is what its columns are"))
+                return {**said, "ok": True, **self._describe()}, b""
+            if ask == "describe":
+                self._take(Schema.from_note(note["schema"]))
+            elif self._inner is None and self._kept.exists():
+                self._take(Schema.from_note(json.loads(container.read(self._kept))))
+            if self._inner is None:
+                raise DataError("there is no schema yet by which this site could read its rows.")
+        except (FedsolveError, KeyError, TypeError, ValueError) as problem:
+            self._show(Event("refused", f"{error_kind(problem)}: {problem}", barred=True))
+            told = f"'{self.name}' cannot read its rows by the schema; its own output says why."
+            return {**said, "ok": False, "error": error_kind(problem), "message": told}, b""
+        return self._inner[1].reply(note, payload)
+
+    def _describe(self) -> dict[str, Any]:
+        """What is sent: the proposal, and nothing of the rows."""
+        return {
+            "name": self.name,
+            "version": __version__,
+            "features": 1,
+            "targets": 1,
+            "classes": labels_note(self._proposal.class_array),
+            "columns": None,
+            "schema": None,
+            "proposal": self._proposal.to_note() | {"classes": None},
+        }
+
+    def _take(self, agreed: Schema) -> None:
+        """Read the rows by the schema, unless they are."""
+        if self._inner is not None and self._inner[0] == agreed.digest:
+            return
+        known = {column.name for column in self._proposal.columns if column.kind != "identifier"}
+        strange = [column.name for column in agreed.used if column.name not in known]
+        if strange or agreed.label != self._proposal.label or agreed.weight is not None:
+            what = f"columns {', '.join(map(repr, strange))}" if strange else f"label '{agreed.label}'"
+            raise DataError(f"the server's schema uses {what}, which this site does not propose to use.")
+        self._inner = agreed.digest, self._read(agreed)
+        container.write_atomically(self._kept, json.dumps(agreed.to_note()).encode(), private=True)
+        self._show(Event("told", f"rows are read by the sites' schema. {'; '.join(summary(agreed))}"))

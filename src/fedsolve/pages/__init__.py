@@ -1,0 +1,1 @@
+"""Pages for people: Jinja2 templates and one stylesheet. Knows no federation."""

@@ -1,0 +1,291 @@
+"""What a site's answers give away, measured on its own rows before anything is sent.
+
+    rows        rank of the Gram matrix, classes with few rows, numbers told for each number held
+    leverage    x' G^-1 x of every row: near 1, the sums are about that row alone
+    members     how well rows in the sums are told from rows that were held out (area under the curve)
+    canaries    rows made up here, each put in or left out by a coin; who knows all other rows guesses which.
+                How many of the surest guesses are right bounds epsilon from below (Steinke, Nasr and
+                Jagielski, "Privacy auditing with one (1) training run", 2023)
+    noise       the noise that was added, as a share of what the account says
+
+Three views: "plain", a server that sees this site's sums; "secure", one that sees the total over all sites,
+the others made up by drawing from these rows; "private", the total with noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import binom, rankdata
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.messages import Needs, Request, Term, Total
+from fedsolve.federation.method import Method, Run
+from fedsolve.federation.noisy_sums import NoisyAnswer, flat_numbers, release_of
+from fedsolve.federation.participant import Participant, kind_of
+
+FEW, HIGH, CONFIDENCE = 10, 0.5, 0.95
+_MEMBERS, _CANARIES, _NUMBERS = 200, 400, 300
+_WEAK = 0.8
+"""Share of the stated noise below which it is called too little."""
+
+Mechanism = Callable[[NoisyAnswer, Term], Term]
+"""Adds noise to a term: gives it in steps of its grid."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One line of an audit. harm: why it matters; empty where it does not."""
+
+    view: str
+    name: str
+    value: Any
+    text: str
+    harm: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def audit(
+    data: ClientData,
+    spec: Spec,
+    plain: Method[Any],
+    private: Method[Any] | None = None,
+    *,
+    sites: int = 3,
+    seed: int = 0,
+    mechanism: Mechanism = NoisyAnswer.noised,
+) -> list[Leak]:
+    """All findings. plain, private: what would be trained without and with noise. sites: in a secure sum."""
+    rng = np.random.default_rng(seed)
+    found = _about_rows(data, spec, plain)
+    views = {"plain": (plain, 1), "secure": (plain, sites)}
+    if private is not None:
+        views["private"] = private, sites
+    for view, (method, many) in views.items():
+        found += _Attack(view, data, spec, method, many, rng, mechanism).findings()
+    return found
+
+
+def lower_bound(guesses: int, right: int, canaries: int, delta: float) -> float:
+    """Epsilon that must be exceeded, with 95 % confidence, by what so many right guesses came from."""
+
+    def chance(epsilon: float) -> float:
+        p = 1 / (1 + math.exp(-epsilon))
+        tail = binom.sf(np.arange(right, -1, -1) - 1, guesses, p)  # of `right` and more
+        slack = max(((tail[i] - tail[0]) / i for i in range(1, right + 1)), default=0.0)
+        return float(tail[0] + 2 * canaries * delta * slack)
+
+    low, high = 0.0, 64.0
+    if chance(low) > 1 - CONFIDENCE:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance(middle) <= 1 - CONFIDENCE else (low, middle)
+    return low
+
+
+def area_under_curve(members: Array, others: Array) -> float:
+    """How often a member's score is the larger one."""
+    ranks = rankdata(np.concatenate([members, others]))[: len(members)].sum()
+    pairs = len(members) * len(others)
+    return float((ranks - len(members) * (len(members) + 1) / 2) / pairs)
+
+
+def _about_rows(data: ClientData, spec: Spec, method: Method[Any]) -> list[Leak]:
+    rows = data.features(slice(None))
+    if np.isnan(rows).any():
+        raise DataError("rows with missing values cannot be audited. Fill them, or leave those rows out.")
+    rank = int(np.linalg.matrix_rank(rows))
+    few = rows.shape[0] < 2 * rows.shape[1]
+    said = f"{len(rows):,} rows of {rows.shape[1]} columns, rank {rank}"
+    found = [Leak("rows", "rank", rank, said, "rows can be computed from these sums" if few else "")]
+    if spec.classes is not None:
+        labels, counts = np.unique(data.own_labels(), return_counts=True)
+        small = [str(label) for label, count in zip(labels, counts, strict=True) if count < FEW]
+        said = f"{len(small)} of {len(labels)} classes have fewer than {FEW} rows"
+        harm = f"sums of class {', '.join(small[:5])} are about few rows" if small else ""
+        found.append(Leak("rows", "small cells", small, said, harm))
+    run = method.start(spec)
+    term = _answer(run, run.request(("site",)), data)
+    told = sum(flat_numbers(a, n in term.symmetric).size for n, a in term.arrays.items()) / max(1, rows.size)
+    harm = "more than half as many numbers as the rows hold" if told > 0.5 else ""
+    found.append(Leak("rows", "told", told, f"the first answer tells {told:.1%} of the numbers held", harm))
+    return found
+
+
+def _answer(run: Run[Any], request: Request | None, data: ClientData) -> Term:
+    assert request is not None
+    term = Participant("site", data).answer(request.starting_at(0, run.chain))
+    assert not isinstance(term, Needs)
+    term = Term({n: np.array(a) for n, a in term.on_host().arrays.items()}, term.counts, term.symmetric)
+    term.mirror()
+    return term
+
+
+class _Attack:
+    """A server's guesses about rows, in one view."""
+
+    def __init__(
+        self,
+        view: str,
+        data: ClientData,
+        spec: Spec,
+        method: Method[Any],
+        sites: int,
+        rng: np.random.Generator,
+        mechanism: Mechanism,
+    ) -> None:
+        self.view, self.spec, self.method, self.rng, self.mechanism = view, spec, method, rng, mechanism
+        rows, labels = data.features(slice(None)), data.own_labels()
+        order = rng.permutation(len(rows))
+        half = max(1, len(rows) // 2)
+        others = rng.integers(0, len(rows), (sites - 1) * half)
+        spread = rows.std(axis=0, keepdims=True)
+        drawn = rows[others] + 0.3 * spread * rng.standard_normal((len(others), rows.shape[1]))
+        self.inside, self.outside = order[:half], order[half:]
+        self.base = (np.vstack([rows[self.inside], drawn]), np.append(labels[self.inside], labels[others]))
+        self.rows, self.labels = rows, labels
+        self.schema = data.schema
+
+    def findings(self) -> list[Leak]:
+        found = self._leverage_and_members() + self._canaries()
+        return found + (self._noise() if self.view == "private" else [])
+
+    def _data(self, rows: Array, labels: Array) -> ClientData:
+        return ClientData(rows, labels, schema=self.schema)
+
+    def _shown(self, run: Run[Any], request: Request, term: Term) -> tuple[Term, Mapping[str, float]]:
+        """What a server sees of a total, in the units of the method, and the deviation of its noise."""
+        release = release_of(request, run.chain, kind_of(request.kind).releases)
+        if release is None:
+            return term, dict.fromkeys(term.arrays, 0.0)
+        seen = release.measured(self.mechanism(release, term))
+        sizes = {n: flat_numbers(a, n in term.symmetric).size for n, a in term.arrays.items()}
+        return seen, {name: release.deviation(name, size) for name, size in sizes.items()}
+
+    def _walk(self, term_of: Callable[[Run[Any], Request], Term]) -> Any:
+        """Each question of a run with what is seen of its answer; the run goes on with that."""
+        run = self.method.start(self.spec)
+        while (request := run.request(("site",))) is not None:
+            exact = term_of(run, request)
+            seen, noise = self._shown(run, request, exact)
+            yield run, request, seen, noise
+            if not any(noise.values()):
+                return  # without noise the first answer is enough
+            release = release_of(request, run.chain, kind_of(request.kind).releases)
+            assert release is not None
+            try:
+                run.absorb(Total(release.in_steps(seen), ("site",), noised=1))
+            except DataError:  # too few rows for so much noise: then nothing more is asked
+                return
+
+    def _leverage_and_members(self) -> list[Leak]:
+        base = self._data(*self.base)
+        for run, request, seen, noise in self._walk(lambda run, request: _answer(run, request, base)):
+            if "gram" not in seen.arrays:
+                continue
+            gram = seen.arrays["gram"]
+            values, vectors = np.linalg.eigh(gram)
+            ridge = noise["gram"] * math.sqrt(2 * len(gram)) / 2 + 1e-9 * float(values[-1])
+            inverse = (vectors / (np.maximum(values, 0.0) + ridge)) @ vectors.T
+            scores = [self._leverages(run, request, inverse, some) for some in (self.inside, self.outside)]
+            high = int((scores[0] > HIGH).sum())
+            said = f"highest leverage {scores[0].max():.2f}; {high} of {len(scores[0])} rows above {HIGH}"
+            harm = "some rows are nearly alone in the sums" if high and self.view != "private" else ""
+            found = [Leak(self.view, "leverage", float(scores[0].max()), said, harm)]
+            auc = 1.0 - area_under_curve(*scores)
+            said = f"members told from rows held out: AUC {auc:.2f} (0.5 is guessing)"
+            harm = "who is in the rows can be told" if auc > 0.65 else ""
+            return [*found, Leak(self.view, "membership AUC", auc, said, harm)]
+        return []
+
+    def _leverages(self, run: Run[Any], request: Request, inverse: Array, some: Array) -> Array:
+        found = [
+            float(np.sum(inverse * _answer(run, request, self._one(place)).arrays["gram"]))
+            for place in some[:_MEMBERS]
+        ]
+        return np.array(found)
+
+    def _one(self, place: int) -> ClientData:
+        return self._data(self.rows[place : place + 1], self.labels[place : place + 1])
+
+    def _canaries(self) -> list[Leak]:
+        """Guess which canaries are in, by how far the sums moved towards each."""
+        rows, labels = self._made_up()
+        inside = self.rng.random(len(rows)) < 0.5
+        base = self._data(*self.base)
+        taken = self._data(np.vstack([self.base[0], rows[inside]]), np.append(self.base[1], labels[inside]))
+        scores = np.zeros(len(rows))
+        for run, request, seen, noise in self._walk(lambda run, request: _answer(run, request, taken)):
+            known = _answer(run, request, base)
+            alone = [
+                _answer(run, request, self._data(rows[k : k + 1], labels[k : k + 1]))
+                for k in range(len(rows))
+            ]
+            for name in seen.arrays:
+                symmetric = name in seen.symmetric
+                own = np.array([flat_numbers(term.arrays[name], symmetric) for term in alone])
+                moved = flat_numbers(seen.arrays[name] - known.arrays[name], symmetric) - own.sum(axis=0) / 2
+                scores += (own @ moved) / (noise[name] ** 2 or 1.0)
+        surest = np.argsort(scores)
+        count = max(1, len(rows) // 4)
+        right = int((~inside[surest[:count]]).sum() + inside[surest[-count:]].sum())
+        delta = getattr(self.method, "delta", 0.0)
+        bound = lower_bound(2 * count, right, len(rows), delta)
+        said = f"{right} of {2 * count} canaries guessed rightly: epsilon is above {bound:.2f}"
+        stated = getattr(self.method, "epsilon", math.inf)
+        harm = f"more than the {stated:g} that is stated" if bound > stated else ""
+        if self.view != "private" and bound > 1:
+            harm = "no noise hides a row in these sums"
+        return [Leak(self.view, "epsilon above", bound, said, harm)]
+
+    def _made_up(self) -> tuple[Array, Array]:
+        """Rows at right angles to each other, as long as others are."""
+        width = self.rows.shape[1]
+        size = float(np.sqrt((self.rows**2).sum(axis=1).mean()))
+        blocks = [
+            np.linalg.qr(self.rng.standard_normal((width, width)))[0].T
+            for _ in range(math.ceil(min(_CANARIES, width) / width))
+        ]
+        rows = size * np.vstack(blocks)[: min(_CANARIES, width)]
+        return rows, self.rng.choice(self.labels, len(rows))
+
+    def _noise(self) -> list[Leak]:
+        """Measure the noise of every array that leaves, against what the account says."""
+        shares: dict[str, float] = {}
+        base = self._data(*self.base)
+        for run, request, _, noise in self._walk(lambda run, request: _answer(run, request, base)):
+            exact = _answer(run, request, base)
+            release = release_of(request, run.chain, kind_of(request.kind).releases)
+            assert release is not None
+            moved: dict[str, Array] = {name: np.zeros(0) for name in exact.arrays}
+            while min(map(len, moved.values())) < _NUMBERS:
+                term = Term({n: a.copy() for n, a in exact.arrays.items()}, {}, exact.symmetric)
+                seen = release.measured(self.mechanism(release, term)).arrays
+                for name, array in exact.arrays.items():
+                    more = flat_numbers(seen[name] - array, name in exact.symmetric)
+                    moved[name] = np.append(moved[name], more)
+            for name, numbers in moved.items():
+                share = float(np.sqrt(np.mean(numbers**2)) / noise[name])
+                shares[name] = min(share, shares.get(name, math.inf))
+        weak = {name: share for name, share in shares.items() if share < _WEAK}
+        said = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+        harm = f"too little noise on {', '.join(weak)}" if weak else ""
+        return [Leak("private", "noise", shares, f"noise as a share of what is stated: {said}", harm)]
+
+
+def told(findings: Sequence[Leak]) -> str:
+    """The findings as text, what does harm marked."""
+    lines = []
+    for one in findings:
+        lines.append(f"{one.view:<8} {one.text}" + (f"  ! {one.harm}" if one.harm else ""))
+    return "\n".join(lines)

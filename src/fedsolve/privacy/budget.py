@@ -1,0 +1,127 @@
+"""What a site's rows have cost so far: mu² of every noisy answer, row by row, over all runs ever answered.
+
+A row that took part in two answers has paid for both, whatever other rows were beside it. An answer is paid
+for before it is computed, once: whoever asks again in the same slot gets the same bytes. Where the policy
+sets `epsilon_total`, nothing leaves without noise, and nothing at all once the budget is used up.
+
+The account is one sealed file in the ledger's folder. A second file beside that folder counts its entries: an
+account with fewer entries than were counted comes from an old backup, and the site sits out.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.container import from_bytes, from_sealed_json, read, sealed_json, to_bytes, write_atomically
+from fedsolve.errors import ModelFileError, TermError
+from fedsolve.federation.accounting import epsilon_of, mu_of
+from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.messages import Chain, Request
+from fedsolve.federation.noisy_sums import privacy_of
+from fedsolve.tables.fingerprints import row_digests
+
+
+class Budget:
+    """A site's account. folder: of its ledger; in memory when None. key: with which rows are hashed.
+
+    epsilon: that all answers together may cost, at `delta`; 0: they are counted and never refused.
+    """
+
+    def __init__(self, folder: Path | None, key: bytes, epsilon: float = 0.0, delta: float = 1e-5) -> None:
+        self.epsilon, self.delta, self._key = epsilon, delta, key
+        self._digests, self._spent = np.zeros(0, dtype=np.uint64), np.zeros(0)
+        self._paid: set[str] = set()
+        self._entries = 0
+        self._path = None if folder is None else folder / "budget"
+        self._rows: tuple[ClientData, Array] | None = None
+        if self._path is not None:
+            self._load(self._path)
+
+    @property
+    def spent(self) -> float:
+        """Epsilon of the row that has paid most."""
+        return epsilon_of(math.sqrt(float(self._spent.max(initial=0.0))), self.delta)
+
+    @property
+    def limited(self) -> bool:
+        return self.epsilon > 0
+
+    def said(self) -> str:
+        """The account in words."""
+        of = f" of {self.epsilon:g}" if self.limited else ""
+        return f"epsilon spent on these rows: {self.spent:.3g}{of} (delta {self.delta:g})"
+
+    def check(self, request: Request, chain: Chain) -> None:
+        """Refuse questions without noise where there is a budget."""
+        if self.limited and (not request.position or privacy_of(chain) is None):
+            raise TermError(
+                f"this site's policy has a budget (epsilon_total = {self.epsilon:g}), so it answers private "
+                f"runs only, and '{request.kind}' has no noise. Train with epsilon, or evaluate elsewhere."
+            )
+
+    def pay(self, data: ClientData, answer: str, mu: float) -> None:
+        """Enter what an answer costs all rows of `data`; refused where a row has too little left.
+
+        answer: names it, so that it is paid for once; "" where nothing does.
+        """
+        if answer in self._paid:
+            return
+        if self._rows is None or self._rows[0] is not data:
+            self._rows = (data, np.unique(row_digests(data, self._key)))
+        own = self._rows[1]
+        digests = np.union1d(self._digests, own)
+        spent = np.zeros(len(digests))
+        spent[np.searchsorted(digests, self._digests)] = self._spent
+        places = np.searchsorted(digests, own)
+        # A little more than the limit, since costs of a run add up to it only but for rounding.
+        most = math.inf if not self.limited else mu_of(self.epsilon, self.delta) ** 2 * (1 + 1e-9)
+        before = float(spent[places].max(initial=0.0))
+        if before + mu * mu > most:
+            was, costs = (epsilon_of(each, self.delta) for each in (math.sqrt(before), mu))
+            raise TermError(
+                f"the budget of these rows is used up: epsilon {was:.3g} of {self.epsilon:g} is spent "
+                f"(epsilon_total), and this answer costs {costs:.2g} by itself. Nothing is sent."
+            )
+        spent[places] += mu * mu
+        self._digests, self._spent = digests, spent
+        self._paid |= {answer} - {""}
+        self._entries += 1
+        self._save()
+
+    # -- the files ---------------------------------------------------------------------------------
+
+    @property
+    def _counter(self) -> Path:
+        assert self._path is not None
+        return self._path.parent.with_name(f"{self._path.parent.name}.entries")
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        note = {"entries": self._entries, "paid": sorted(self._paid)}
+        # The count first: stopped in between, the site sits out rather than forget.
+        write_atomically(self._counter, sealed_json({"entries": self._entries}), private=True)
+        arrays = {"digests": self._digests, "spent": self._spent}
+        write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
+
+    def _load(self, path: Path) -> None:
+        remedy = "Without it this site cannot know what its rows have cost; it must sit out."
+        counted = 0
+        if self._counter.exists():
+            what = str(self._counter)
+            counted = from_sealed_json(read(self._counter), what=what, error=ModelFileError, remedy=remedy)[
+                "entries"
+            ]
+        if path.exists():
+            arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError, remedy=remedy)
+            self._digests, self._spent = arrays["digests"], arrays["spent"]
+            self._entries, self._paid = note["entries"], set(note["paid"])
+        if self._entries < counted:
+            raise ModelFileError(
+                f"{path} has {self._entries} entries, and {counted} were written: it is an old backup or was "
+                "removed. Put the newest one back; until then this site answers nothing."
+            )

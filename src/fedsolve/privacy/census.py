@@ -1,0 +1,219 @@
+"""How many rows of a cohort lie in which cells and set which columns: counts that all sites see.
+
+Before the first question of a run, secure sums in two stages, or four, each shown to all sites:
+
+    cells    min(own, fewest_rows) rows of each cell that no total was about yet: they decide who takes part
+    columns  of the rows that were just taken in: rows in which a column is set, and is not, at most
+             fewest_rows of a site, and those of sites that have fewer; of all rows and of each fold.
+             Where every site finds that its own rows hide each other, that is all
+    pairs    rows in which two indicators are set together, as the Gram matrix would tell
+    crowded  columns that sites need left out, so that no row has more than a third of a combination
+
+All sites see the same sums and draw the same conclusions. Each stage that was shown enters the history of
+their accounts, and the history enters the keys of all masks after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.container import canonical_json
+from fedsolve.errors import TermError
+from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.folds import FOLDS, fold_numbers
+from fedsolve.federation.messages import Term
+from fedsolve.labels import labels_from_note
+from fedsolve.privacy.ring_layout import Field, Layout
+
+DIVISIONS = (1, 2, FOLDS)
+"""Of how many folds the rows of a class may be: the most that they carry."""
+
+LEVERAGE = 1 / 3
+"""Share that a row may have, at most, of a combination of indicator columns."""
+
+_STARTS = {count: sum(DIVISIONS[:place]) for place, count in enumerate(DIVISIONS)}
+_BLOCK = 65536
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the disclosure rules ask for.
+
+    fewest_rows:    of the cohort in every cell, and with a column set or unset; below 2 no rule holds.
+    colluders:      sites that may take their own rows off a cell.
+    rows_per_width: rows for each column of weights in a product; below 20 a site warns.
+    told:           numbers told, at most, for each number held.
+    """
+
+    fewest_rows: int = 10
+    colluders: int = 1
+    rows_per_width: float = 2.0
+    told: float = 0.5
+
+    @property
+    def enough(self) -> int:
+        """The sum of capped counts from which a cell takes part."""
+        return self.fewest_rows * (1 + self.colluders)
+
+    @property
+    def off(self) -> bool:
+        return self.fewest_rows <= 1
+
+
+OFF = Limits(fewest_rows=1, colluders=0, rows_per_width=0.0, told=math.inf)
+"""No rule at all."""
+
+
+@dataclass(frozen=True)
+class CensusStage:
+    """One sum of a census: which, in which run, after which history, of which classes, and by which limits.
+
+    columns: the indicators that pairs are counted of.
+    """
+
+    name: str
+    run: str
+    history: str
+    limits: Limits
+    classes: Any = None
+    columns: tuple[int, ...] = ()
+
+    def note(self) -> dict[str, Any]:
+        limits = [self.limits.fewest_rows, self.limits.colluders, self.limits.rows_per_width]
+        return {**vars(self), "limits": limits, "columns": list(self.columns)}
+
+    @classmethod
+    def from_note(cls, note: Mapping[str, Any]) -> CensusStage:
+        """The stage that a request asks for; anything else is refused."""
+        try:
+            limits, columns = Limits(*note["limits"]), tuple(int(place) for place in note["columns"])
+            stage = cls(**{**note, "limits": limits, "columns": columns})
+            labels_from_note(stage.classes)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise TermError(f"the request for a census is damaged ({problem}).") from problem
+        if stage.name not in ("cells", "columns", "pairs", "crowded"):
+            raise TermError(f"a census has no stage {ascii(stage.name)[:40]}.")
+        return stage
+
+    def layout(self, features: int) -> Layout:
+        """What stands where in the sum."""
+        labels = labels_from_note(self.classes)
+        classes, pairs = 1 if labels is None else len(labels), len(self.columns) + 1
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {
+            "cells": {"cells": (classes, sum(DIVISIONS)), "fresh": (classes,)},
+            "columns": {"columns": (4, 1 + FOLDS, features), "numbers": (features,)},
+            "pairs": {"pairs": (1 + FOLDS, pairs, pairs)},
+            "crowded": {"crowded": (2, features)},
+        }
+        fields = tuple(Field(name, shape) for name, shape in shapes[self.name].items())
+        return Layout(fields, ("rows", "singled") if self.name == "columns" else ())
+
+    def after(self, total: Term) -> str:
+        """The history of accounts that this stage, with this total, was shown to."""
+        counts = {name: np.rint(array).astype(np.int64).tolist() for name, array in total.arrays.items()}
+        told = canonical_json([self.note(), counts, {name: int(n) for name, n in total.counts.items()}])
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+    def following(self, total: Term) -> CensusStage | None:
+        """What is counted next; None at the end."""
+        name, columns = "", self.columns
+        if self.name == "cells":
+            name = "columns" if np.any(total.arrays["cells"][:, 0] >= self.limits.fewest_rows) else ""
+        elif self.name == "columns":
+            set_somewhere = total.arrays["columns"][0, 0] > 0
+            columns = tuple(np.flatnonzero(set_somewhere & (total.arrays["numbers"] == 0)).tolist())
+            name = "pairs" if len(columns) > 1 and total.counts["singled"] and not self.limits.off else ""
+        elif self.name == "pairs":
+            name = "crowded"
+        if not name:
+            return None
+        return CensusStage(name, self.run, self.after(total), self.limits, self.classes, columns)
+
+
+def cell_counts(codes: Array, hashes: Array, classes: int) -> Array:
+    """(classes, 6) rows in each cell, for every number of folds. codes, hashes: (rows,)."""
+    cells = np.zeros((classes, sum(DIVISIONS)))
+    for count in DIVISIONS:
+        np.add.at(cells, (codes, _STARTS[count] + fold_of(hashes, count)), 1)
+    return cells
+
+
+def folds_carried(cells: Array, limits: Limits) -> Array:
+    """(classes,) of how many folds the rows of a class are: the most with enough rows in each."""
+    most = np.ones(len(cells), dtype=np.int64)
+    for count in DIVISIONS:
+        counted = cells[:, _STARTS[count] : _STARTS[count] + count]
+        most[(counted >= limits.enough).all(axis=1)] = count
+    return most
+
+
+def column_counts(data: ClientData, folds: Array, cap: int) -> tuple[Array, Array]:
+    """(4, 4, features) rows in which a column is set and is not, of all and by fold of three, at most `cap`;
+    the same where they are fewer; and (features,) whether a column has other values than 0 and 1.
+    """
+    found, numbers = np.zeros((2, 1 + FOLDS, data.width)), np.zeros(data.width, dtype=bool)
+    for start in range(0, len(data), _BLOCK):
+        span = slice(start, start + _BLOCK)
+        block, there = data.features(span), folds[span]
+        for place, hit in enumerate((~np.isnan(block) & (block != 0), block == 0)):
+            for fold in range(FOLDS):
+                found[place, 1 + fold] += hit[there == fold].sum(axis=0)
+        numbers |= (~np.isnan(block) & (block != 0) & (block != 1)).any(axis=0)
+    found[:, 0] = found[:, 1:].sum(axis=1)
+    return np.concatenate([np.minimum(found, cap), np.where(found < cap, found, 0)]), numbers
+
+
+def few_columns(columns: Array, numbers: Array, limits: Limits) -> Array:
+    """(2, features) columns that too few rows set or, as indicators, do not set: of all rows; of a fold.
+
+    Where every site that has such rows has enough of its own, they are enough.
+    """
+    few = (columns[:2] < limits.enough) & (columns[2:] > 0)
+    bad = few[0] | (few[1] & (numbers == 0))
+    return np.stack([bad[0], bad.any(axis=0)])
+
+
+def pair_counts(values: Array) -> Array:
+    """(columns + 1, columns + 1) rows in which two indicators are set; the last one is set in all rows."""
+    design = np.column_stack([values, np.ones(len(values))])
+    return np.asarray(design.T @ design)
+
+
+def singled_out(values: Array, pairs: Array) -> tuple[float, Array]:
+    """The largest leverage of these rows, and the weights (columns,) of the combination that has it.
+
+    The share of row x in the best combination of indicators is its leverage x' P⁻ x, P being the pair counts.
+    """
+    design = np.column_stack([values, np.ones(len(values))])
+    weights = design @ np.linalg.pinv(pairs, rcond=1e-9, hermitian=True)
+    leverage = np.sum(weights * design, axis=1)
+    worst = int(np.argmax(leverage))
+    return float(leverage[worst]) - 1e-9, np.abs(weights[worst, :-1])
+
+
+def crowded(values: Array, pairs: Array) -> Array:
+    """(columns,) what is to be left out so that none of these rows has more than a third of a combination.
+
+    pairs: of all rows, these among them. Fewer columns never raise a leverage, so that sites may leave out
+    each what it needs; and more rows never do, so that a site whose own rows suffice needs nothing.
+    """
+    out = np.zeros(values.shape[1], dtype=bool)
+    while len(values) and not out.all():
+        kept = np.flatnonzero(~out)
+        most, share = singled_out(values[:, kept], pairs[np.ix_([*kept, -1], [*kept, -1])])
+        if most <= LEVERAGE:
+            break
+        out[kept[np.flatnonzero(share >= share.max() * (1 - 1e-6))[-1]]] = True
+    return out
+
+
+def fold_of(hashes: Array, count: int) -> Array:
+    """The fold of each row, of so many."""
+    return fold_numbers(hashes, count) if count > 1 else np.zeros(len(hashes), dtype=np.int64)

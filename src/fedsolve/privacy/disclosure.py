@@ -1,0 +1,525 @@
+"""What a site tells about its rows, over all questions that were ever asked: three rules.
+
+1. Cells. Rows live in cells: class by fold by batch of arrival. Every answer is about whole cells, so
+   whatever a server adds and subtracts, it learns at most the sum of a cell (`federation.folds` holds
+   the steps of methods to it). A cell takes part when a census of the cohort (`census`) finds enough rows in
+   it: this site's own, or the sum of all after `colluders` sites have taken their own off. Others wait. Rows
+   of earlier totals stay, and stay with their cohort: what is missing would show as a difference.
+2. Products. In a Gram matrix, a gradient or a Newton step the weights are themselves numbers of the rows. So
+   there are at least `rows_per_width` rows for each column of weights, of all rows, of a fold and of a batch.
+   A column that is mostly zero is set, and an indicator also unset, in enough rows, and no combination of
+   indicators singles a row out; else columns are left out.
+3. Told. The different numbers told about the rows, over all answers, are at most a share `told` of the
+   numbers that the rows hold. It is equation counting, not a proof.
+
+Sites follow a census together. What a stage shows is kept beside the account before it, and is final once
+this site has helped to open a sum that rests on it: all sites of that sum rested on it then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.container import from_bytes, read, to_bytes, with_prefix, write_atomically
+from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
+from fedsolve.federation.client_data import ClientData
+from fedsolve.federation.cohort import departed
+from fedsolve.federation.folds import FOLDS, Part, RowCells, fold_numbers
+from fedsolve.federation.meaning import flat_activations
+from fedsolve.federation.messages import Term
+from fedsolve.labels import encode_labels, labels_from_note
+from fedsolve.privacy.census import (
+    DIVISIONS,
+    LEVERAGE,
+    CensusStage,
+    Limits,
+    cell_counts,
+    column_counts,
+    crowded,
+    few_columns,
+    fold_of,
+    folds_carried,
+    pair_counts,
+    singled_out,
+)
+from fedsolve.privacy.ring_layout import Layout
+from fedsolve.tables.fingerprints import row_digests
+
+_INDICATOR = 1 / 6
+"""Numbers that an indicator holds, and that a count of rows tells, against 1 of a number."""
+
+_FINEST = 48
+"""Folds that a question may speak of; it gets those of the cells that lie in its own."""
+
+_WARNED = 20.0
+"""Rows for each column of weights below which a site warns."""
+
+_AUC = ((2.0, 0.99), (5.0, 0.75), (20.0, 0.54))
+"""How well membership was told from a Gram matrix (area under the curve), by rows for each column."""
+
+_KNOWN = {"digest": np.uint64, "fold": np.uint8, "count": np.uint8, "batch": np.uint32}
+"""What is kept of each row that took part: its keyed digest, its fold, of how many, and its batch."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Which rows took part, as of one stage of a census.
+
+    rows:     of this site, sorted by digest; see `_KNOWN`. size: of all sites.
+    left_out: (batches, 2, features) columns left out of a batch, and of questions about its folds.
+    numbers:  (features,) columns with other values than 0 and 1. crowded: what this site needs left out.
+    history:  names the stages that led here. finished: whether a census ended here.
+    """
+
+    rows: Mapping[str, Array]
+    left_out: Array
+    numbers: Array
+    crowded: Array
+    size: int = 0
+    by_class: bool = True
+    cohort: tuple[str, ...] = ()
+    history: str = ""
+    finished: bool = True
+
+    @classmethod
+    def empty(cls, width: int = 0) -> Account:
+        rows = {name: np.zeros(0, dtype=kind) for name, kind in _KNOWN.items()}
+        flags = np.zeros((2, width), dtype=bool)
+        return cls(rows, flags[None][:0], flags[0], flags)
+
+    def held(self) -> float:
+        """Numbers that the rows hold: their features and a label, an indicator a sixth."""
+        return max(1, self.size) * (float(np.where(self.numbers, 1.0, _INDICATOR).sum()) + 1.0)
+
+    def arrays(self) -> dict[str, Array]:
+        flags = {"left_out": self.left_out, "numbers": self.numbers, "crowded": self.crowded}
+        return {**self.rows, **{name: array.astype(np.uint8) for name, array in flags.items()}}
+
+    def note(self) -> list[Any]:
+        return [self.size, self.by_class, list(self.cohort), self.history, self.finished]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array], note: Sequence[Any]) -> Account:
+        left, numbers, needed = (arrays[name].astype(bool) for name in ("left_out", "numbers", "crowded"))
+        size, by_class, cohort, history, finished = note
+        rows = {name: arrays[name] for name in _KNOWN}
+        return cls(rows, left, numbers, needed, size, by_class, tuple(cohort), history, finished)
+
+
+class Disclosure:
+    """A site's account of what it has told, in memory or in a folder.
+
+    key: with which rows are hashed and divided into folds, a secret of this site.
+    changing: whether its rows may take part in sums over different cohorts.
+    entering: False for a trial, whose account stays in memory.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        key: bytes,
+        folder: Path | None = None,
+        changing: bool = False,
+        entering: bool = True,
+    ) -> None:
+        self.limits, self.changing, self._entering = limits, changing, entering
+        self.told, self.run = 0.0, ""
+        self.withdrawn: Set[str] = set()
+        self._key, self._path = key, None if folder is None else folder / "cells"
+        self._now, self._next = Account.empty(), Account.empty()
+        self._classes: Any = None
+        self._widest = 0
+        self._seen: set[str] = set()
+        self._digests_of: tuple[ClientData, Array] | None = None
+        self._shown: tuple[ClientData, Account, ClientData] | None = None
+        if self._path is not None and self._path.exists():
+            self._load(self._path)
+
+    @property
+    def account(self) -> Account:
+        """The one in use: that of the stage shown last."""
+        return self._next
+
+    def accounts(self) -> list[list[Any]]:
+        """Histories that this site can go on from, and whether a census ended there."""
+        return [[one.history, one.finished] for one in (self._now, self._next)]
+
+    # -- cells: which rows take part ---------------------------------------------------------------
+
+    def counts(self, data: ClientData, stage: CensusStage) -> Term:
+        """This site's part in a stage of a census."""
+        self._follow(stage)
+        cap = stage.limits.fewest_rows
+        if stage.name == "cells":
+            codes, classes, new = self._fresh(data, stage)
+            cells = cell_counts(codes[new], self._hashes(data)[new], classes)
+            return Term({"cells": np.minimum(cells, cap), "fresh": cells[:, 0]})
+        if stage.name == "crowded":
+            return Term({"crowded": self.account.crowded.astype(np.float64)})
+        batch, folds = self._last_batch(data)
+        if stage.name == "columns":
+            columns, numbers = column_counts(batch, folds, cap)
+            counts = {
+                "rows": len(batch),
+                "singled": int(self._singled(batch, folds, np.flatnonzero(~numbers))),
+            }
+            return Term({"columns": columns, "numbers": numbers.astype(np.float64)}, counts)
+        tables = [pair_counts(values) for values in self._indicators(batch, folds, stage)]
+        return Term({"pairs": np.stack(tables)})
+
+    def admit(self, data: ClientData, stage: CensusStage, total: Term, cohort: Sequence[str]) -> str:
+        """Take a stage of a census in; what the people at the site read about it."""
+        history = stage.after(total)
+        if history != self.account.history:
+            self._follow(stage)
+            base = self.account
+            made = self._taken(data, stage, total, tuple(cohort))
+            finished = stage.following(total) is None
+            self._now = base
+            self._next = dataclasses.replace(made, history=history, finished=finished)
+            self.run, self._classes = stage.run, stage.classes
+            self._save()
+        if not self.account.finished:
+            return ""
+        waiting = np.zeros(0, dtype=np.int64) if self.limits.off else np.flatnonzero(self._places(data) < 0)
+        said, classes = f"{len(data) - len(waiting):,} of {len(data):,} rows take part", self.classes
+        if len(waiting):
+            few = (
+                ""
+                if classes is None
+                else ", ".join(map(str, classes[np.unique(_codes(data, classes)[waiting])]))
+            )
+            said += f"; {len(waiting):,} wait" + (f" (class {few})" if few else "")
+        if left := int(self.account.left_out[-1:, 0].sum()):
+            said += f"; {left} columns are left out, set in too few rows or by too few alone"
+        return f"{said}; told so far: {self.told:.0%}"
+
+    def settle(self, run: str) -> None:
+        """Note that this site helps to open a sum of a run: what it rests on is final."""
+        if self.run == run and self._now is not self._next:
+            self._now = self._next
+            self._save()
+
+    def _follow(self, stage: CensusStage) -> None:
+        """Go on from the history that a stage names; refused where this site has another."""
+        own, asked = self.limits, stage.limits
+        if not own.off and (
+            asked.fewest_rows < own.fewest_rows
+            or asked.colluders < own.colluders
+            or asked.rows_per_width < own.rows_per_width
+        ):
+            raise TermError(
+                f"the census is for fewest_rows {asked.fewest_rows}, colluders {asked.colluders} and "
+                f"rows_per_width {asked.rows_per_width:g}; this site's policy asks for {own.fewest_rows}, "
+                f"{own.colluders} and {own.rows_per_width:g}. All sites and the server must have the same."
+            )
+        known = [one for one in (self._next, self._now) if one.history == stage.history]
+        if not known and not self.changing:
+            raise CohortError(
+                "this site's account of rows that took part is not the one that the other sites have: it, "
+                "or theirs, is an older copy, or was begun anew. Put the newest one back."
+            )
+        if known and known[0] is not self._next:
+            self._next = known[0]
+        elif known and stage.run != self.run:
+            self._now = known[0]
+        if self._next.finished != (stage.name == "cells"):
+            raise TermError(f"the stage '{stage.name}' of a census is not the one that follows here.")
+
+    def _taken(self, data: ClientData, stage: CensusStage, total: Term, cohort: tuple[str, ...]) -> Account:
+        """The account after a stage of a census."""
+        base, found = self.account, total.arrays
+        if stage.name == "cells":
+            return self._with_batch(data, stage, total, cohort)
+        left = base.left_out.copy()
+        if stage.name == "columns":
+            few = few_columns(found["columns"], found["numbers"], stage.limits)
+            left[-1], numbers = few, base.numbers | (found["numbers"] > 0)
+            size = base.size + int(total.counts["rows"])
+            return dataclasses.replace(base, left_out=left, numbers=numbers, size=size)
+        if stage.name == "pairs":
+            flags, (batch, folds) = np.zeros((2, data.width), dtype=bool), self._last_batch(data)
+            for place, values in enumerate(self._indicators(batch, folds, stage)):
+                there = values if place == 0 else values[folds == place - 1]
+                flags[min(place, 1), list(stage.columns)] |= crowded(there, found["pairs"][place])
+            flags[1] |= flags[0]
+            return dataclasses.replace(base, crowded=flags)
+        left[-1] |= found["crowded"] > 0
+        return dataclasses.replace(base, left_out=left)
+
+    def _with_batch(
+        self, data: ClientData, stage: CensusStage, total: Term, cohort: tuple[str, ...]
+    ) -> Account:
+        """The account with the new rows whose cells are large enough, as a batch of their own."""
+        base, limits = self.account, stage.limits
+        by_class = stage.classes is not None
+        self.check_known(data, cohort, by_class)
+        if not base.size:
+            base, self.told, self._widest, self._seen = Account.empty(data.width), 0.0, 0, set()
+        base = dataclasses.replace(base, cohort=cohort)
+        if stage.following(total) is None:
+            return base
+        codes, classes, new = self._fresh(data, stage)
+        cells, own = total.arrays["cells"], cell_counts(codes[new], self._hashes(data)[new], classes)
+        # What was told before would be told of the new rows alone: they are as many as it takes, too.
+        needed, alone = limits.rows_per_width * self._widest, own[:, 0] >= limits.fewest_rows
+        whole = cells[:, 0] >= limits.enough
+        whole &= total.arrays["fresh"][whole].sum() >= needed
+        alone &= whole.any() or own[alone, 0].sum() >= needed
+        taken = new[(whole | alone)[codes[new]]]
+        hashes, counts = self._hashes(data)[taken], folds_carried(cells, limits)[codes[taken]]
+        folds = np.zeros(len(taken), dtype=np.uint8)
+        for count in DIVISIONS:
+            folds[counts == count] = fold_of(hashes[counts == count], count)
+        more = [self._digests(data)[taken], folds, counts, np.full(len(taken), len(base.left_out))]
+        joined = {
+            name: np.concatenate([base.rows[name], new.astype(_KNOWN[name])])
+            for name, new in zip(_KNOWN, more, strict=True)
+        }
+        order = np.argsort(joined["digest"], kind="stable")
+        left = np.concatenate([base.left_out, np.ones((1, 2, data.width), dtype=bool)])
+        rows = {name: array[order] for name, array in joined.items()}
+        by_class = by_class and (base.by_class or not base.size)
+        return dataclasses.replace(base, rows=rows, left_out=left, by_class=by_class)
+
+    def check_known(self, data: ClientData, cohort: Sequence[str], by_class: bool) -> None:
+        """Refuse a run in which rows of earlier totals are missing, in another cohort, or divided anew."""
+        base = self.account
+        if not base.size or self.limits.off:
+            return
+        if missing := len(base.rows["digest"]) - int((self._places(data) >= 0).sum()):
+            raise DataError(
+                f"{missing:,} rows of earlier totals are missing or were changed; they would show as the "
+                "difference of two totals. Put them back as they were; what is new waits until it is enough."
+            )
+        before, now = {*base.cohort}, {*cohort}
+        if now not in (before, before - self.withdrawn) and not self.changing:
+            if gone := before - self.withdrawn - now:
+                raise departed(gone, now)
+            raise CohortError(
+                f"{', '.join(sorted(now - before)[:5])} were not in earlier sums of this site's rows; the "
+                "difference would show what they add. Let them join as three or more, where all allow "
+                "changes (changing, in the policy), or train with noise (--epsilon)."
+            )
+        if by_class and not base.by_class:
+            raise TermError("rows of this site took part without classes, and are not told apart by them.")
+
+    def _last_batch(self, data: ClientData) -> tuple[ClientData, Array]:
+        """The rows that were taken in last, and the fold of three that each is in."""
+        places, last = self._places(data), len(self.account.left_out) - 1
+        rows = self.account.rows
+        there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
+        cells = RowCells(places[there], *(rows[name][places[there]] for name in ("fold", "count")))
+        return data.taking(there), fold_numbers(cells.hashes, FOLDS)
+
+    def _indicators(self, batch: ClientData, folds: Array, stage: CensusStage) -> list[Array]:
+        """The indicators of a batch without what is left out: of all rows, and of those of each fold."""
+        columns, left = list(stage.columns), self.account.left_out[-1]
+        values = batch.features(slice(None))[:, columns] * ~left[0, columns]
+        divided = values * ~left[1, columns]
+        return [values, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
+
+    def _singled(self, batch: ClientData, folds: Array, columns: Array) -> bool:
+        """Whether indicators single a row out among this site's own, of all or of a fold."""
+        if len(columns) < 2 or self.limits.off:
+            return False
+        values = batch.features(slice(None))[:, columns]
+        sets = [values, *(values[folds == fold] for fold in range(FOLDS))]
+        return any(len(one) and singled_out(one, pair_counts(one))[0] > LEVERAGE for one in sets)
+
+    def rows(self, data: ClientData) -> ClientData:
+        """The rows that take part, in their cells, without what was left out."""
+        account = self.account
+        if self.limits.off:
+            return data
+        if self._shown is None or self._shown[0] is not data or self._shown[1] is not account:
+            places = self._places(data)
+            inside = places >= 0
+            if inside.sum() != len(account.rows["digest"]):
+                raise DataError("rows have changed in the middle of this run. Put them back, or start anew.")
+            here = places[inside]
+            shown = data if inside.all() else data.taking(inside)
+            left = account.left_out[account.rows["batch"][here], 0]
+            if left.any():
+                values = shown.features(slice(None), shown.source.dtype)
+                values = np.where(left, np.zeros((), dtype=values.dtype), values)
+                shown = ClientData(
+                    values, shown.own_labels(), None, shown.own_weights(), checked=True, schema=data.schema
+                )
+            folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
+            divided = np.asarray(account.left_out[:, 1].any(axis=0))
+            cells = RowCells(_codes(shown, self.classes), folds, counts, divided)
+            self._shown = (data, account, shown.within(cells))
+        return self._shown[2]
+
+    def check_part(self, part: Part | None) -> None:
+        """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it.
+
+        Whatever a part is, it gets whole cells.
+        """
+        if part is None or self.limits.off:
+            return
+        most = int(self.account.rows["count"].max(initial=1))
+        if part.count > _FINEST:
+            raise TermError(
+                f"asked about some of {part.count:,} folds; rows lie in {most}, so that every cell (class by "
+                f"fold) keeps {self.limits.fewest_rows} rows (fewest_rows)."
+            )
+        if most == 1:
+            raise TermError(
+                "asked for a part of the rows; they are too few to be divided: not even two folds keep "
+                f"{self.limits.fewest_rows} rows of a class (fewest_rows). Train without calibration and "
+                "with settings that are given, not chosen."
+            )
+
+    # -- products ----------------------------------------------------------------------------------
+
+    def check_opening(self, opening: Mapping[str, Any]) -> None:
+        """Refuse a run that tells rows apart by what no census counted."""
+        if self.limits.off:
+            return
+        if opening.get("classes") is not None and self._classes is None:
+            raise TermError("this run has classes, and the census of its rows had none.")
+        for name, chosen, gain in flat_activations(opening["parameters"]):
+            raise TermError(
+                f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
+                f"rows, which would show these (fewest_rows is {self.limits.fewest_rows}). Choose 'gelu' or "
+                "'tanh', and a gain of at most 4."
+            )
+
+    def check_products(self, layout: Layout, divided: bool) -> str | None:
+        """Refuse products of few rows with many columns of weights; a warning where they are not many.
+
+        divided: whether the question is about a part of the rows; its smallest part is a fold.
+        """
+        width = _widest(layout)
+        rows, least = self.account.size / (FOLDS if divided else 1), self.limits.rows_per_width
+        if rows < least * width:
+            raise TermError(
+                f"asked for products with {width:,} columns over {rows:,.0f} rows; with fewer than {least:g} "
+                f"rows for each column rows can be computed (rows_per_width). Choose a width of at most "
+                f"{rows / least:,.0f}, such as by a seeded projection, or noise."
+            )
+        if least and width > 1 and rows < _WARNED * width:
+            return (
+                f"{rows / width:.1f} rows for each of {width:,} columns: whether somebody's row is among "
+                f"them can be told with an AUC of about {membership_auc(rows / width):.2f}"
+            )
+        return None
+
+    # -- told --------------------------------------------------------------------------------------
+
+    def tell(self, term: Term, layout: Layout, divided: bool = False) -> float:
+        """Count the numbers of an answer that were not told before; refused beyond the limit.
+
+        Whole numbers from 0 to the number of rows are counts of rows. They are at most as many as the rows,
+        and hold as little as indicators.
+        """
+        size, new = self.account.size, {f"{sorted(term.counts.items())}": _INDICATOR * len(term.counts)}
+        for field in layout.fields:
+            array = term.arrays.get(field.name, np.zeros(0))
+            if array.size:
+                counts = np.all((array >= 0) & (array <= size) & (array == np.rint(array)))
+                new[_content(array)] = _INDICATOR * min(field.size, size) if counts else field.size
+        more = sum(numbers for mark, numbers in new.items() if mark not in self._seen) / self.account.held()
+        if self.told + more > self.limits.told:
+            raise TermError(
+                f"with this answer {self.told + more:.0%} of the numbers that these rows hold would have "
+                f"been told, {self.told:.0%} before it; this site allows {self.limits.told:.0%} (told). "
+                "Choose a smaller width, fewer layers or steps, or let the sites allow more (policy.toml)."
+            )
+        if new.keys() - self._seen:
+            self.told += more
+            self._widest = max(self._widest, _widest(layout) * (FOLDS if divided else 1))
+            self._seen |= new.keys()
+            self._save()
+        return self.told
+
+    # -- rows and the folder -----------------------------------------------------------------------
+
+    @property
+    def classes(self) -> Array | None:
+        """Those of the census of this run."""
+        return labels_from_note(self._classes)
+
+    def _fresh(self, data: ClientData, stage: CensusStage) -> tuple[Array, int, Array]:
+        """The class of each row by a stage, how many there are, and which rows no total was about yet."""
+        classes, weights = labels_from_note(stage.classes), data.own_weights()
+        new = (self._places(data) < 0) & (True if weights is None else weights > 0)
+        return _codes(data, classes), 1 if classes is None else len(classes), np.flatnonzero(new)
+
+    def _places(self, data: ClientData) -> Array:
+        """The place of each row among those that took part, -1 where it is new."""
+        known, digests = self.account.rows["digest"], self._digests(data)
+        if not len(known):
+            return np.full(len(digests), -1)
+        place = np.minimum(np.searchsorted(known, digests), len(known) - 1)
+        return np.where(known[place] == digests, place, -1)
+
+    def _digests(self, data: ClientData) -> Array:
+        if self._digests_of is None or self._digests_of[0] is not data:
+            self._digests_of = (data, row_digests(data, self._key))
+        return self._digests_of[1]
+
+    def _hashes(self, data: ClientData) -> Array:
+        """By which rows have folds; in one process, where nobody is hidden, those of plain runs."""
+        return data.row_hashes() if self._path is None else data.row_hashes(self._key.hex())
+
+    def _save(self) -> None:
+        if self._path is None or not self._entering:
+            return
+        arrays = {
+            f"{place}.{name}": array
+            for place, one in enumerate((self._now, self._next))
+            for name, array in one.arrays().items()
+        }
+        note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
+        note |= {"widest": self._widest, "classes": self._classes}
+        note["accounts"] = [self._now.note(), self._next.note()]
+        write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
+
+    def _load(self, path: Path) -> None:
+        arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
+        try:
+            self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
+            self._widest, self._classes = note["widest"], note["classes"]
+            now, following = (
+                Account.of(with_prefix(arrays, f"{place}."), one)
+                for place, one in enumerate(note["accounts"])
+            )
+            self._now, self._next = now, now if following.history == now.history else following
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ModelFileError(
+                f"{path} is damaged ({type(problem).__name__}: {problem}). Without it this site cannot know "
+                "what it has told; it must sit out."
+            ) from problem
+
+
+def membership_auc(rows_per_width: float) -> float:
+    """The area under the curve with which members were told from others, as measured."""
+    places, found = zip(*_AUC, strict=True)
+    return float(np.interp(np.log(max(rows_per_width, 1e-9)), np.log(places), found))
+
+
+def _codes(data: ClientData, classes: Array | None) -> Array:
+    if classes is None:
+        return np.zeros(len(data), dtype=np.int64)
+    return encode_labels(data.own_labels(), classes).astype(np.int64)
+
+
+def _widest(layout: Layout) -> int:
+    """Columns of weights in the widest product of an answer."""
+    return max((min(f.shape[-2:]) if len(f.shape) > 1 else 1 for f in layout.fields), default=1)
+
+
+def _content(array: Array) -> str:
+    plain = np.ascontiguousarray(array)
+    return hashlib.sha256(repr(plain.shape).encode() + plain.tobytes()).hexdigest()[:32]

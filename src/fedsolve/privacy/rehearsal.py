@@ -1,0 +1,151 @@
+"""A run tried at one site alone: what it would send, which rows wait, and how much would have been told.
+
+The other sites are pretended to have rows like this one's. Nothing is sent, and nothing is entered in the
+site's account of what it told: a copy of it is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsolve.container import read
+from fedsolve.errors import FedsolveError
+from fedsolve.federation.cohort import plain
+from fedsolve.federation.engine import Federation, Spec
+from fedsolve.federation.folds import part_of, speaks_of_parts
+from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
+from fedsolve.federation.method import Method
+from fedsolve.federation.participant import ClientData, Participant, kind_of
+from fedsolve.federation.recipe import Recipe
+from fedsolve.labels import class_list, labels_note, task_of
+from fedsolve.privacy.budget import Budget
+from fedsolve.privacy.census import OFF, CensusStage
+from fedsolve.privacy.disclosure import Disclosure
+from fedsolve.privacy.policy import PolicyGuard, SitePolicy
+from fedsolve.privacy.ring_layout import Layout
+from fedsolve.privacy.secure_client import check_method
+
+
+@dataclass
+class Rehearsed:
+    """What one method would have sent and told. told: then, in all. refused: why it stopped."""
+
+    method: str
+    exchanges: int = 0
+    bytes_up: int = 0
+    arrays: tuple[str, ...] = ()
+    told: float | None = None
+    refused: str = ""
+
+
+class Rehearsal(Federation):
+    """A federation of one site, which stands for `sites` sites with rows like its own.
+
+    ledger: the folder of the site's account, of which a copy is used. secure: whether sums are.
+    """
+
+    prefers: Literal["bytes", "exchanges"] = "exchanges"
+
+    def __init__(
+        self,
+        name: str,
+        data: ClientData,
+        policy: SitePolicy,
+        ledger: Path,
+        sites: int,
+        secure: bool = True,
+        classes: Sequence[Any] | None = None,
+    ) -> None:
+        self._name, self._data, self._policy, self._ledger = name, data, policy, ledger
+        self._sites, self._secure = sites if secure else 1, secure
+        labels, schema = data.own_labels(), data.schema
+        task = (schema.task if schema is not None else None) or task_of(labels)
+        declared = classes or (schema.classes if schema is not None else None) or None
+        known = class_list(declared, [labels]) if task == "classification" else None
+        outputs = (1 if labels.ndim == 1 else int(labels.shape[1])) if known is None else len(known)
+        self._spec = Spec(data.width, known, outputs, "exchanges")
+        self._begin("")
+
+    def _begin(self, method: str) -> None:
+        """Begin as the site is now."""
+        path, policy = self._ledger / "row-key", self._policy
+        key = read(path) if path.exists() else b"rehearsal"
+        self._account = Disclosure(policy.limits if self._secure else OFF, key, self._ledger, entering=False)
+        self._clients = self._account.account.cohort or (self._name,)
+        self._participant = Participant(self._name, self._data)
+        self._participant.guard = PolicyGuard(policy, Budget(None, key, policy.epsilon_total)).check
+        self.run, self._rows = Rehearsed(method), ""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return self._clients
+
+    def describe(self) -> Spec:
+        return self._spec
+
+    def exchange(self, request: Request, chain: Chain) -> Total:
+        """This site's answer, as often as there are sites; held to all rules."""
+        if not self._rows:
+            self.count()
+        data, account = self._participant.data, self._account
+        term = self._participant.answer(request, rows=account.rows(data), permit=self._permit)
+        if isinstance(term, Needs):
+            term = self._participant.answer(
+                request.starting_at(term.have, chain), rows=account.rows(data), permit=self._permit
+            )
+        assert isinstance(term, Term)
+        layout = Layout.of(term := term.on_host())
+        if kind_of(request.kind).releases is None:
+            divided = speaks_of_parts([request.note, *(block.note for block in chain.blocks)])
+            account.check_products(layout, divided)
+            told = account.tell(term, layout, divided)
+            self.run.told = told if self._secure else None
+        self.run.exchanges += 1
+        self.run.bytes_up += 8 * (2 * layout.wide + layout.narrow) if self._secure else term.nbytes
+        self.run.arrays = tuple(sorted({*self.run.arrays, *term.arrays}))
+        return Total(self._of_all(term), tuple(request.cohort))
+
+    def _permit(self, request: Request, chain: Chain, data: ClientData) -> None:
+        self._account.check_part(part_of(request, chain))
+        if request.position:
+            if self._secure:
+                check_method(chain)
+            self._account.check_opening(chain.opening)
+
+    def count(self) -> str:
+        """Count the rows as a census would; which of them take part, in words."""
+        account, data = self._account, self._participant.data
+        self._rows = f"{len(data):,} of {len(data):,} rows take part"
+        if not self._secure:
+            return self._rows
+        stage: CensusStage | None = CensusStage(
+            "cells" if account.account.finished else "columns",
+            "rehearsal",
+            account.account.history,
+            account.limits,
+            labels_note(self._spec.classes),
+        )
+        while stage is not None:
+            total = self._of_all(account.counts(data, stage))
+            self._rows = account.admit(data, stage, total, self.clients)
+            stage = stage.following(total)
+        return self._rows
+
+    def _of_all(self, term: Term) -> Term:
+        arrays = {name: array * self._sites for name, array in term.arrays.items()}
+        return dataclasses.replace(
+            term, arrays=arrays, counts={name: n * self._sites for name, n in term.counts.items()}
+        )
+
+    def tried(self, method: Method[Any]) -> Rehearsed:
+        """A run of this method, to its end or to what is refused, as the next one of this site."""
+        self._begin(method.key)
+        try:
+            Recipe(method, self._data.schema).fit(self)
+        except FedsolveError as problem:
+            self.run.refused = plain(problem)
+        return self.run

@@ -1,0 +1,1 @@
+"""Scores of models on rows: evaluation, importance of columns, calibration and choice on rows held out."""

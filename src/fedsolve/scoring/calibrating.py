@@ -1,0 +1,436 @@
+"""Probabilities that mean what they say: a calibration fitted to rows that a model was not trained on.
+
+    minimise  sum_i lse(z_i) - (1 - e) z_i[y_i] - e mean(z_i)       z_i = slope s_i + b,  e = 1 / (1 + rows)
+
+the log loss with one row's weight spread evenly over the classes, so that rows without a mistake do not ask
+for an infinite slope. It is convex, and a sum over rows: clients answer with their terms at a list of
+candidates, `Search` chooses the next ones. Without biases (a temperature, 1 / slope) one list is enough, and
+the order of the classes stays; with them (Platt's two numbers, for two classes) Newton's steps follow, each
+with its line search in one list. Slopes are positive and bounded, so that a class never becomes less probable
+by a larger score. Scores that say hardly more of these rows than how frequent the classes are get the
+smallest slope and the biases of those frequencies. One exchange more evaluates the calibrated models on the
+same rows. Where a method chose its penalty by the rows, the slope follows the spread of the final scores.
+
+The models are those of a choice, each scored on the fold that it was not trained on, or that of a trial.
+Where clients make models of their own of the shared one, they do so of the other rows, and the same exchanges
+calibrate those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.calibration import FLAT, Calibration, kept_from
+from fedsolve.container import to_bytes, with_prefix
+from fedsolve.errors import CalibrationWarning, DataError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.folds import Part
+from fedsolve.federation.messages import Request, Term, Total
+from fedsolve.federation.method import Method, Run
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.federation.preparing import LARGEST
+from fedsolve.federation.recipe import Recipe, Stage, StagedRun, expected_training, scores_in
+from fedsolve.labels import encode_labels
+from fedsolve.model import Model
+from fedsolve.scoring.candidates import sums_of_rows
+from fedsolve.scoring.evaluation import tally_of
+from fedsolve.scoring.lockstep import HeldOutRun, models_asked
+from fedsolve.scoring.quality import Evaluation
+from fedsolve.scoring.residuals import EXCHANGES, SpreadRun
+from fedsolve.scoring.tallies import empty_tally, tally_from, tally_term
+
+LOSSES, TALLY = "calibrate", "calibrate-tally"
+
+SLOPES = FLAT * 2.0 ** (np.arange(35) / 2)
+"""The slopes that are tried first: scores may be estimates of ones and zeros, or logits."""
+SHIFTS = np.linspace(-6.0, 6.0, 9)
+"""The biases of the second class against the first that are tried first."""
+FRACTIONS = np.array([1.0, 0.5, 0.25, 1 / 16, 2.0])
+"""Of a Newton step, that are tried in one exchange."""
+LEAST_ROWS = 10
+"""With fewer rows held out, nothing is calibrated."""
+
+_NUMBERS = 1 << 21
+"""Logits that are made at once."""
+_DIVIDED = 60
+_SAYS_MORE = 3.0
+"""Log-likelihood that scores must gain over the frequencies of the classes: without signal 1 in 70 does."""
+_NEARLY = 0.9  # sites count what they tell; this side estimates it
+_CLOSE = 1e-3
+"""Newton decrement per row below which the objective is as good as quadratic."""
+
+
+class CalibrationRun(HeldOutRun):
+    """Losses until calibrations are found, then tallies."""
+
+    fewest = LEAST_ROWS
+
+    def __init__(
+        self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]], biases: bool
+    ) -> None:
+        super().__init__(method, spec, models)
+        first = next(iter(self.models.values()))[0]
+        wanted = {"shared": first.predicts, "own": first.personalises}
+        self._searches = {name: Search(biases, spec.outputs) for name, there in wanted.items() if there}
+        self._complete = False
+
+    @property
+    def exchanges(self) -> int:
+        return max((search.exchanges for search in self._searches.values()), default=0) + 1
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        if self._complete:
+            return None
+        if not self._searches:
+            raise DataError("the model is not one to predict with")
+        if self.found:
+            return self.ask_about_models(TALLY, clients, {})
+        lists = {name: search.candidates for name, search in self._searches.items()}
+        return self.ask_about_models(LOSSES, clients, lists)
+
+    def absorb(self, total: Total) -> None:
+        if self.found:
+            self._measure(total)
+            self.record(total, "held-out evaluation")
+            return
+        rows, sums = total.count("rows"), total.term.arrays
+        self.check_held_out(rows, max(float(sums[f"{name}.class_rows"].sum()) for name in self._searches))
+        for name, search in self._searches.items():
+            search.absorb(with_prefix(sums, f"{name}."))
+        if all(search.done for search in self._searches.values()):
+            self._take({name: Calibration(*s.result(), rows) for name, s in self._searches.items()})
+            self._complete = "shared" not in self.found
+        self.record(total)
+
+    def _take(self, found: Mapping[str, Calibration]) -> None:
+        self.found = dict(found)
+        for model, _ in self.models.values():
+            model.calibration = self.found.get("shared")
+
+    def _measure(self, total: Total) -> None:
+        assert self.spec.classes is not None
+        seen = Evaluation(self.spec.classes, tally_from(total.term.arrays), calibrated=True)
+        histogram = seen.sums["histogram"][0].astype(np.int32) if self.spec.outputs == 2 else None
+        metrics = {name: value if np.isfinite(value) else None for name, value in seen.measures().items()}
+        shared = dataclasses.replace(self.found["shared"], metrics=metrics, thresholds=histogram)
+        self.found["shared"], self._complete = shared, True
+
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays: dict[str, Array] = {}
+        found: dict[str, Any] = {}
+        for name, calibration in self.found.items():
+            own, found[name] = calibration.parts()
+            arrays |= {f"found.{name}.{key}": array for key, array in own.items()}
+        for name, search in self._searches.items():
+            kept = {"best": search.best, "trial": search.trial}
+            arrays |= {f"search.{name}.{key}": a for key, a in kept.items() if a is not None}
+        steps = {name: search.steps for name, search in self._searches.items()}
+        return arrays, {"found": found, "steps": steps, "complete": self._complete}
+
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        for name, search in self._searches.items():
+            kept = with_prefix(arrays, f"search.{name}.")
+            search.steps, search.best, search.trial = note["steps"][name], kept.get("best"), kept.get("trial")
+        made = note["found"].items()
+        self._take({n: kept_from(with_prefix(arrays, f"found.{n}."), one) for n, one in made})
+        self._complete = note["complete"]
+
+
+# -- the client's side -----------------------------------------------------------------------------
+
+
+@step(LOSSES, over_rows=True)
+def answer_calibration(data: ClientData, request: Request, memory: Memory) -> Term:
+    """Sums of the log losses of the rows held out, at every candidate; of this client's own model too."""
+    lists = with_prefix(dict(request.arrays), "at.")
+    models = {name: array for name, array in request.arrays.items() if not name.startswith("at.")}
+    digest = hashlib.sha256(to_bytes(models, request.note)).hexdigest()
+    kept = memory.cache.get(LOSSES)
+    if kept is None or kept[0] != digest:
+        kept = memory.cache[LOSSES] = (digest, _all_scores(data, request, memory, list(lists)))
+    term = Term(counts={"rows": 0})
+    for scores, codes, weights in kept[1]:
+        term.counts["rows"] += len(codes) if weights is None else int(np.count_nonzero(weights))
+        for name, candidates in lists.items():
+            with np.errstate(over="ignore", invalid="ignore"):  # refused by name where the term is checked
+                sums = calibration_sums(scores[name], codes, candidates, weights)
+            for key, array in sums.items():
+                term.arrays[f"{name}.{key}"] = term.arrays.get(f"{name}.{key}", 0.0) + array
+    return term
+
+
+def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[str]) -> list[Any]:
+    """Of every model: scores by name, true classes and weights of the rows that it was not trained on."""
+    found = []
+    for _, model, held in models_asked(request):
+        assert model.classes is not None
+        rows = held.of(data)
+        scores = {}
+        if "shared" in names:
+            scores["shared"] = _scores(model, rows)
+        if "own" in names:
+            scores["own"] = _scores(model.personalised(held.rest.of(data), memory.states), rows)
+        found.append((scores, encode_labels(rows.own_labels(), model.classes), rows.own_weights()))
+    return found
+
+
+@step(TALLY, over_rows=True)
+def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
+    """What an evaluation needs of the rows held out, each by the model that was not trained on it."""
+    whole, count = None, 0
+    for _, model, held in models_asked(request):
+        assert model.classes is not None
+        rows = held.of(data)
+        whole, count = empty_tally(len(model.classes)) if whole is None else whole, count + len(rows)
+        for name, more in tally_of(model, rows).items():
+            whole[name] += more
+    assert whole is not None
+    return tally_term(whole, count)
+
+
+def _scores(model: Model, data: ClientData) -> Array:
+    found = [np.zeros((0, model.outputs))]
+    found += [model.decision_function(data.features(span, data.source.dtype)) for span in data.spans()]
+    return np.concatenate(found)
+
+
+# -- the fit ---------------------------------------------------------------------------------------
+
+
+def calibration_sums(
+    scores: Array, codes: Array, candidates: Array, weights: Array | None = None
+) -> dict[str, Array]:
+    """A client's term of the objective at every candidate (slope, biases...), one per row of `candidates`.
+
+    scores: (rows, classes). codes: (rows,) positions of the true classes. With a single column of candidates
+    there are no biases. Gives `class_rows`, `linear` (sum of s[y] and of mean(s)), and at each candidate
+    `normaliser` = sum lse(z), its gradient and its Hessian in (slope, biases).
+    """
+    classes, count = scores.shape[1], candidates.shape[1]
+    counted = np.ones(len(scores)) if weights is None else weights
+    true = np.take_along_axis(scores, codes[:, None], axis=1)[:, 0] if len(scores) else np.zeros(0)
+    normaliser = np.zeros(len(candidates))
+    gradient = np.zeros((len(candidates), count))
+    hessian = np.zeros((len(candidates), count, count))
+    span = max(1, _NUMBERS // max(1, len(candidates) * classes))
+    slope, biases = candidates[:, :1, None], candidates[:, None, 1:]
+    for start in range(0, len(scores), span):
+        part, weight = scores[start : start + span], counted[start : start + span]
+        logits = slope * part + (biases if count > 1 else 0.0)  # (candidates, rows, classes)
+        largest = logits.max(axis=2, keepdims=True)
+        shares = np.exp(logits - largest)
+        whole = shares.sum(axis=2, keepdims=True)
+        normaliser += (largest + np.log(whole))[:, :, 0] @ weight
+        shares /= whole
+        expected = np.sum(shares * part, axis=2)
+        weighted, apart = shares * weight[:, None], part - expected[:, :, None]
+        gradient[:, 0] += expected @ weight
+        hessian[:, 0, 0] += np.sum(weighted * apart**2, axis=(1, 2))
+        if count > 1:
+            told = weighted.sum(axis=1)
+            gradient[:, 1:] += told
+            hessian[:, 0, 1:] += np.sum(weighted * apart, axis=1)
+            hessian[:, 1:, 1:] += told[:, :, None] * np.eye(classes) - weighted.transpose(0, 2, 1) @ shares
+    hessian[:, 1:, 0] = hessian[:, 0, 1:]
+    return {
+        "class_rows": np.bincount(codes, counted, minlength=classes).astype(np.float64),
+        "linear": np.array([counted @ true, counted @ scores.mean(axis=1)]),
+        "normaliser": normaliser,
+        "gradient": gradient,
+        "hessian": hessian,
+    }
+
+
+@dataclass
+class Search:
+    """The minimiser of the objective: `candidates` to ask for, `absorb` takes their sums, until `done`."""
+
+    biases: bool
+    classes: int
+    steps: int = 0
+    best: Array | None = None
+    trial: Array | None = None
+
+    @property
+    def candidates(self) -> Array:
+        """(candidates, 1 or 1 + classes) to ask for next."""
+        if self.trial is not None:
+            return self.trial
+        if self.biases and self.classes == 2:
+            slope, shift = np.meshgrid(SLOPES[::2], SHIFTS / 2)
+            return np.stack([slope.ravel(), -shift.ravel(), shift.ravel()], axis=1)
+        grid = np.zeros((len(SLOPES), 1 + self.classes * self.biases))
+        grid[:, 0] = SLOPES
+        return grid
+
+    @property
+    def done(self) -> bool:
+        return self.steps == self.exchanges
+
+    @property
+    def exchanges(self) -> int:
+        """How many lists are asked for in all."""
+        return 1 if not self.biases else 3 if self.classes == 2 else 5
+
+    def absorb(self, sums: Mapping[str, Array]) -> None:
+        candidates = self.candidates
+        losses, slopes_of, curvatures = _objective(candidates, sums)
+        place = int(np.argmin(losses))
+        self.steps += 1
+        # Without scores the objective is the least with the logarithms of the shares as biases.
+        drawn = _drawn_rows(sums["class_rows"])
+        rates = np.log(drawn / drawn.sum())
+        told = float(-drawn @ rates)
+        few = self.biases and self.classes == 2 and sums["class_rows"].min() < LEAST_ROWS
+        if self.done and (few or losses[place] >= told - _SAYS_MORE):
+            # The scores say no more than chance would, or nobody can tell.
+            self.best = np.concatenate([SLOPES[:1], rates])
+            warnings.warn(
+                "the probabilities are little more than the shares of the classes: scores say hardly more "
+                "of the rows held out, or a class has fewer than ten of them.",
+                CalibrationWarning,
+                stacklevel=2,
+            )
+            return
+        if not self.biases:
+            self.best = np.array([_root(candidates[:, 0], slopes_of[:, 0], curvatures[:, 0, 0], place)])
+            return
+        self.best = candidates[place]
+        # The loss does not change when all biases do: the smallest of the solutions is wanted.
+        step = np.linalg.lstsq(curvatures[place], -slopes_of[place], rcond=1e-10)[0]
+        longest = -0.9 * self.best[0] / step[0] if step[0] < 0 else np.inf  # slopes stay positive
+        lengths = np.minimum(FRACTIONS, longest)
+        self.trial = np.concatenate([self.best[None], self.best + lengths[:, None] * step])
+        if self.done and -slopes_of[place] @ step < _CLOSE * sums["class_rows"].sum():
+            self.best = self.trial[1]  # so near to the minimum that the whole step needs no proof
+
+    def result(self) -> tuple[float, Array | None]:
+        """Slope and biases."""
+        assert self.best is not None
+        biases = self.best[1:] - self.best[1:].mean() if len(self.best) > 1 else None
+        return float(self.best[0]), biases
+
+
+def _objective(candidates: Array, sums: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """Values, gradients and Hessians of the objective at the candidates."""
+    true, mean = sums["linear"]
+    spread = 1.0 / (1.0 + sums["class_rows"].sum())
+    drawn = np.concatenate([[(1 - spread) * true + spread * mean], _drawn_rows(sums["class_rows"])])
+    drawn = drawn[: candidates.shape[1]]
+    return sums["normaliser"] - candidates @ drawn, sums["gradient"] - drawn, sums["hessian"]
+
+
+def _drawn_rows(class_rows: Array) -> Array:
+    """Rows by class, one row's weight of them spread evenly."""
+    rows = class_rows.sum()
+    return np.asarray((class_rows * rows + rows / len(class_rows)) / (1.0 + rows))
+
+
+def _root(slopes: Array, derivative: Array, curvature: Array, place: int) -> float:
+    """Where the derivative vanishes: between the two slopes at which its sign changes, by a cubic."""
+    other = place + (1 if derivative[place] < 0 else -1)
+    if not 0 <= other < len(slopes):
+        return float(slopes[place])
+    two = slice(min(place, other), max(place, other) + 1)
+    from scipy.interpolate import CubicHermiteSpline  # brings all of scipy.optimize along
+
+    inside = CubicHermiteSpline(slopes[two], derivative[two], curvature[two]).roots(extrapolate=False)
+    return float(inside[0]) if len(inside) else float(slopes[place])
+
+
+# -- the stage -------------------------------------------------------------------------------------
+
+
+def with_biases(recipe: Recipe[Any], spec: Spec) -> bool:
+    """Whether biases are fitted in a federation like this."""
+    by_default = recipe.class_weight is not None or spec.outputs == 2
+    return by_default if recipe.biases is None else recipe.biases
+
+
+def numbers_told(recipe: Recipe[Any], spec: Spec, rows: int) -> int:
+    """How many numbers a calibration tells: lists of sums, and counts of rows."""
+    if spec.classes is None:
+        return rows // 2
+    search = Search(with_biases(recipe, spec), spec.outputs)
+    first, width = search.candidates.shape
+    later = (len(FRACTIONS) + 1) * (search.exchanges - 1)
+    return int((first + later) * (1 + width + width**2) + rows // 2)
+
+
+def room(whole: StagedRun[Any]) -> float:
+    """Numbers that may be told for choice and training, beside those of a calibration."""
+    recipe, spec = whole.recipe, whole.spec
+    if recipe.told is None:
+        return math.inf
+    if whole.history and whole.history[0].metrics.get(LARGEST, 0.0) < _DIVIDED:
+        return 0.0  # sites do not divide rows of which few are of one class
+    held = float(spec.features)
+    if (schema := recipe.schema) is not None and schema.extractor is None:
+        numbers = len(schema.places("number", "date"))
+        held = numbers + (schema.width - numbers) / 6  # an indicator holds that much of a number
+    besides = numbers_told(recipe, spec, whole.rows) if recipe.calibrate else 0
+    return _NEARLY * recipe.told * whole.rows * (held + 1) - besides
+
+
+def _try(whole: StagedRun[Any]) -> Run[Any] | None:
+    if whole.folded:
+        return None
+    numbers = 2 * (sums_of_rows(whole.spec) + whole.method.sizes(whole.spec, whole.rows)[0])
+    crowded = whole.recipe.told is not None and whole.rows < 3 * whole.spec.features
+    if whole.rows and (crowded or numbers > room(whole)):
+        warnings.warn(
+            f"the probabilities are not calibrated: {whole.rows:,} rows of {whole.spec.features:,} features "
+            "are too few to be told about twice.",
+            CalibrationWarning,
+            stacklevel=2,
+        )
+        return None
+    return whole.opened(whole.method.start(whole.spec), whole.held_out.rest)
+
+
+def _tried(whole: StagedRun[Any], run: Run[Any]) -> None:
+    whole.folded, whole.folded_by = {"0": (whole.described(run.model()), whole.held_out)}, {"0": run}
+    whole.scores = [scores_in(run.history)]
+
+
+def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
+    if not whole.folded:  # there was no room for a trial
+        return None
+    run: HeldOutRun
+    if whole.spec.classes is None:
+        run = SpreadRun(whole.method, whole.spec, whole.folded)
+    else:
+        run = CalibrationRun(whole.method, whole.spec, whole.folded, with_biases(whole.recipe, whole.spec))
+    run.trained_by = whole.folded_by
+    return run
+
+
+def _expected(whole: StagedRun[Any]) -> int:
+    if whole.spec.classes is None:
+        return EXCHANGES
+    return Search(with_biases(whole.recipe, whole.spec), whole.spec.outputs).exchanges + 1
+
+
+TRIAL = Stage(
+    "trial",
+    _try,
+    _tried,
+    lambda whole: 0 if whole.folded or whole.method.chooses else expected_training(whole),
+    optional=True,
+)
+CALIBRATION = Stage(
+    "calibration",
+    _start,
+    lambda whole, run: whole.calibrations.update(run.found),
+    _expected,
+    optional=True,
+)

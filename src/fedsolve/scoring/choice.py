@@ -1,0 +1,393 @@
+"""The choice of a method or of its settings: candidates are tried on rows held out, and the best one wins.
+
+    trials       every candidate on all rows but a fold, for every fold, in lockstep       of the longest
+    comparison   mistakes and squared errors on the folds held out: of candidates with     1 exchange each
+                 layers after some of them (`candidates`), and of all at the end
+
+Folds are chosen by the content of rows, so that the choice is the same however rows are divided among
+clients. Of many rows a trial takes some, and a candidate that can be made smaller is tried in that proportion
+(`scaled`): as many rows for each of its features, as strong penalties beside them. One with a classifier
+after every layer is compared after each, which chooses the number of layers in the same exchange. Preparation
+by a schema is by all rows: means and deviations know of the rows held out, labels of them do not enter.
+
+The models of the best candidate, each with the fold that it was not trained on, are what a calibration needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.container import with_prefix
+from fedsolve.errors import DataError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.folds import FOLDS, Part
+from fedsolve.federation.meaning import differ_by_name, differs
+from fedsolve.federation.messages import Request, Total
+from fedsolve.federation.method import Method, Run
+from fedsolve.federation.participant import TOGETHER
+from fedsolve.federation.recipe import Stage, StagedRun, Tried, scores_in
+from fedsolve.model import Model, model_from_contents
+from fedsolve.scoring.calibrating import CALIBRATION, room
+from fedsolve.scoring.candidates import (
+    FEW,
+    RUNGS,
+    Bill,
+    CandidateMarks,
+    cost_of,
+    default_budget,
+    entry,
+    folds_for,
+    rungs_of,
+    scaled,
+)
+from fedsolve.scoring.lockstep import COMPARISON, Layered, alike, joined, models_question, share_of
+
+
+class ChoiceRun(Run[Any]):
+    """Trials with their comparisons: see the module.
+
+    A member is called by the numbers of its candidate and of its fold: "3-0". members: those that are trained
+    further; models: of those that are not.
+    """
+
+    def __init__(self, method: Method[Any], spec: Spec, rows: int, found: Affordable) -> None:
+        super().__init__(method, spec)
+        self.folds = folds_for(rows, spec.features)
+        self._any_layers: bool = method.any_layers  # type: ignore[attr-defined]
+        self._tried, self._left_out = found.taken, found.left
+        self.members: dict[str, Run[Any]] = {}
+        for number, candidate in enumerate(self._tried):
+            for place, fold in enumerate(self.folds):
+                run = scaled(candidate, fold.taken).start(spec)
+                run.agree(fold.training.note())
+                run.member = f"{number}-{place}"
+                self.members[run.member] = run
+        self._models: dict[str, Model] = {}
+        self._scores: dict[str, list[Any] | None] = {}
+        self._rung = 0
+        self._marks = CandidateMarks(
+            spec.classes is not None,
+            kinds={number: candidate.key for number, candidate in enumerate(self._tried)},
+            costs={number: cost_of(candidate, spec, rows) for number, candidate in enumerate(self._tried)},
+        )
+        self._compared: list[str] = []
+        self._failed: dict[str, str] = {}
+        self._open: dict[str, str] = {}
+        self.chosen: Method[Any] | None = None
+        self.tried: tuple[Tried, ...] = ()
+
+    @property
+    def exchanges(self) -> int:
+        if self.chosen is not None:
+            return len(self.history)
+        longest = max((run.exchanges for run in self.members.values()), default=0)
+        return 1 + longest + self._rungs(self._tried)
+
+    @property
+    def expected(self) -> int:
+        longest = max((run.expected for run in self.members.values()), default=0)
+        return self.exchanges if self.chosen is not None else 1 + longest + self._rungs(self._tried)
+
+    # -- the exchanges -----------------------------------------------------------------------------
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        if self.chosen is not None:
+            return None
+        if self._at_a_rung():
+            return self._comparison(clients)
+        asked = {name: (run, run.request(clients)) for name, run in self.members.items()}
+        open_ = {name: (run, request) for name, (run, request) in asked.items() if request is not None}
+        self._open = alike(open_)
+        return joined(self, open_, clients, self._together) if open_ else self._comparison(clients)
+
+    def absorb(self, total: Total) -> None:
+        if self._asked[0] == COMPARISON:
+            self._take_marks(total)
+            running = set(self._under_way())
+            going_on = self._marks.going_on(running, self._rung) if self._at_a_rung() else []
+            self._stop([name for name in self._compared if _number(name) not in going_on])
+            self._rung += 1
+            kind = "rung" if self.members else "comparison"
+        else:
+            self._train(total)
+            kind = "trials"
+        if not self.members:
+            self._decide()
+        tried = {"tried": [one.as_dict() for one in self.tried]} if self.chosen else {}
+        self.record(total, kind, metrics=tried)
+
+    def _train(self, total: Total) -> None:
+        """Give every member its share; try those no further that cannot be trained on these rows."""
+        problem: DataError | None = None
+        for name, first in self._open.items():
+            share, run = share_of(total, first), self.members[name]
+            try:
+                run.absorb(share)
+            except DataError as failed:
+                problem = failed
+                self._failed[str(_number(name))] = str(failed)
+        self.members = {n: run for n, run in self.members.items() if str(_number(n)) not in self._failed}
+        if problem is not None and not self.members and not self._marks.of:
+            raise problem
+
+    @property
+    def _together(self) -> int:
+        """How many candidates and folds each client answers for in one exchange."""
+        return max(1, len(self._tried) * len(self.folds))
+
+    def _staged(self, method: Method[Any]) -> bool:
+        """Whether a candidate has layers of which the number is to be chosen."""
+        return self._any_layers and bool(getattr(method, "layers", 0))
+
+    def _rungs(self, methods: Sequence[Method[Any]]) -> int:
+        """How many comparisons these candidates take before the last one."""
+        return max((rungs_of(m.layers) for m in methods if self._staged(m)), default=0)  # type: ignore[attr-defined]
+
+    # -- comparisons -------------------------------------------------------------------------------
+
+    def _under_way(self) -> set[int]:
+        """The candidates with layers that are trained further."""
+        return {_number(name) for name in self.members if self._staged(self._tried[_number(name)])}
+
+    def _at_a_rung(self) -> bool:
+        """Whether members with layers have so many that they are compared, and more to come."""
+        numbers = self._under_way()
+        return self._rung < self._rungs([self._tried[number] for number in numbers]) and all(
+            run.depth > RUNGS[self._rung][0] for n, run in self.members.items() if _number(n) in numbers
+        )
+
+    def _comparison(self, clients: tuple[str, ...]) -> Request:
+        """Asks for marks: at a rung of all that have layers or are complete, at the end of all."""
+        layered = self._under_way()
+        training = {
+            _number(name)
+            for name, run in self.members.items()
+            if _number(name) not in layered and run.request(clients)
+        }
+        self._compared = [name for name in self.members if _number(name) not in training]
+        models = {
+            name: (self.members[name].model(), self.folds[_place(name)].held_out) for name in self._compared
+        }
+        note, arrays = models_question(models)
+        return self.ask(COMPARISON, self._rung, clients, {**note, TOGETHER: self._together}, arrays)
+
+    def _take_marks(self, total: Total) -> None:
+        for number in sorted({_number(name) for name in self._compared}):
+            names = [f"{number}-{place}" for place in range(len(self.folds))]
+            whole = np.sum([total[f"{name}.marks"] for name in names], axis=0)
+            self._marks.of[number] = whole if self._any_layers else whole[:, -1:]
+            self._marks.rows = sum(share_of(total, name).count("rows") for name in names)
+            if not np.any(whole[0] > 0):
+                raise DataError("no row that counts was held out; name a method and its settings instead.")
+
+    def _stop(self, names: Sequence[str]) -> None:
+        """Train these no further; their models stay."""
+        for name in names:
+            run = self.members.pop(name)
+            self._models[name], self._scores[name] = run.model(), scores_in(run.history)
+
+    def _decide(self) -> None:
+        """The best candidate with its best number of layers; enters all of them into the table."""
+        best, stage = self._marks.best()
+        trials = []
+        for number, method in enumerate(self._tried):
+            if number not in self._marks.of:
+                trials.append(entry(method, left_out=self._failed[str(number)]))
+                continue
+            its = stage if number == best else self._marks.best([number])[1]
+            weight, mistakes, loss = self._marks.of[number][:, its]
+            staged = self._staged(method)
+            exchanges, numbers = self._marks.costs[number]
+            trials.append(
+                entry(
+                    method,
+                    layers=its if staged else None,
+                    errors=None if self.spec.classes is None else float(mistakes / weight),
+                    loss=float(loss / weight),
+                    rows=self._marks.rows,
+                    chosen=number == best,
+                    trained=self._marks.of[number].shape[1] - 1 if staged else None,
+                    exchanges=exchanges,
+                    numbers=numbers,
+                )
+            )
+        self.tried = (*trials, *self._left_out)
+        winner = self._tried[best]
+        self.chosen = dataclasses.replace(winner, layers=stage) if self._staged(winner) else winner  # type: ignore[type-var]
+        self._models = {name: model for name, model in self._models.items() if _number(name) == best}
+
+    def folded(self) -> dict[str, tuple[Model, Part]]:
+        """The models of the best candidate, each with the rows that it was not trained on; none where they
+        were made smaller for many rows."""
+        if self.folds[0].taken < 1.0:
+            return {}
+        layers = getattr(self.chosen, "layers", None)
+        return {
+            str(_place(name)): (
+                model.shortened(layers) if isinstance(model, Layered) and layers is not None else model,
+                self.folds[_place(name)].held_out,
+            )
+            for name, model in self._models.items()
+        }
+
+    # -- saving and resuming -----------------------------------------------------------------------
+
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays = {f"marks.{number}": marks for number, marks in self._marks.of.items()}
+        runs, models = {}, {}
+        for name, run in self.members.items():
+            own, runs[name] = run.parts()
+            arrays |= {f"member.{name}.{key}": array for key, array in own.items()}
+        for name, model in self._models.items():
+            own, models[name] = model.contents()
+            arrays |= {f"model.{name}.{key}": array for key, array in own.items()}
+        race = {"rung": self._rung, "rows": self._marks.rows, "failed": self._failed}
+        chosen = None if self.chosen is None else getattr(self.chosen, "layers", 0)
+        best = next((n for n, one in enumerate(self.tried) if one.chosen), None)
+        tried = [one.as_dict() for one in self.tried]
+        found = {"runs": runs, "models": models, "tried": tried, "scores": self._scores}
+        return arrays, {**race, **found, "best": best, "layers": chosen}
+
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        self._rung, self._marks.rows, self._failed = note["rung"], note["rows"], dict(note["failed"])
+        self._marks.of = {int(number): marks for number, marks in with_prefix(arrays, "marks.").items()}
+        self.members = {name: run for name, run in self.members.items() if name in note["runs"]}
+        for name, run in self.members.items():
+            run.take_parts(with_prefix(arrays, f"member.{name}."), note["runs"][name], "of a candidate")
+        for name, one in note["models"].items():
+            self._models[name] = model_from_contents(with_prefix(arrays, f"model.{name}."), one)
+        self.tried, self._scores = tuple(Tried(**one) for one in note["tried"]), dict(note["scores"])
+        if note["best"] is not None:
+            winner = self._tried[note["best"]]
+            staged = self._staged(winner)
+            self.chosen = dataclasses.replace(winner, layers=note["layers"]) if staged else winner
+
+
+@differs.register
+def _choice_differs(run: ChoiceRun, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+    return differ_by_name(run.members, mine, theirs)
+
+
+def _number(member: str) -> int:
+    return int(member.partition("-")[0])
+
+
+def _place(member: str) -> int:
+    return int(member.partition("-")[2])
+
+
+# -- the stage -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Affordable:
+    """The candidates that are tried, those that are left out with why, and what it takes."""
+
+    taken: list[Method[Any]]
+    left: list[Tried]
+    bill: Bill
+
+
+def _affordable(whole: StagedRun[Any], clients: int) -> Affordable:
+    """Those whose trials and training fit the budget, in order; all are counted together.
+
+    None are tried where sums are secure and trials would tell too much: the first is trained then.
+    """
+    method, spec, rows = whole.recipe.method, whole.spec, whole.rows
+    limit = getattr(method, "max_exchanges", None)
+    most = getattr(method, "budget", None) or default_budget(rows, spec.features)
+    folds, most_told = folds_for(rows, spec.features), room(whole)
+    calibrates = whole.recipe.calibrate
+    before = sum(record.stage == "preparation" for record in whole.history)
+    besides = before + (CALIBRATION.expected(whole) if calibrates else 0)
+    bill = Bill(spec, rows, len(folds), 2 if calibrates and folds[0].taken < 1.0 else 1, besides)
+    taken: list[Method[Any]] = []
+    left: list[Tried] = []
+    for candidate in method.candidates(spec, rows):
+        staged = method.any_layers and getattr(candidate, "layers", 0)  # type: ignore[attr-defined]
+        trial = scaled(candidate, folds[0].taken)
+        larger = bill.adding(candidate, trial, rungs_of(candidate.layers) if staged else 0)  # type: ignore[attr-defined]
+        cost = sum(larger.megabytes(clients))
+        why = ""
+        if limit is not None and larger.exchanges > limit:
+            why = f"takes {larger.exchanges} exchanges in all"
+        elif cost > most:
+            why = f"takes {cost:.3g} MB with those before it"
+        elif larger.told > most_told:
+            why = "would tell too much of what the rows hold, with those before it"
+        if why:
+            left.append(entry(candidate, left_out=why))
+        else:
+            taken.append(candidate)
+            bill = larger
+    if not taken and most_told < math.inf:
+        return Affordable([], left[1:], bill)
+    if not taken:
+        raise DataError(
+            "the budget is too small for any candidate: "
+            + "; ".join(dict.fromkeys(f"{trial.method} {trial.left_out}" for trial in left))
+            + ". Raise max_exchanges or the budget, train one method by name, or leave out the calibration "
+            "(--no-calibrate)."
+        )
+    return Affordable(taken, left, bill)
+
+
+def _start(whole: StagedRun[Any]) -> ChoiceRun | None:
+    method, rows = whole.recipe.method, whole.rows
+    first, *others = method.candidates(whole.spec, rows)
+    staged = method.any_layers and getattr(first, "layers", 0)  # type: ignore[attr-defined]
+    if rows < FEW or not (others or staged):
+        why = f"{rows} rows are too few to try candidates" if rows < FEW else ""
+        whole.method, whole.tried = first, (entry(first, chosen=True, left_out=why),)
+        return None
+    clients = len(next(record.cohort for record in whole.history if record.stage == "preparation"))
+    found = _affordable(whole, clients)
+    if len(found.taken) < 2 and not staged:
+        whole.method, whole.tried = first, (entry(first, chosen=True), *found.left)
+        return None
+    run = ChoiceRun(method, whole.spec, rows, found)
+    whole.opened(run)
+    whole.plan = _plan(whole, found, run.expected, clients)
+    return run
+
+
+def _plan(whole: StagedRun[Any], found: Affordable, expected: int, clients: int) -> str:
+    """What comes now and what it takes, in a line."""
+    up, down = found.bill.megabytes(clients)
+    trainings = [method.start(whole.spec).expected for method in found.taken]
+    calibration = f"{CALIBRATION.expected(whole)} to calibrate, " if whole.recipe.calibrate else ""
+    left = f"; {len(found.left)} more exceed the limits" if found.left else ""
+    return (
+        f"{len(found.taken)} candidates are compared in about {expected} exchanges, then {calibration}"
+        f"{min(trainings)} to about {max(trainings)} to train the best{left}; in all about {up:.3g} MB up "
+        f"and {down:.3g} MB down."
+    )
+
+
+def _end(whole: StagedRun[Any], run: ChoiceRun) -> None:
+    assert run.chosen is not None
+    whole.method, whole.tried = run.chosen, run.tried
+    count = run.folds[0].held_out.count
+    whole.held_out = Part(tuple(range(count // FOLDS)), count)
+    if whole.recipe.calibrate:
+        models = run.folded().items()
+        whole.folded = {name: (whole.described(model), part) for name, (model, part) in models}
+        whole.scores = [run._scores[name] for name in run._models]
+
+
+def _expected(whole: StagedRun[Any]) -> int:
+    """Before the rows are counted: as many exchanges as the longest candidate takes, and a comparison."""
+    candidates = whole.recipe.method.candidates(whole.spec, whole.rows)
+    staged = [m.layers for m in candidates if getattr(m, "layers", 0)]  # type: ignore[attr-defined]
+    longest = max(method.start(whole.spec).expected for method in candidates)
+    return 1 + longest + max(map(rungs_of, staged), default=0)
+
+
+CHOICE = Stage("choice", _start, _end, _expected)

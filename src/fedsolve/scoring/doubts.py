@@ -1,0 +1,144 @@
+"""What makes a model doubtful, in words to show after a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.model import Model
+from fedsolve.pages.words import percent
+from fedsolve.tables.proposal import whole_and_nearly_unique
+from fedsolve.tables.table_file import Table
+
+GAP = 0.2
+"""By how much accuracy on training rows may exceed that on others before it is remarked upon."""
+
+
+def caveats(model: Model) -> list[str]:
+    """What the model itself says against predicting with it."""
+    return [] if model.caveat is None else [model.caveat]
+
+
+def majority_doubt(accuracy: float, labels: Array, where: str, balanced: float | None = None) -> list[str]:
+    """Where always giving the most frequent label would be right more often.
+
+    balanced: the balanced accuracy, where it is known: a model that weighs classes is to be judged by that.
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    share = float(counts.max() / len(labels))
+    if accuracy >= share:
+        return []
+    most = classes[int(np.argmax(counts))].item()
+    if balanced is not None and balanced > 1 / len(classes):
+        return [
+            f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
+            f"That is so where classes were weighed to count alike (balanced accuracy {percent(balanced)}); "
+            "otherwise check columns, scales and parameters."
+        ]
+    return [
+        f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
+        "The model has not learnt what it should; check columns, scales and parameters."
+    ]
+
+
+def mean_doubt(r2: float, where: str = "these rows") -> list[str]:
+    """Where always giving the mean would be nearer to the truth."""
+    if not r2 < 0:
+        return []
+    return [
+        f"R² {r2:.4f} on {where} is worse than always answering the mean of the targets (0). The model has "
+        "not learnt what it should; check columns, scales and parameters."
+    ]
+
+
+def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
+    """Where classes that count alike are answered no better than by drawing lots."""
+    count = len(np.unique(labels))
+    if accuracy > 1 / count:
+        return []
+    return [
+        f"{percent(accuracy)} on {where}, all classes counting alike, is no better than drawing lots among "
+        f"{count} classes. The model has not learnt what it should; check columns, scales and parameters."
+    ]
+
+
+def gap_doubt(train: float, test: float, where: str = "test rows", shown: Any = percent) -> list[str]:
+    """Where the model knows its training rows by heart."""
+    if train - test < GAP:
+        return []
+    return [
+        f"{shown(train)} on training rows but {shown(test)} on {where}: the model has learnt the "
+        "training rows by heart. Use a smaller width, fewer layers or a larger ridge, or more rows."
+    ]
+
+
+def identifier_doubt(data: Table) -> list[str]:
+    """Columns of a plain table that number its rows rather than measure something."""
+    if data.schema is None:
+        return []
+    names = [
+        column.name
+        for place, column in enumerate(data.schema.used)
+        if whole_and_nearly_unique(data.features[:, place])
+    ]
+    if not names:
+        return []
+    drops = " ".join(f"--drop {name}" for name in names)
+    return [
+        f"the model uses {', '.join(map(repr, names))}, whole numbers that are nearly all different, like "
+        f"an identifier. Such a column teaches nothing about new rows; leave it out with {drops}."
+    ]
+
+
+def _r2(value: float) -> str:
+    return f"R² {value:.4f}"
+
+
+def held_out_accuracy(model: Model, balanced: bool) -> float | None:
+    """Accuracy or R² on rows held out of what was chosen: of the model that was calibrated, or of its trial.
+
+    The trial may have been a smaller one. balanced: classes count alike, and so do mistakes of the trial.
+    """
+    if model.spread is not None:
+        return float(model.spread.metrics["r2"] or 0.0)
+    if model.tried and model.calibration is not None and not balanced:
+        known = model.calibration.metrics.get("accuracy")
+        if known is not None:
+            return float(known)
+    chosen = (tried.errors for tried in model.tried if tried.chosen and tried.errors is not None)
+    return next((1.0 - errors for errors in chosen), None)
+
+
+def doubts_about(
+    model: Model, data: Table, test: Table | None, accuracy: dict[str, Any], plain: bool, balanced: bool
+) -> list[str]:
+    """What nobody should miss about this model.
+
+    plain: whether no schema describes the rows. balanced: whether classes count alike, so that their shares
+    are no measure.
+    """
+    doubts = identifier_doubt(data) if plain else []
+    if not model.predicts:  # which the page says beside the accuracy
+        return doubts
+    assert data.labels is not None
+    if known := caveats(model):  # why accuracies are low, if they are
+        return doubts + known
+    if model.classes is None:
+        other, where = ("test", "test rows") if test is not None else ("held_out", "rows held out")
+        if (reached := accuracy[other]) is None:
+            return doubts + mean_doubt(accuracy["train"], "training rows")
+        return doubts + mean_doubt(reached, where) + gap_doubt(accuracy["train"], reached, where, _r2)
+    if test is not None and test.labels is not None:
+        doubts += [] if balanced else majority_doubt(accuracy["test"], test.labels, "test rows")
+        doubts += gap_doubt(accuracy["train"], accuracy["test"])
+    if accuracy["held_out"] is not None:
+        told = chance_doubt if balanced else majority_doubt
+        doubts += told(accuracy["held_out"], data.labels, "rows held out")
+        doubts += (
+            [] if test is not None else gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
+        )
+    elif not balanced:
+        doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
+    return doubts

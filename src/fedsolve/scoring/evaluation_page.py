@@ -1,0 +1,429 @@
+"""An evaluation as tables for terminal and page, and as an HTML page with figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsolve.calibration import REACH
+from fedsolve.pages.templates import render
+from fedsolve.pages.words import percent, short
+from fedsolve.scoring.confusion import Confusion
+from fedsolve.scoring.evaluation import Found
+from fedsolve.scoring.groups import Grouped
+from fedsolve.scoring.importance import Importance
+from fedsolve.scoring.quality import Evaluation, Threshold
+from fedsolve.scoring.residuals import FEWEST, RegressionEvaluation
+from fedsolve.scoring.tallies import wilson
+
+if TYPE_CHECKING:
+    from fedsolve.pages.plots import Plot, Series
+
+NAMES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "brier": "Brier score",
+    "ece": "calibration error (ECE)",
+    "r2": "R²",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "bias": "mean residual",
+}
+SHORT = {
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "ece": "ECE",
+    "r2": "R²",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "false_positive_rate": "false positives",
+    "false_negative_rate": "false negatives",
+    "observed_share": "predicted : observed",
+}
+SHOWN_CLASSES, SHOWN_CURVES, SHOWN_COLUMNS = 20, 5, 20
+_SHOWN_LOGITS = 9.0
+_IMPORTANCE = "Columns by importance: what is lost when a column is replaced by draws from all its values."
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table with a sentence over it; all columns but `left` are flush right."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What is shown of an evaluation: its measures, a threshold, importances and groups where asked for."""
+
+    found: Found
+    limit: Threshold | None = None
+    important: Sequence[Importance] | None = None
+    groups: Grouped | None = None
+
+    @property
+    def headline(self) -> str:
+        """The first line in a terminal."""
+        found = self.found
+        if isinstance(found, RegressionEvaluation):
+            return f"[bold]R² {found.r2:.4f}[/bold]  ({found.rows:,} rows, RMSE {found.rmse:.6g})"
+        confusion = Confusion(found.classes, found.confusion)
+        counts = f"{confusion.rows:,} rows, {confusion.rows - confusion.correct:,} wrong"
+        counts += f", macro F1 {confusion.as_dict()['macro_f1']:.4f}"
+        return f"[bold]accuracy {percent(found.accuracy)}[/bold]  ({counts})"
+
+    @property
+    def lede(self) -> str:
+        """The first sentence of the page."""
+        found = self.found
+        if isinstance(found, RegressionEvaluation):
+            low, high = found.intervals["r2"]
+            return (
+                f"R² {found.r2:.4f} ({low:.4f} to {high:.4f}) on {found.rows:,} rows; mean absolute error "
+                f"{found.mae:.4g}, root mean squared error {found.rmse:.4g}."
+            )
+        low, high = found.intervals["accuracy"]
+        return (
+            f"Right in {percent(found.accuracy)} of {found.rows:,} rows ({percent(low)} to "
+            f"{percent(high)}); AUC {found.auc:.4f}, calibration error {percent(found.ece)}."
+            + ("" if found.calibrated else " Its probabilities are not calibrated.")
+        )
+
+    def tables(self) -> dict[str, TextTable]:
+        """All tables by name, in order."""
+        if isinstance(self.found, RegressionEvaluation):
+            tables = error_tables(self.found)
+        else:
+            tables = evaluation_tables(self.found, self.limit)
+        if self.important:
+            tables["importance"] = _importance_table(self.important, self.found)
+        if self.groups is not None:
+            tables["groups"] = group_table(self.groups)
+        return tables
+
+    def plots(self) -> Iterator[Plot]:
+        """All figures."""
+        found = self.found
+        yield from _error_plots(found) if isinstance(found, RegressionEvaluation) else _plots(found)
+        if self.important:
+            yield _importance_plot(self.important, found)
+        if self.groups is not None:
+            yield _group_plot(self.groups)
+
+
+def _importance_table(important: Sequence[Importance], found: Found) -> TextTable:
+    numbers = isinstance(found, RegressionEvaluation)
+    heads = ("squared error", "absolute error") if numbers else ("log loss", "accuracy")
+    rows = [
+        (
+            one.column,
+            f"{one.loss:+.4f} ± {1.96 * one.error:.4f}",
+            f"{one.accuracy:+.4f}" if numbers else f"{-100 * one.accuracy:+.2f} points",
+        )
+        for one in important[:SHOWN_COLUMNS]
+    ]
+    return TextTable(_IMPORTANCE, ("column", *heads), rows)
+
+
+def error_tables(found: RegressionEvaluation) -> dict[str, TextTable]:
+    """Measures of a regression, and its residuals by the prediction."""
+    tables = {"measures": _measures(found)}
+    if found.residuals:
+        lines = [
+            (
+                f"{one['from']:.6g} to {one['to']:.6g}",
+                f"{one['rows']:,}",
+                f"{one['mean']:+.4g}",
+                f"{one['deviation']:.4g}",
+            )
+            for one in found.residuals
+        ]
+        heads = ("prediction", "rows", "mean", "deviation")
+        title = "Residuals (truth less prediction) by the prediction, in bins of at least ten rows."
+        tables["residuals"] = TextTable(title, heads, lines)
+    return tables
+
+
+def group_table(groups: Grouped) -> TextTable:
+    """A line for every group, each measure with its interval."""
+    first = next(iter(groups.found.values()))
+    numbers = isinstance(first, RegressionEvaluation)
+    names = {name: SHORT[name] for name in SHORT if name in first.intervals | first.rate_intervals}
+    rows = []
+    for group, one in groups.found.items():
+        values, pairs = one.measures() | one.rates, one.intervals | one.rate_intervals
+        cells = [group, f"{one.rows:,}"]
+        for name in names:
+            text = "{:.3g}".format if numbers else "{:.2f}".format
+            value, low, high = (text(number) for number in (values[name], *pairs[name]))
+            cells.append("-" if np.isnan(values[name]) else f"{value} ({low}–{high})")
+        if "observed_share" in names:
+            cells[-1] = f"{values['predicted_share']:.2f} : {cells[-1]}"
+        rows.append(tuple(cells))
+    title = f"By {groups.by}, with 95 % intervals."
+    if groups.joined:
+        few = ", ".join(short(value, 22) for value in groups.joined[:6]) + ", ..." * (len(groups.joined) > 6)
+        title += f" Groups of fewer than {FEWEST} rows are put together: {few}."
+    return TextTable(title, (groups.by, "rows", *names.values()), rows)
+
+
+def evaluation_tables(found: Evaluation, limit: Threshold | None = None) -> dict[str, TextTable]:
+    """Measures, classes, confusion (or the most frequent mistakes) and calibration, in order."""
+    confusion = Confusion(found.classes, found.confusion)
+    return {
+        "classes": class_table(confusion),
+        "confusion": confusion_table(confusion),
+        "measures": _measures(found, limit),
+        "calibration": TextTable(
+            f"Calibration: the predicted {_of_what(found)}, and the observed share.",
+            ("probability", "rows", "predicted", "observed"),
+            [
+                (
+                    f"{row['from']:.2f} to {row['to']:.2f}",
+                    f"{row['rows']:,}",
+                    f"{row['told']:.3f}",
+                    f"{row['true']:.3f}",
+                )
+                for row in found.calibration_table
+            ],
+        ),
+    }
+
+
+def class_table(confusion: Confusion) -> TextTable:
+    """Precision, recall and F1 of every class, or of those with the lowest F1."""
+    order, title = np.arange(len(confusion.classes)), ""
+    if len(order) > SHOWN_CLASSES:
+        title = f"The {SHOWN_CLASSES} classes of {len(order)} with the lowest F1:"
+        order = np.argsort(np.nan_to_num(confusion.f1, nan=2.0), kind="stable")[:SHOWN_CLASSES]
+    shares = (confusion.precision, confusion.recall, confusion.f1)
+    rows = [
+        (
+            str(confusion.classes[i]),
+            *("-" if np.isnan(values[i]) else f"{values[i]:.3f}" for values in shares),
+            f"{confusion.support[i]:,}",
+        )
+        for i in order
+    ]
+    return TextTable(title, ("class", "precision", "recall", "F1", "rows"), rows)
+
+
+def confusion_table(confusion: Confusion) -> TextTable:
+    """True class down and predicted class across, or the most frequent mistakes of many classes."""
+    names = [str(label) for label in confusion.classes]
+    if len(names) > SHOWN_CLASSES:
+        rows = [
+            (names[true], names[answer], f"{count:,}", percent(count / confusion.support[true]))
+            for true, answer, count in confusion.mistakes(SHOWN_CLASSES)
+        ]
+        columns = ("true", "predicted", "rows", "of that class")
+        return TextTable("The most frequent mistakes:", columns, rows, (0, 1))
+    heads = names
+    if max(map(len, names)) > 4:
+        # Long names would not fit across the page; their positions do.
+        heads = [str(index) for index in range(len(names))]
+        names = [f"{index} {name}" for index, name in enumerate(names)]
+    cells = [[f"{count}" if count else "·" for count in line] for line in confusion.counts]
+    title = "Confusion: true class down, predicted class across; a dot is zero."
+    return TextTable(title, ("", *heads), [(name, *line) for name, line in zip(names, cells, strict=True)])
+
+
+def html_page(model: str, data: str, about: str, shown: EvaluationReport, doubts: Iterable[str]) -> str:
+    """The page as the text of an HTML file; equal evaluations give equal bytes."""
+    from fedsolve.pages.svg import inline_svg  # drawing takes a second to load
+
+    shares = None
+    if isinstance(found := shown.found, Evaluation) and len(found.classes) <= SHOWN_CLASSES:
+        shares = (found.confusion / np.maximum(1, found.confusion.sum(axis=1, keepdims=True))).tolist()
+    return render(
+        "evaluation.html",
+        kind="evaluation",
+        title=f"Evaluation of {model}",
+        model=model,
+        data=data,
+        about=about,
+        lede=shown.lede,
+        doubts=list(doubts),
+        tables=shown.tables(),
+        shares=shares,
+        figures=[
+            {
+                "title": plot.title,
+                "caption": plot.caption,
+                "svg": inline_svg(plot.figure, plot.name, f"{plot.title}. {plot.description}"),
+            }
+            for plot in shown.plots()
+        ],
+    )
+
+
+def _measures(found: Found, limit: Threshold | None = None) -> TextTable:
+    """Every measure: name, value, and its interval or another remark."""
+    rows = []
+    for name, words in NAMES.items():
+        if name not in found.intervals:
+            continue
+        plain = "{:.6g}".format if isinstance(found, RegressionEvaluation) else "{:.4f}".format
+        shown = percent if name.endswith("accuracy") else plain
+        interval = " to ".join(map(shown, found.intervals[name]))
+        if name == "auc" and isinstance(found, Evaluation):
+            interval += f" (from a histogram, known to ± {found.auc_bound:.1g})"
+            words += "" if len(found.classes) == 2 else ", mean over classes"
+        rows.append((words, shown(getattr(found, name)), interval))
+    if isinstance(found, RegressionEvaluation) and (covered := found.coverage()) is not None:
+        inside = wilson(covered * found.rows, found.rows)
+        rows.append(("in 95 % intervals", percent(covered), " to ".join(map(percent, inside))))
+    if limit is not None:
+        remark = f"chosen on held-out rows, to find {percent(limit.wanted)} of them"
+        rows.append((f"threshold for {limit.positive}", f"{limit.probability:.4f}", remark))
+        for name in ("sensitivity", "specificity"):
+            remark = f"{' to '.join(map(percent, limit.intervals[name]))}, on these rows"
+            rows.append((f"{name} there", percent(getattr(limit, name)), remark))
+    return TextTable("", ("measure", "value", "95 % interval"), rows, (0, 2))
+
+
+def _of_what(found: Evaluation) -> str:
+    return f"probability of {found.classes[1]}" if len(found.classes) == 2 else "probability of the answer"
+
+
+def _plot(name: str, title: str, caption: str, *series: Series, **panel: Any) -> Plot:
+    from fedsolve.pages.plots import Panel, Plot
+
+    return Plot(name, title, caption, caption, [Panel(series, **panel)])
+
+
+def _plots(found: Evaluation) -> Iterator[Plot]:
+    """Calibration, ROC, and probabilities by class of two classes."""
+    from fedsolve.pages.plots import Axis, Series
+
+    table, names = found.calibration_table, found.classes.tolist()
+    true, rows = (np.array([row[key] for row in table]) for key in ("true", "rows"))
+    low, high = wilson(true * rows, rows)
+    predicted, observed = (tuple(row[key] for row in table) for key in ("told", "true"))
+    bars = (tuple(np.maximum(0, reach).tolist()) for reach in (true - low, high - true))
+    yield _plot(
+        "calibration",
+        "Calibration",
+        f"The predicted {_of_what(found)} against the observed share; on the broken line they agree. Bars "
+        "are 95 % intervals.",
+        Series("", 0, predicted, observed, *bars),
+        x=Axis("predicted"),
+        y=Axis("observed"),
+        kind="points",
+        reference="diagonal",
+    )
+    order, which = [1], f"Of {names[1]}, from a histogram: its area is known to ± {found.auc_bound:.1g}."
+    if len(names) > 2:
+        order = np.argsort(np.nan_to_num(found.class_aucs, nan=2.0)).tolist()[:SHOWN_CURVES]
+        some = f"the {SHOWN_CURVES} classes with the smallest area"
+        some = some if len(names) > SHOWN_CURVES else "each class"
+        which = f"Of {some}, against the others."
+    curves = []
+    for look, place in enumerate(order):
+        auc = found.auc if len(names) == 2 else found.class_aucs[place]
+        x, y = (tuple(values.tolist()) for values in found.roc(names[place]))
+        curves.append(Series(f"{_name(names[place])}: AUC {auc:.4f}", look, x, y))
+    axes = Axis("false positive rate"), Axis("true positive rate")
+    yield _plot("roc", "ROC", which, *curves, x=axes[0], y=axes[1], reference="diagonal")
+    if len(names) == 2:
+        yield _plot(
+            "probabilities",
+            "Probabilities",
+            "How the rows of each true class are spread over the predicted probabilities.",
+            *(Series(_name(name), look, *_spread(found, look)) for look, name in enumerate(names)),
+            x=Axis(
+                f"predicted probability of {_name(names[1])}",
+                named=tuple((float(np.log(p / (1 - p))), f"{p:g}") for p in (0.001, 0.03, 0.5, 0.97, 0.999)),
+            ),
+            y=Axis("% of the class"),
+            kind="steps",
+        )
+
+
+def _importance_plot(important: Sequence[Importance], found: Found) -> Plot:
+    from fedsolve.pages.plots import Axis, Series
+
+    shown = important[:SHOWN_COLUMNS]
+    places = tuple(map(float, range(len(shown))))
+    errors = tuple(1.96 * one.error for one in shown)
+    loss = "squared error" if isinstance(found, RegressionEvaluation) else "log loss"
+    return _plot(
+        "importance",
+        "Importance",
+        f"Rise of the {loss} when a column is replaced by draws from all its values.",
+        Series("", 0, places, tuple(one.loss for one in shown), errors),
+        x=Axis.of("", [_name(one.column) for one in shown]),
+        y=Axis(f"rise of the {loss}"),
+        kind="bars",
+        reference="zero",
+    )
+
+
+def _error_plots(found: RegressionEvaluation) -> Iterator[Plot]:
+    """Residuals by the prediction, of every target."""
+    from fedsolve.pages.plots import Axis, Series
+
+    lines = []
+    for target in sorted({one["target"] for one in found.residuals}):
+        own = [one for one in found.residuals if one["target"] == target]
+        x = tuple((one["from"] + one["to"]) / 2 for one in own)
+        name = "" if found.origin.size == 1 else f"target {target}"
+        reach = tuple(one["deviation"] for one in own)
+        lines.append(Series(name, target, x, tuple(one["mean"] for one in own), reach))
+    if lines:
+        yield _plot(
+            "residuals",
+            "Residuals",
+            "Truth less prediction, by the prediction: means in bins of at least ten rows; bars are standard "
+            "deviations. On the broken line predictions are right on average.",
+            *lines,
+            x=Axis("prediction"),
+            y=Axis("truth less prediction"),
+            kind="points",
+            reference="zero",
+        )
+
+
+def _group_plot(groups: Grouped) -> Plot:
+    """The measures of every group side by side."""
+    from fedsolve.pages.plots import Axis, Panel, Plot, Series
+
+    first = next(iter(groups.found.values()))
+    known = first.intervals | first.rate_intervals
+    wanted = [name for name in SHORT if name in known and name not in ("ece", "observed_share")]
+    wanted = [name for name in wanted if name != "auc" or len(wanted) < 3]  # three panels can be read
+    labels = [_name(group) for group in groups.found]
+    panels = []
+    for name in wanted:
+        values = np.array([(one.measures() | one.rates)[name] for one in groups.found.values()])
+        pairs = np.array([(one.intervals | one.rate_intervals)[name] for one in groups.found.values()])
+        places = tuple(map(float, range(len(labels))))
+        bars = (tuple(np.maximum(0, np.abs(values - side)).tolist()) for side in pairs.T)
+        series = Series("", 0, places, tuple(values.tolist()), *bars)
+        panels.append(Panel([series], Axis.of("", labels), Axis(SHORT[name]), kind="rows"))
+    caption = f"Measures by {groups.by}; bars are 95 % intervals."
+    return Plot("groups", f"By {groups.by}", caption, caption, panels)
+
+
+def _spread(found: Evaluation, place: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Logits of the second class's probability, and per cent of a class's rows there."""
+    histogram = found.sums["histogram"][0][place]
+    fine = 2 * REACH / (len(histogram) - 2)
+    logits = -REACH + fine * (np.arange(len(histogram)) - 0.5)
+    edges = np.linspace(-_SHOWN_LOGITS, _SHOWN_LOGITS, 37)
+    # What lies further out is shown at the ends.
+    inner = np.histogram(np.clip(logits, edges[0], edges[-1]), edges, weights=histogram)[0]
+    shares = 100 * inner / max(1, inner.sum())
+    return tuple(((edges[:-1] + edges[1:]) / 2).tolist()), tuple(shares.tolist())
+
+
+def _name(value: Any) -> str:
+    return short(str(value), 22)

@@ -1,0 +1,150 @@
+"""A model's evaluation group by group: by the values of a column, or by site.
+
+Every group is evaluated by the same sums as all rows are. No group has fewer than `FEWEST` rows: smaller ones
+are put together, with the smallest of the others where they would still be too few, so that nothing can be
+found by taking groups off the whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, did_you_mean
+from fedsolve.federation.engine import Federation
+from fedsolve.federation.messages import Chain, Request, Term
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.labels import number
+from fedsolve.model import Model, model_from_contents
+from fedsolve.scoring.evaluation import Found, about, evaluation_from, evaluation_of, tally_term_of
+from fedsolve.scoring.lockstep import enter_term, share_of
+from fedsolve.scoring.residuals import FEWEST
+from fedsolve.tables.table_file import Table
+
+OTHERS = "(others)"
+MISSING = "(missing)"
+MOST_VALUES = 12
+"""Different numbers up to which each is a group of its own; more are put into fourths."""
+MOST_GROUPS = 100
+KIND = "grouped-tally"
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Evaluations by group. by: the column, or "site". joined: what is in the group "(others)"."""
+
+    by: str
+    found: Mapping[str, Found]
+    joined: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        groups = []
+        for name, one in self.found.items():
+            told = {"group": name, "rows": one.rows, **one.measures(), **one.rates}
+            pairs = {key: list(pair) for key, pair in (one.intervals | one.rate_intervals).items()}
+            groups.append(told | {"intervals": pairs})
+        return {"column": self.by, "groups": groups, "joined": list(self.joined)}
+
+
+def by_column(model: Model, data: Table, column: str) -> Grouped:
+    """The evaluation of rows that lie here, by a column that was kept when they were read."""
+    assert data.labels is not None
+    names, codes, joined = groups_of(data.kept[column])
+    found = {
+        name: evaluation_of(model, data.features[codes == code], data.labels[codes == code])
+        for code, name in enumerate(names)
+    }
+    return Grouped(column, found, joined)
+
+
+def groups_of(cells: Array) -> tuple[list[str], Array, tuple[str, ...]]:
+    """Names of the groups, which one each row is in, and the values that are in "(others)"."""
+    texts = [str(cell).strip() or MISSING for cell in cells]
+    if len(texts) < FEWEST:
+        raise DataError(f"{len(texts)} rows are too few for groups; each has {FEWEST} rows at least.")
+    known = {text: number(text.replace(",", ".")) for text in set(texts) - {MISSING}}
+    if len(known) > MOST_VALUES and all(value is not None and np.isfinite(value) for value in known.values()):
+        named = _fourths(np.array([known[text] for text in texts if text != MISSING]), known)
+        texts = [named.get(text, MISSING) for text in texts]
+    sizes = dict(sorted(Counter(texts).items(), key=lambda one: (one[0] == MISSING, one[0])))
+    if len(sizes) > MOST_GROUPS:
+        raise DataError(
+            f"{len(sizes):,} different values, such as {', '.join(map(repr, list(sizes)[:3]))}, are too many "
+            f"groups; {MOST_GROUPS} are the most."
+        )
+    small = {value for value, count in sizes.items() if count < FEWEST}
+    while small and sum(sizes[value] for value in small) < FEWEST:
+        small.add(min(sizes.keys() - small, key=lambda value: sizes[value]))
+    names = [value for value in sizes if value not in small] + [OTHERS] * bool(small)
+    place = {value: names.index(OTHERS if value in small else value) for value in sizes}
+    return names, np.array([place[text] for text in texts]), tuple(sorted(small))
+
+
+def _fourths(values: Array, known: Mapping[str, Any]) -> dict[str, str]:
+    """The fourth of the rows that every number lies in, as a range of numbers."""
+    edges = np.unique(np.quantile(values, [0.0, 0.25, 0.5, 0.75, 1.0]))
+    places = {text: int(np.searchsorted(edges[1:-1], value, side="left")) for text, value in known.items()}
+    return {
+        text: f"{place + 1}. {edges[place]:.6g} to {edges[place + 1]:.6g}" for text, place in places.items()
+    }
+
+
+# -- over a federation -----------------------------------------------------------------------------
+
+
+def evaluate_by(federation: Federation, model: Model, by: str | None = None) -> Grouped:
+    """The evaluation of a model group by group, from sums: by a category of its schema, or by site.
+
+    by: the column; each client's rows by themselves when None, an exchange for each. Groups and clients of
+    fewer than ten rows are left out. Secure sums refuse it: a group divides the rows that they keep together,
+    and a site's sum is what they hide.
+    """
+    found: dict[str, Found] = {}
+    few: list[str] = []
+    if by is None:
+        for name in federation.clients:
+            total = federation.exchange(about("tally", model, (name,)), Chain())
+            if total.count("rows") < FEWEST:
+                few.append(name)
+            else:
+                found[name] = evaluation_from(model, total)
+        return Grouped("site", found, tuple(few))
+    names = list(_category(model, by))
+    request = about(KIND, model, federation.clients, by=by)
+    total = federation.exchange(request, Chain())
+    for place, name in enumerate(names):
+        share = share_of(total, str(place))
+        if share.count("rows") < FEWEST:
+            few.append(name)
+        else:
+            found[name] = evaluation_from(model, share)
+    return Grouped(by, found, tuple(few))
+
+
+def _category(model: Model, by: str) -> dict[str, int]:
+    """The features of a category, by the names of its values."""
+    known = {} if model.schema is None else {c.name: (p, c) for p, c in model.schema.places("category")}
+    if by not in known:
+        raise DataError(
+            f"'{by}' is no category of the model's schema.{did_you_mean(by, known)} It has "
+            f"{', '.join(known) or 'none'}; other columns divide rows where they lie ('fedsolve evaluate')."
+        )
+    first, column = known[by]
+    return {name.removeprefix(f"{by}="): first + n for n, name in enumerate(column.names)}
+
+
+@step(KIND, over_rows=True)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """The tally of every group of this client's rows, each under its number."""
+    model = model_from_contents(dict(request.arrays), dict(request.note))
+    whole = Term()
+    for name, place in enumerate(_category(model, request.note["by"]).values()):
+        inside = data.features(slice(None))[:, place] == 1
+        enter_term(whole, str(name), tally_term_of(model, data.taking(inside)))
+    return whole

@@ -1,0 +1,241 @@
+"""How much a model relies on each column: its loss when the column is replaced by draws.
+
+A value is drawn from the histogram of the column over all clients, a sum, by a hash of the row itself:
+neither depends on how rows are divided among clients, as permuting within each of them would. Three
+exchanges: sums for the scale of every column; its histogram, in steps of a power of two near an eighth of its
+spread; the losses.
+
+A column is all features that a schema makes of it, replaced together: a category by another, a missing value
+by a number. Of a text, every hashed word is drawn by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.engine import Federation
+from fedsolve.federation.folds import Part, row_hashes
+from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.messages import Chain, Request, Term
+from fedsolve.federation.participant import ClientData, Memory, Participant, step
+from fedsolve.labels import Task, encode_labels, regression_targets
+from fedsolve.model import Model, model_from_contents
+from fedsolve.scoring.evaluation import about
+from fedsolve.tables.preparation import mean_and_deviation
+from fedsolve.tables.table_file import Table
+
+MOST = 256
+"""Columns of which the importance is measured unless they are named: each costs a prediction of all rows."""
+STEPS = 64
+"""Steps of a histogram to either side of a column's mean; values further out count as the last."""
+
+_ROWS = 4096
+_LEAST = np.finfo(np.float64).eps
+
+
+@dataclass(frozen=True)
+class Importance:
+    """What replacing a column does: rise of the log loss, its standard error, and accuracy that is lost.
+
+    Of a regression: rise of the squared error, its standard error, and rise of the absolute error.
+    """
+
+    column: str
+    loss: float
+    error: float
+    accuracy: float
+
+
+def feature_importances(
+    federation: Federation,
+    model: Model,
+    part: Part | None = None,
+    columns: Sequence[str] | None = None,
+    seed: int = 0,
+) -> list[Importance]:
+    """The columns by importance, the most important first; three exchanges.
+
+    columns: which of them; all when None. Without a schema they are called "feature 0", "feature 1", ...
+    """
+    groups = column_groups(model)
+    names = list(groups) if columns is None else list(columns)
+    unknown = [name for name in names if name not in groups]
+    if unknown:
+        raise DataError(
+            f"the model has no column called {unknown[0]!r}; it has {', '.join(list(groups)[:10])}."
+        )
+    if len(names) > MOST:
+        raise DataError(
+            f"the model has {len(names)} columns, each of which takes a prediction of all rows. Name up to "
+            f"{MOST} of them: feature_importances(..., columns=[...]), or --column NAME."
+        )
+
+    def ask(kind: str, arrays: dict[str, Array], **note: Any) -> Any:
+        request = about(kind, model, federation.clients, part, importance=note)
+        named = {**request.arrays, **{f"asked.{name}": array for name, array in arrays.items()}}
+        asked = Request(kind, 0, 0, federation.clients, note=request.note, arrays=named)
+        return federation.exchange(asked, Chain())
+
+    origin, unit = _steps(ask("column-scales", {})["moments"], *_reference(model))
+    counts = np.rint(ask("column-histograms", {"origin": origin, "unit": unit})["counts"])
+    told = ask("column-losses", {"origin": origin, "unit": unit, "counts": counts}, columns=names, seed=seed)
+    rows = max(1, told.count("rows"))
+    found = []
+    for name, (rise, square, lost) in zip(names, told["losses"], strict=True):
+        spread = max(0.0, square / rows - (rise / rows) ** 2)
+        found.append(Importance(name, float(rise / rows), float(np.sqrt(spread / rows)), float(lost / rows)))
+    return sorted(found, key=lambda one: -one.loss)
+
+
+def column_groups(model: Model) -> dict[str, list[int]]:
+    """The features of every column, by its name."""
+    schema = model.schema
+    if schema is None or not schema.columns:
+        return {f"feature {place}": [place] for place in range(model.features)}
+    groups, place = {}, 0
+    for column in schema.used:
+        groups[column.name] = list(range(place, place + len(column.names)))
+        place += len(column.names)
+    return groups
+
+
+def _reference(model: Model) -> tuple[Array, Array]:
+    """About which point and in which unit sums lose no digits: those of the model's preparation."""
+    if model.preparing is None:
+        return np.zeros(model.features), np.ones(model.features)
+    return model.preparing.mean, model.preparing.scale
+
+
+def _steps(moments: Array, reference: Array, scale: Array) -> tuple[Array, Array]:
+    """Middle and width of every histogram's steps: powers of two, so that rounding does not move them."""
+    count, first, second = moments
+    mean, deviation = mean_and_deviation(np.maximum(count, 1), first, second, 1e-12)
+    unit = 2.0 ** (np.floor(np.log2(deviation * scale) + 1e-6) - 3)
+    return np.rint((reference + mean * scale) / unit) * unit, unit
+
+
+@step("column-scales")
+def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
+    """n, sum z and sum z² of every feature, over the rows that have it."""
+    reference, scale = _reference(_model(request))
+    sums = np.zeros((3, data.width))
+    for values in _parts(data):
+        there = ~np.isnan(values)
+        scaled = np.where(there, (values - reference) / scale, 0.0)
+        sums += [there.sum(axis=0), scaled.sum(axis=0), (scaled**2).sum(axis=0)]
+    return Term({"moments": sums}, {"rows": len(data)})
+
+
+@step("column-histograms")
+def answer_histograms(data: ClientData, request: Request, memory: Memory) -> Term:
+    """Rows in every step of every feature, and those that lack it: (features, 2 STEPS + 2)."""
+    origin, unit = (request.arrays[f"asked.{name}"] for name in ("origin", "unit"))
+    counts = np.zeros((data.width, 2 * STEPS + 2))
+    for values in _parts(data):
+        places = np.rint(np.clip((values - origin) / unit, -STEPS, STEPS)) + STEPS
+        places = np.where(np.isnan(values), 2 * STEPS + 1, places).astype(np.int64)
+        for number in range(data.width):
+            counts[number] += np.bincount(places[:, number], minlength=2 * STEPS + 2)
+    return Term({"counts": counts}, {"rows": len(data)})
+
+
+@step("column-losses")
+def answer_losses(data: ClientData, request: Request, memory: Memory) -> Term:
+    """For every column: the sum over rows of the rise of the log loss, of its square, and of answers lost."""
+    model, note = _model(request), request.note["importance"]
+    groups, labels = column_groups(model), data.own_labels()
+    if model.classes is None:
+        truth = regression_targets(labels, model.outputs).astype(np.float64)
+    else:
+        truth = encode_labels(labels, model.classes)
+    asked = {name: request.arrays[f"asked.{name}"] for name in ("origin", "unit", "counts")}
+    sums = np.zeros((len(note["columns"]), 3))
+    start = 0
+    for values in _parts(data):
+        span = slice(start, start + len(values))
+        start += len(values)
+        before, right = _losses(model, values, truth[span], data.source.dtype)
+        for place, name in enumerate(note["columns"]):
+            hashes = row_hashes(values, labels[span], f"importance|{note['seed']}|{name}")
+            changed = _replaced(model, values, groups[name], hashes, **asked)
+            after, still = _losses(model, changed, truth[span], data.source.dtype)
+            rise = after - before
+            sums[place] += rise.sum(), (rise**2).sum(), right.sum() - still.sum()
+    return Term({"losses": sums}, {"rows": len(data)})
+
+
+def _replaced(
+    model: Model, values: Array, group: list[int], hashes: Array, origin: Array, unit: Array, counts: Array
+) -> Array:
+    """The rows with the features of one column drawn anew."""
+    changed = values.copy()
+    schema = model.schema
+    columns = [] if schema is None else [c for c in schema.used if c.names == _names(schema.names, group)]
+    kind = columns[0].kind if columns else "number"
+    flagged = bool(columns) and columns[0].missing == "flag"
+    if kind == "category":
+        # The rows of each category are those where its feature is 1: one step of its histogram.
+        ones = np.rint((1.0 - origin[group]) / unit[group]).astype(np.int64) + STEPS
+        shares = counts[group, np.clip(ones, 0, 2 * STEPS)]
+        changed[:, group] = np.eye(len(group))[_drawn(shares, hashes)]
+        return changed
+    for offset, feature in enumerate(group):
+        if flagged and offset == len(group) - 1:
+            changed[:, feature] = np.isnan(changed[:, group[0]])
+            continue
+        # Words of a text share a row's hash; each takes bits of its own.
+        turned = row_hashes(hashes.astype(np.float64)[:, None], key=offset) if offset else hashes
+        places = _drawn(counts[feature], turned)
+        drawn = origin[feature] + (places - STEPS) * unit[feature]
+        changed[:, feature] = np.where(places == 2 * STEPS + 1, np.nan, drawn)
+    return changed
+
+
+def _names(names: tuple[str, ...], group: list[int]) -> tuple[str, ...]:
+    return names[group[0] : group[-1] + 1]
+
+
+def _drawn(counts: Array, hashes: Array) -> Array:
+    """A place of the histogram for every row, by its hash, as often as the histogram has rows there."""
+    ends = np.cumsum(counts)
+    shares = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    places: Array = np.searchsorted(ends, shares * ends[-1], side="right")
+    return np.minimum(places, len(counts) - 1)
+
+
+def _losses(model: Model, values: Array, truth: Array, dtype: Any) -> tuple[Array, Array]:
+    """Log loss of every row, and whether its answer is right; of a regression e² and -|e|."""
+    # As they are stored: a network reads bytes on another scale than numbers.
+    values = values.astype(dtype, copy=False)
+    if model.classes is None:
+        errors = truth - model.decision_function(values)
+        return (errors**2).sum(axis=1), -np.abs(errors).sum(axis=1)
+    answers, probabilities = model.told(values)
+    given = np.take_along_axis(probabilities, truth[:, None], axis=1)[:, 0]
+    return -np.log(np.maximum(given, _LEAST)), answers == truth
+
+
+def _model(request: Request) -> Model:
+    own = {name: array for name, array in request.arrays.items() if not name.startswith("asked.")}
+    return model_from_contents(own, dict(request.note))
+
+
+def _parts(data: ClientData) -> Iterable[Array]:
+    return map(data.features, data.spans(_ROWS))
+
+
+def importance_on(model: Model, data: Table, columns: Sequence[str]) -> list[Importance]:
+    """What these rows lose without each column, or without those that are named."""
+    rows = ClientData(
+        data.features, data.labels, schema=model.schema if model.preparing is not None else None
+    )
+    classes = None if model.classes is None else model.classes.tolist()
+    task: Task = "classification" if classes else "regression"
+    silo = LocalFederation([Participant("these rows", rows)], classes=classes, task=task)
+    return feature_importances(silo, model, columns=columns or None)

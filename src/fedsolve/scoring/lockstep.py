@@ -1,0 +1,273 @@
+"""Several runs side by side in the exchanges of one: their requests travel together, and so do their answers.
+
+The runs of candidates that are to be compared share every exchange in this way: k of them take as many
+exchanges as the longest, and their bytes together. The blocks of a member are blocks of the outer chain under
+its name, so that a client that starts anew is sent them like any others; a member is trained on a part of the
+rows where its opening says so. A comparison sends models, and brings back how they do on the rows that they
+were not trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.container import canonical_json, with_prefix
+from fedsolve.errors import DataError, TermError
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.folds import PART, Part, part_from
+from fedsolve.federation.meaning import differ_by_name, differs
+from fedsolve.federation.messages import Block, Chain, Request, Term, Total
+from fedsolve.federation.method import Method, Run, opening_classes
+from fedsolve.federation.participant import TOGETHER, ClientData, Memory, kind_of, step
+from fedsolve.labels import encode_labels, regression_targets
+from fedsolve.model import Model, model_from_contents
+
+TRAINING, COMPARISON = "lockstep", "lockstep-comparison"
+
+_MEMBER = "member"
+
+_OF_ROWS_ALONE = frozenset({"afl", "moments"})
+"""Kinds of requests whose answers depend on rows and classes, not on the parameters of a method."""
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A model with a classifier after each of its layers."""
+
+    layers: int
+
+    def staged_decision_function(self, features: Any) -> Array: ...
+    def shortened(self, layers: int) -> Model: ...
+
+
+# -- the server's side -----------------------------------------------------------------------------
+
+
+def joined(
+    outer: Run[Any], asked: Mapping[str, tuple[Run[Any], Request]], clients: tuple[str, ...], together: int
+) -> Request:
+    """What several members ask, as one request of the outer run.
+
+    together: how many answers each client gives in one at most, over the whole of the outer run.
+    """
+    first = set(alike(asked).values())
+    asked = {name: one for name, one in asked.items() if name in first}
+    for name, (run, _) in asked.items():
+        entered = sum(block.note.get(_MEMBER) == name for block in outer.chain.blocks)
+        for block in run.chain.blocks[entered:]:
+            outer.chain.append(Block({_MEMBER: name, "block": dict(block.note)}, block.arrays))
+    requests = {name: request for name, (_, request) in asked.items()}
+    notes = {
+        name: {"kind": r.kind, "exchange": r.exchange, "step": r.step, "note": dict(r.note)}
+        for name, r in requests.items()
+    }
+    arrays = {f"{name}.{key}": a for name, r in requests.items() for key, a in r.arrays.items()}
+
+    def sizes() -> dict[str, float]:
+        return {f"{name}.{key}": size for name, r in requests.items() for key, size in r.sizes().items()}
+
+    deepest = max(request.step for request in requests.values())
+    return outer.ask(TRAINING, deepest, clients, {"asked": notes, TOGETHER: together}, arrays, sizes)
+
+
+def alike(asked: Mapping[str, tuple[Run[Any], Request]]) -> dict[str, str]:
+    """For every member the first one that asks for the same: sums of the same rows before anything else."""
+    first: dict[str, str] = {}
+    found = {}
+    for name, (run, request) in asked.items():
+        plain = request.kind in _OF_ROWS_ALONE and request.position == 1
+        about = [request.kind, dict(request.note), run.chain.opening.get(PART)]
+        found[name] = first.setdefault(canonical_json(about), name) if plain else name
+    return found
+
+
+def share_of(total: Total, name: str) -> Total:
+    """What a total says of one member."""
+    term, prefix = total.term, f"{name}."
+    own = Term(
+        with_prefix(term.arrays, prefix),
+        {key.removeprefix(prefix): count for key, count in term.counts.items() if key.startswith(prefix)},
+        frozenset(key.removeprefix(prefix) for key in term.symmetric if key.startswith(prefix)),
+    )
+    return Total(own, total.cohort, total.missing, total.empty)
+
+
+def models_question(models: Mapping[str, tuple[Model, Part]]) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Note and arrays that ask about models, each on a part of the rows."""
+    notes: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    for name, (model, part) in models.items():
+        contents, note = model.contents()
+        notes[name] = {"model": note, **part.note()}
+        arrays |= {f"{name}.{key}": array for key, array in contents.items()}
+    return {"models": notes}, arrays
+
+
+def models_asked(request: Request) -> Iterator[tuple[str, Model, Part]]:
+    """The models that a question is about, by name, each with its part."""
+    for name, one in request.note["models"].items():
+        contents = with_prefix(dict(request.arrays), f"{name}.")
+        part = part_from(one[PART])
+        assert part is not None
+        yield name, model_from_contents(contents, one["model"]), part
+
+
+class HeldOutRun(Run[Any]):
+    """Questions about models, each on the rows that it was not trained on.
+
+    models: by name, each with those rows. trained_by: the runs that made them, where they are still known.
+    found: what a model keeps of the answers, by name.
+    """
+
+    fewest: ClassVar[int]
+    """Rows below which nothing is learnt from them."""
+
+    def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
+        super().__init__(method, spec)
+        self.models = dict(models)
+        self.trained_by: Mapping[str, Run[Any]] = {}
+        self.found: dict[str, Any] = {}
+
+    def ask_about_models(self, kind: str, clients: tuple[str, ...], at: Mapping[str, Array]) -> Request:
+        """A question about all models; at: further arrays of it."""
+        note, arrays = models_question(self.models)
+        arrays |= {f"at.{name}": array for name, array in at.items()}
+        self._asked = (kind, 0, 0)
+        return Request(kind, self.offset + len(self.history), 0, clients, note=note, arrays=arrays)
+
+    def check_held_out(self, rows: int, weight: float = 0.0) -> None:
+        """Refuse too few rows."""
+        # Weights of whole numbers stand for rows that are there so often; shares of one do not.
+        if max(rows, weight) < self.fewest:
+            raise DataError(f"{rows} rows are held out, and {self.fewest} are the fewest that say something")
+
+
+@differs.register
+def _models_differ(run: HeldOutRun, mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str | None:
+    return differ_by_name(run.trained_by, mine, theirs)
+
+
+# -- the client's side -----------------------------------------------------------------------------
+
+
+class _Known:
+    """What a client knows of the members: their chains so far, and what their steps keep."""
+
+    def __init__(self) -> None:
+        self.digest = ""
+        self.length = 0
+        self.chains: dict[str, Chain] = {}
+        self.caches: dict[str, dict[str, Any]] = {}
+        self.parts: dict[Part, ClientData] = {}
+        self.rows: ClientData | None = None
+
+    def follow(self, chain: Chain) -> None:
+        """Take over the blocks that are new, or all of them where this is another run."""
+        if self.length > len(chain) or chain.digests[self.length] != self.digest:
+            self.__init__()  # type: ignore[misc]
+        for block in chain.blocks[self.length :]:
+            if _MEMBER in block.note:
+                member = self.chains.setdefault(block.note[_MEMBER], Chain())
+                member.append(Block(block.note["block"], block.arrays))
+        self.length, self.digest = len(chain), chain.digest
+
+    def part(self, data: ClientData, part: Part | None) -> ClientData:
+        """The rows of a part; those of a preparation that changed are chosen anew."""
+        if self.rows is not data:
+            self.parts.clear()
+            self.rows = data
+        if part is None:
+            return data
+        if part not in self.parts:
+            self.parts[part] = part.of(data)
+        return self.parts[part]
+
+
+def _known_members(memory: Memory) -> _Known:
+    """What this client keeps of the members of the run that its chain describes."""
+    known: _Known = memory.cache.setdefault(TRAINING, _Known())
+    known.follow(memory.chain)
+    return known
+
+
+@step(TRAINING, over_rows=True)
+def answer_members(data: ClientData, request: Request, memory: Memory) -> Term:
+    """The answers of all members that ask, each under its name."""
+    known, asked = _known_members(memory), request.note["asked"]
+    for one in asked.values():
+        if not kind_of(one["kind"]).over_rows:
+            raise TermError(
+                f"requests of kind '{one['kind']}' are no sums over rows: ask them by themselves."
+            )
+    for name in known.caches.keys() - asked.keys():  # what a member kept that is finished
+        del known.caches[name]
+    whole = Term()
+    for name, one in asked.items():
+        chain = known.chains[name]
+        rows = known.part(data, part_from(chain.opening.get(PART)))
+        inner = Memory(
+            chain,
+            known.caches.setdefault(name, {}),
+            memory.workspace.within(name),
+            memory.budget // len(asked),
+            memory.scratch,
+            memory.name,
+            memory.states,
+            memory.device,
+        )
+        arrays: dict[str, Array] = with_prefix(dict(request.arrays), f"{name}.")
+        own = Request(
+            one["kind"], one["exchange"], one["step"], (), one["note"], arrays, len(chain), chain.digest
+        )
+        enter_term(whole, name, kind_of(one["kind"]).step(rows, own, inner))
+    return whole
+
+
+def enter_term(whole: Term, name: str, term: Term) -> None:
+    """Put a member's term into that of all, under its name."""
+    whole.arrays |= {f"{name}.{key}": array for key, array in term.arrays.items()}
+    whole.counts |= {f"{name}.{key}": count for key, count in term.counts.items()}
+    whole.factors |= {f"{name}.{key}": factor for key, factor in term.factors.items()}
+    whole.symmetric |= {f"{name}.{key}" for key in term.symmetric}
+
+
+@step(COMPARISON, over_rows=True)
+def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Term:
+    """Of every model, on the rows it was not trained on: weight, mistakes and squared error, by layer.
+
+    Of targets, the square of the squared error in place of mistakes.
+    """
+    known, classes = _known_members(memory), opening_classes(memory.chain)
+    term = Term()
+    for name, model, part in models_asked(request):
+        rows = known.part(data, part)
+        term.arrays[f"{name}.marks"] = _marks(model, rows, classes)
+        term.counts[f"{name}.rows"] = len(rows)
+    return term
+
+
+def _marks(model: Model, rows: ClientData, classes: Array | None) -> Array:
+    layered = isinstance(model, Layered)
+    stages: Callable[[Array], Array] = (
+        model.staged_decision_function if layered else lambda features: model.estimates(features)[None]  # type: ignore[attr-defined]
+    )
+    labels, weights = rows.own_labels(), rows.own_weights()
+    codes = None if classes is None else encode_labels(labels, classes)
+    marks = np.zeros((3, model.layers + 1 if layered else 1))  # type: ignore[attr-defined]
+    for span in rows.spans():
+        scores = stages(rows.features(span))
+        counted = np.ones(scores.shape[1]) if weights is None else weights[span]
+        if codes is None:
+            targets = regression_targets(labels[span], model.outputs).astype(np.float64)
+        else:
+            targets = np.eye(model.outputs)[codes[span]]
+        losses = np.sum((scores - targets) ** 2, axis=2)
+        wrong = losses**2 if codes is None else np.argmax(scores, axis=2) != codes[span]
+        marks[0] += counted.sum()
+        marks[1] += wrong @ counted
+        marks[2] += losses @ counted
+    return marks

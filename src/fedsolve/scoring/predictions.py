@@ -1,0 +1,37 @@
+"""Predictions of models of every family on many rows, a part at a time: layers are never held whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.model import Model
+
+_MANY = 65536
+
+
+def predicted(model: Model, features: Array, depth: dict[str, Any]) -> tuple[Array, Array, Array]:
+    """Positions of the answers, scores and probabilities of rows; a stage's are not calibrated.
+
+    Of a regression, which has no classes, the scores three times.
+    """
+    scores = model.decision_function(features, **depth)
+    if model.classes is None:
+        return (scores,) * 3
+    return np.argmax(scores, axis=1), scores, model.shares(scores, calibrated=not depth)
+
+
+def predicted_in_parts(
+    model: Model, features: Sequence[Array], depth: dict[str, Any]
+) -> tuple[Array, Array, Array]:
+    """The same of many rows, some thousand at a time, so that what layers give is never held whole."""
+    parts = [
+        predicted(model, part[start : start + _MANY], depth)
+        for part in features
+        for start in range(0, max(1, len(part)), _MANY)
+    ]
+    answers, scores, probabilities = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return answers, scores, probabilities

@@ -1,0 +1,248 @@
+"""How good a classifier is, from sums over rows alone: `Evaluation`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError
+from fedsolve.scoring.tallies import NORMAL, RELIABILITY_BINS, area, at_threshold, resampled, wilson
+
+LEVEL = 0.95
+"""What share of the intervals is to hold the truth."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From which probability of a class on rows are called, so that a wanted share of its rows is found.
+
+    sensitivity, specificity: what it reaches on the rows of the evaluation; wanted was asked for, and the
+    probability chosen, on rows that were held out of training.
+    """
+
+    positive: Any
+    wanted: float
+    probability: float
+    sensitivity: float
+    specificity: float
+    intervals: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy, AUC, losses and calibration of a classifier, with intervals; see `tallies` for the sums.
+
+    Intervals are those of other rows of the same kind: the summed histograms are resampled (`resampled`). Of
+    shares of rows they are Wilson's; of log loss and Brier score they follow from the sums of squares. AUC of
+    more than two classes is the mean over classes, each against the others, and its interval resamples each
+    class by itself.
+    """
+
+    classes: Array
+    sums: Mapping[str, Array]
+    calibrated: bool = False
+
+    @property
+    def confusion(self) -> Array:
+        """(classes, classes) rows, true class down, answer across."""
+        return self.sums["confusion"]
+
+    @property
+    def rows(self) -> int:
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.trace(self.confusion) / max(1, self.rows))
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean over the classes that have rows of the share of their rows that is right."""
+        return float(_balanced(self.confusion))
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC curve, of the second of two classes, or the mean over classes with rows."""
+        return float(_macro(area(self.sums["histogram"])[0]))
+
+    @property
+    def auc_bound(self) -> float:
+        """How far the AUC of the rows themselves can be from `auc`."""
+        return float(_macro(area(self.sums["histogram"])[1]))
+
+    @property
+    def class_aucs(self) -> Array:
+        """AUC of each class against the others; of two classes, of the second alone."""
+        return area(self.sums["histogram"])[0]
+
+    @property
+    def log_loss(self) -> float:
+        return float(self.sums["losses"][0, 0] / max(1, self.rows))
+
+    @property
+    def brier(self) -> float:
+        """Mean of |p - y|² over all classes; of two classes, of the second alone."""
+        return float(self.sums["losses"][1, 0] / max(1, self.rows))
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error: mean over rows of |told - came true| in 15 bins of what was told."""
+        return float(_calibration_error(self.sums["reliability"]))
+
+    @property
+    def calibration_table(self) -> list[dict[str, Any]]:
+        """Bins with rows: from, to, rows, mean probability told, and the share of which it came true."""
+        edges = np.linspace(0, 1, RELIABILITY_BINS + 1)
+        return [
+            {"from": low, "to": high, "rows": int(rows), "told": told / rows, "true": true / rows}
+            for low, high, (rows, told, true) in zip(
+                edges[:-1].tolist(), edges[1:].tolist(), self.sums["reliability"].T.tolist(), strict=True
+            )
+            if rows
+        ]
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals by the name of the measure."""
+        confusion = resampled(self.confusion)
+        areas = [area(resampled(histogram))[0] for histogram in self.sums["histogram"]]
+        found = {
+            "accuracy": _pair(wilson(np.trace(self.confusion), self.rows)),
+            "balanced_accuracy": _between(_balanced(confusion)),
+            "auc": _between(_macro(np.stack(areas, axis=-1))),
+            "ece": _between(self._calibration_errors()),
+        }
+        for place, name in enumerate(("log_loss", "brier")):
+            total, square = self.sums["losses"][place]
+            count = max(1, self.rows)
+            error = NORMAL * np.sqrt(max(0.0, square / count - (total / count) ** 2) / count)
+            found[name] = (float(total / count - error), float(total / count + error))
+        return found
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Of two classes: how many rows of the first are called the second, and the reverse; and the mean
+        probability of the second beside its share of the rows.
+        """
+        return {name: part / max(1, whole) if whole else np.nan for name, part, whole in self._rates()}
+
+    @property
+    def rate_intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals of `rates`, but for the mean probability, which is no share of rows."""
+        shares = [one for one in self._rates() if one[0] != "predicted_share"]
+        return {n: _pair(wilson(part, whole)) if whole else (np.nan, np.nan) for n, part, whole in shares}
+
+    def _rates(self) -> list[tuple[str, float, float]]:
+        """Names, parts and wholes."""
+        if len(self.classes) != 2:
+            return []
+        (right, false), (missed, found) = self.confusion.tolist()
+        _, told, true = self.sums["reliability"].sum(axis=1).tolist()
+        return [
+            ("false_positive_rate", false, right + false),
+            ("false_negative_rate", missed, missed + found),
+            ("predicted_share", told, self.rows),
+            ("observed_share", true, self.rows),
+        ]
+
+    def _calibration_errors(self) -> Array:
+        rows, told, true = self.sums["reliability"]
+        means = np.divide(told, rows, out=np.zeros_like(told), where=rows > 0)
+        cells = resampled(np.rint(np.stack([rows - true, true])).astype(np.int64))
+        again = cells.sum(axis=1)
+        return _calibration_error(np.stack([again, again * means, cells[:, 1]], axis=1))
+
+    def at(self, probability: float, positive: Any = None) -> tuple[float, float]:
+        """Sensitivity and specificity where rows of at least this probability are called."""
+        found = at_threshold(self._histogram(positive), probability)
+        return float(found[0]), float(found[1])
+
+    def threshold(self, probability: float, wanted: float) -> Threshold:
+        """What a threshold that was chosen on other rows reaches here; of two classes, for the second."""
+        reached = self.at(probability)
+        of_class = self._histogram(None).sum(axis=1)[::-1]
+        names = ("sensitivity", "specificity")
+        intervals = {
+            name: _pair(wilson(share * rows, rows)) if rows else (np.nan, np.nan)
+            for name, share, rows in zip(names, reached, of_class, strict=True)
+        }
+        return Threshold(self.classes[1].item(), wanted, probability, *reached, intervals)
+
+    def roc(self, positive: Any = None) -> tuple[Array, Array]:
+        """False and true positive rates at every edge of a bin, from (0, 0) to (1, 1)."""
+        histogram = self._histogram(positive)[:, ::-1]
+        rates = np.cumsum(histogram, axis=1) / np.maximum(1, histogram.sum(axis=1, keepdims=True))
+        return np.concatenate([[0.0], rates[0]]), np.concatenate([[0.0], rates[1]])
+
+    def _histogram(self, positive: Any) -> Array:
+        known = self.classes.tolist()
+        if positive is None and len(known) == 2:
+            positive = known[1]
+        if positive not in known:
+            raise DataError(f"which class? Give one of {known[:10]}; got {positive!r}.")
+        place = known.index(positive)
+        if len(known) > 2:
+            chosen: Array = self.sums["histogram"][place]
+        elif place == 1:
+            chosen = self.sums["histogram"][0]
+        else:  # of the first class, probability and membership are those of the second turned round
+            chosen = self.sums["histogram"][0][::-1, ::-1]
+        return chosen
+
+    def measures(self) -> dict[str, float]:
+        """The numbers by name, without tables."""
+        names = ("accuracy", "balanced_accuracy", "auc", "auc_bound", "log_loss", "brier", "ece")
+        return {name: getattr(self, name) for name in names}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON values, NaN where a measure does not exist."""
+        return {
+            "rows": self.rows,
+            "calibrated": self.calibrated,
+            **self.measures(),
+            "intervals": {name: list(pair) for name, pair in self.intervals.items()},
+            "class_aucs": self.class_aucs.tolist(),
+            "calibration_table": self.calibration_table,
+            "confusion": self.confusion.tolist(),
+            "classes": self.classes.tolist(),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation({self.rows} rows: accuracy {self.accuracy:.4f}, AUC {self.auc:.4f} "
+            f"± {self.auc_bound:.1g}, log loss {self.log_loss:.4f}, ECE {self.ece:.4f})"
+        )
+
+
+def _balanced(confusion: Array) -> Array:
+    support = confusion.sum(axis=-1)
+    there = support > 0
+    recalls = np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(1, support)
+    return np.asarray(np.sum(recalls * there, axis=-1) / np.maximum(1, there.sum(axis=-1)))
+
+
+def _macro(areas: Array) -> Array:
+    """Mean over the classes that have rows, and of which others have rows."""
+    there = ~np.isnan(areas)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(there, areas, 0).sum(axis=-1) / there.sum(axis=-1))
+
+
+def _calibration_error(reliability: Array) -> Array:
+    rows, told, true = (reliability[..., place, :] for place in range(3))
+    return np.asarray(np.abs(told - true).sum(axis=-1) / np.maximum(1, rows.sum(axis=-1)))
+
+
+def _pair(interval: tuple[Any, Any]) -> tuple[float, float]:
+    return float(interval[0]), float(interval[1])
+
+
+def _between(values: Array) -> tuple[float, float]:
+    outside = (1 - LEVEL) / 2
+    low, high = np.quantile(values, (outside, 1 - outside))  # NaN where a class has no rows
+    return float(low), float(high)

@@ -1,0 +1,266 @@
+"""How good a regression is, from sums over rows alone: `RegressionEvaluation`, and `SpreadRun` for intervals.
+
+errors   (10, targets) sums of e, |e|, e², e⁴, t, t², t³, t⁴, e² t and e² t², with e = truth - prediction and
+         t = truth - origin, a number near the targets
+covered  (targets, 20) rows by |e| in steps of the error on rows held out (`Spread`)
+shown    (3, targets, 12) by the prediction: rows, sum of e and of e²; bins in which a client has fewer than
+         `FEWEST` rows are left out of its sums
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.calibration import STEPS, Spread, kept_from
+from fedsolve.federation.engine import Spec
+from fedsolve.federation.folds import Part
+from fedsolve.federation.messages import Request, Term, Total
+from fedsolve.federation.method import Method
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.labels import regression_targets
+from fedsolve.scoring.lockstep import HeldOutRun, models_asked
+from fedsolve.scoring.tallies import NORMAL
+
+if TYPE_CHECKING:
+    from fedsolve.model import Model
+
+KIND = "spread"
+FEWEST = 10
+"""Rows below which nothing is told of a group or a bin."""
+LEAST_ROWS = 40
+"""With fewer rows held out there are no intervals."""
+EXCHANGES = 2
+
+_BINS = 12
+
+
+def error_sums(
+    model: Model, data: ClientData, spread: Spread | None = None, origin: Array | None = None
+) -> dict[str, Array]:
+    """The sums of a client's rows, some of them at a time; spread and origin are the model's when None."""
+    labels, outputs = data.own_labels(), model.outputs
+    sums = {"errors": np.zeros((10, outputs))}
+    known = spread if spread is not None else model.spread
+    if known is not None:
+        sums |= {"covered": np.zeros((outputs, len(STEPS) + 1)), "shown": np.zeros((3, outputs, _BINS))}
+    # Nothing depends on where targets are counted from; near them, their powers keep all digits.
+    origin = origin_of(model) if origin is None else origin
+    for span in data.spans():
+        target = regression_targets(labels[span], outputs).astype(np.float64)
+        predicted = model.decision_function(data.features(span, data.source.dtype))
+        e, t = target - predicted, target - origin
+        powers = (e, np.abs(e), e**2, e**4, t, t**2, t**3, t**4, e**2 * t, (e * t) ** 2)
+        sums["errors"] += [power.sum(axis=0) for power in powers]
+        if known is None:
+            continue
+        steps = np.searchsorted(STEPS, np.abs(e) / known.scale, side="left")
+        bins = np.clip((predicted - known.centre) / known.deviation * (_BINS / 6) + _BINS / 2, 0, _BINS - 1)
+        for place in range(outputs):
+            sums["covered"][place] += np.bincount(steps[:, place], minlength=len(STEPS) + 1)
+            inside = bins[:, place].astype(np.int64)
+            for row, weights in enumerate((None, e[:, place], e[:, place] ** 2)):
+                sums["shown"][row, place] += np.bincount(inside, weights, minlength=_BINS)
+    if known is not None:
+        sums["shown"] *= sums["shown"][0] >= FEWEST
+    return sums
+
+
+def origin_of(model: Model) -> Array:
+    """From where targets are counted: the mean on rows held out, or what the model says of a row of zeros."""
+    if model.spread is not None:
+        return model.spread.centre
+    return np.asarray(model.decision_function(np.zeros((1, model.features)))[0])
+
+
+@dataclass(frozen=True)
+class RegressionEvaluation:
+    """R², MAE and RMSE of a regression with 95 % intervals, and how often its own intervals hold the truth.
+
+    Of several targets, means over them. Intervals are those of other rows of the same kind, by the delta
+    method from sums of powers. origin: from where targets are counted in the sums.
+    """
+
+    rows: int
+    sums: Mapping[str, Array]
+    origin: Array
+    spread: Spread | None = None
+
+    @cached_property
+    def _moments(self) -> tuple[Array, Array, Array, Array]:
+        """Means of |e| and e², mean and variance of t, about the origin."""
+        mean = self.sums["errors"] / max(1, self.rows)
+        return mean[1], mean[2], mean[4], np.maximum(mean[5] - mean[4] ** 2, 0.0)
+
+    @property
+    def r2(self) -> float:
+        """1 - sum e² / sum (truth - mean)²; NaN where all truths are alike."""
+        _, square, _, variance = self._moments
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.mean(np.where(variance > 0, 1 - square / variance, np.nan)))
+
+    @property
+    def mae(self) -> float:
+        return float(np.mean(self._moments[0]))
+
+    @property
+    def rmse(self) -> float:
+        return float(np.mean(np.sqrt(self._moments[1])))
+
+    @property
+    def bias(self) -> float:
+        """Mean of truth - prediction."""
+        return float(np.mean(self.sums["errors"][0]) / max(1, self.rows))
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals by the name of the measure."""
+        count = max(1, self.rows)
+        size, square, middle, variance = self._moments
+        first, _, _, fourth, _, second, third, quartic, lean, bend = self.sums["errors"] / count
+        # Moments about the mean of the targets: of e² d² and of d⁴, with d = t - mean.
+        cross = bend - 2 * middle * lean + middle**2 * square
+        spread = quartic - 4 * middle * third + 6 * middle**2 * second - 3 * middle**4
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = square / variance
+            of_ratio = (fourth - 2 * ratio * cross + ratio**2 * spread) / variance**2
+            of_root = (fourth - square**2) / (4 * square)
+        found = {}
+        for name, noise in {
+            "r2": of_ratio,
+            "mae": square - size**2,
+            "rmse": of_root,
+            "bias": square - first**2,
+        }.items():
+            # Of several targets as if their errors went together, which is the widest.
+            reach = NORMAL * float(np.mean(np.sqrt(np.maximum(noise, 0.0) / count)))
+            found[name] = getattr(self, name) - reach, getattr(self, name) + reach
+        return found
+
+    def coverage(self, level: float = 0.95) -> float | None:
+        """Share of rows whose truth lies in the model's interval of this level; None where it has none."""
+        if self.spread is None or "covered" not in self.sums:
+            return None
+        reach = self.spread.reach(level) / self.spread.scale
+        edges = np.concatenate([[0.0], STEPS])
+        inside = [
+            np.interp(far, edges, np.concatenate([[0.0], np.cumsum(row[:-1])]))
+            for far, row in zip(reach, self.sums["covered"], strict=True)
+        ]
+        return float(np.mean(inside) / max(1, self.rows))
+
+    @property
+    def residuals(self) -> list[dict[str, Any]]:
+        """By the prediction, in bins with rows: from, to, rows, mean residual and its standard deviation."""
+        if self.spread is None or "shown" not in self.sums:
+            return []
+        found = []
+        for place, (centre, deviation) in enumerate(
+            zip(self.spread.centre, self.spread.deviation, strict=True)
+        ):
+            edges = centre + deviation * np.linspace(-3, 3, _BINS + 1)
+            for low, high, (rows, first, second) in zip(
+                edges[:-1], edges[1:], self.sums["shown"][:, place].T, strict=True
+            ):
+                if rows >= FEWEST:
+                    mean = first / rows
+                    off = np.sqrt(max(0.0, second / rows - mean**2))
+                    bounds = {"target": place, "from": float(low), "to": float(high), "rows": int(rows)}
+                    found.append(bounds | {"mean": float(mean), "deviation": float(off)})
+        return found
+
+    rates: ClassVar[dict[str, float]] = {}
+    rate_intervals: ClassVar[dict[str, tuple[float, float]]] = {}
+
+    def measures(self) -> dict[str, float]:
+        """The numbers by name, without tables."""
+        return {name: getattr(self, name) for name in ("r2", "mae", "rmse", "bias")}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON values, NaN where a measure does not exist."""
+        return {
+            "rows": self.rows,
+            **self.measures(),
+            "intervals": {name: list(pair) for name, pair in self.intervals.items()},
+            "coverage": self.coverage(),
+            "residuals": self.residuals,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"RegressionEvaluation({self.rows} rows: R² {self.r2:.4f}, MAE {self.mae:.4g}, "
+            f"RMSE {self.rmse:.4g})"
+        )
+
+
+class SpreadRun(HeldOutRun):
+    """Two questions: sums of errors, then counts."""
+
+    exchanges = EXCHANGES
+    fewest = LEAST_ROWS
+
+    def __init__(self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]]) -> None:
+        super().__init__(method, spec, models)
+        self._half: Spread | None = None
+
+    @property
+    def _origin(self) -> Array:
+        """From where the targets of all models are counted."""
+        return origin_of(next(iter(self.models.values()))[0])
+
+    def request(self, clients: tuple[str, ...]) -> Request | None:
+        if self.found:
+            return None
+        at = {"origin": self._origin} if self._half is None else {"scale": self._half.scale}
+        return self.ask_about_models(KIND, clients, at)
+
+    def absorb(self, total: Total) -> None:
+        rows = total.count("rows")
+        self.check_held_out(rows)
+        if self._half is None:
+            seen = RegressionEvaluation(rows, total.term.arrays, self._origin)
+            _, square, middle, variance = seen._moments
+            scale, deviation = (np.where(v > 0, np.sqrt(v), 1.0) for v in (square, variance))
+            metrics = {name: v if np.isfinite(v) else None for name, v in seen.measures().items()}
+            self._half = Spread(self._origin + middle, deviation, scale, np.zeros((0, 0)), rows, metrics)
+            self.record(total, "held-out errors")
+            return
+        half = self._half
+        counts = np.rint(total["counts"])
+        spread = Spread(half.centre, half.deviation, half.scale, counts, rows, half.metrics)
+        spread.reach()  # refused here, where it would be later
+        self.found = {"spread": spread}
+        self.record(total, "held-out intervals")
+
+    def stored(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        kept = self.found.get("spread", self._half)
+        arrays, note = ({}, None) if kept is None else kept.parts()
+        return arrays, {"kept": note}
+
+    def take_stored(self, arrays: dict[str, Array], note: dict[str, Any]) -> None:
+        if note["kept"] is not None:
+            self._half = kept_from(arrays, note["kept"])
+            self.found = {"spread": self._half} if self._half.counts.size else {}
+
+
+@step(KIND, over_rows=True)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """Of the rows held out, each by the model that was not trained on it: sums of errors, or their counts."""
+    term = Term(counts={"rows": 0})
+    scale, origin = request.arrays.get("at.scale"), request.arrays.get("at.origin")
+    for _, model, held in models_asked(request):
+        rows = held.of(data)
+        term.counts["rows"] += len(rows)
+        if scale is None:
+            found = error_sums(model, rows, origin=origin)["errors"]
+        else:
+            nought = np.zeros_like(scale)
+            found = error_sums(model, rows, Spread(nought, nought + 1, scale, nought))["covered"]
+        key = "errors" if scale is None else "counts"
+        term.arrays[key] = term.arrays.get(key, 0.0) + found
+    return term

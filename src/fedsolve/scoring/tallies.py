@@ -1,0 +1,164 @@
+"""What an evaluation is made of: sums over rows of how a classifier's probabilities fare.
+
+confusion    (classes, classes) rows, true class down, answer across
+histogram    (classes, 2, bins) rows by the probability of each class, without and with it; of two classes, of
+             the second only
+reliability  (3, 15) by the probability that was told: rows, its sum, and rows of which it came true. Told is
+             the probability of the answer; of two classes, that of the second.
+losses       (2, 2) log loss and Brier score: sum and sum of squares over rows
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.calibration import REACH, lower_edges
+from fedsolve.federation.messages import Term
+
+NORMAL = 1.959963984540054
+"""Standard errors to either side in a 95 % interval."""
+DRAWS = 400
+"""How often sums are resampled for an interval."""
+
+_BINS = ((2, 640), (16, 320))
+_LEAST_BINS = 160
+
+
+_COARSE = np.array(
+    [-16, -8, -6, -4.8, -4, -3.2, -2.4, -1.8, -1.2, -0.6, 0, 0.6, 1.2, 1.8, 2.4, 3.2, 4, 4.8, 6]
+)
+"""Lower ends, in logits, of the bins that secure sums count rows in: 20 with that of certainty."""
+
+
+def logit_histogram(probabilities: Array, members: Array, bins: int, coarse: bool = False) -> Array:
+    """The histogram (2, bins) of these rows. probabilities: (rows,). members: (rows,) booleans.
+
+    coarse: rows are counted at the lower ends of 20 bins, one fixed grid for all questions.
+    """
+    inner = bins - 2
+    with np.errstate(divide="ignore"):
+        logits = np.log(probabilities) - np.log1p(-probabilities)
+    inside = np.clip(logits, -REACH, REACH)
+    if coarse:
+        inside = _COARSE[np.searchsorted(_COARSE, inside, side="right") - 1] + 1e-9
+        probabilities = np.maximum(probabilities, 1e-300)
+    places = 1 + np.minimum((inside + REACH) * (inner / (2 * REACH)), inner - 1).astype(np.int64)
+    places[probabilities <= 0] = 0
+    places[probabilities >= 1] = bins - 1
+    return np.bincount(members * bins + places, minlength=2 * bins).reshape(2, bins)
+
+
+def area(histogram: Array) -> tuple[Array, Array]:
+    """Area under the ROC curve of (..., 2, bins), and how far from it that of the rows themselves can be.
+
+    Within a bin the order of the rows is not known: pairs in one bin count half, and the bound is what they
+    could add or take away. NaN where a class has no rows, or nothing else has.
+    """
+    without, with_ = (histogram[..., side, :].astype(np.float64) for side in (0, 1))
+    below = np.cumsum(without, axis=-1) - without
+    pairs = with_.sum(axis=-1) * without.sum(axis=-1)
+    equal = with_ * without
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = (np.sum(with_ * below, axis=-1) + equal.sum(axis=-1) / 2) / pairs
+        # Equal probabilities of 0, or of 1, are known to be equal.
+        bound = equal[..., 1:-1].sum(axis=-1) / 2 / pairs
+    return value, bound
+
+
+def at_threshold(histogram: Array, probability: float) -> tuple[Array, Array]:
+    """Sensitivity and specificity of (..., 2, bins) where rows from this probability on are called.
+
+    Exact where the probability is the edge of a bin, as `threshold` gives it.
+    """
+    bins = histogram.shape[-1]
+    place = int(np.searchsorted(lower_edges(bins), probability * (1 - 1e-12)))
+    place = max(place, 1) if probability > 0 else 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        called = histogram[..., place:].sum(axis=-1) / histogram.sum(axis=-1)
+    return called[..., 1], 1 - called[..., 0]
+
+
+def wilson(part: Any, whole: Any) -> tuple[Any, Any]:
+    """The 95 % interval of a share of rows, which has a width also where the share is nothing or all."""
+    rows = np.maximum(whole, 1)
+    share, noise = part / rows, NORMAL**2 / rows
+    middle = (share + noise / 2) / (1 + noise)
+    reach = np.sqrt(noise * (share * (1 - share) + noise / 4)) / (1 + noise)
+    return np.maximum(middle - reach, 0.0), np.minimum(middle + reach, 1.0)
+
+
+def resampled(counts: Array, draws: int = DRAWS) -> Array:
+    """Counts as other rows of the same kind might have given: (draws, *counts.shape), of the same total.
+
+    The draws depend on the counts alone, so equal sums have equal intervals.
+    """
+    total = int(counts.sum())
+    there = np.flatnonzero(counts)
+    again = np.zeros((draws, counts.size), dtype=np.int64)
+    if total:
+        shares = counts.ravel()[there] / total
+        again[:, there] = np.random.default_rng(0).multinomial(total, shares, size=draws)
+    return again.reshape(draws, *counts.shape)
+
+
+RELIABILITY_BINS = 15
+
+_LEAST = np.finfo(np.float64).eps
+"""A probability of zero counts as this one in the log loss, as in scikit-learn."""
+
+
+def empty_tally(classes: int) -> dict[str, Array]:
+    """The tally of no rows; histograms have fewer bins where there are many classes, each with its own."""
+    bins = 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)
+    return {
+        "confusion": np.zeros((classes, classes), dtype=np.int64),
+        "histogram": np.zeros((1 if classes == 2 else classes, 2, bins), dtype=np.int64),
+        "reliability": np.zeros((3, RELIABILITY_BINS)),
+        "losses": np.zeros((2, 2)),
+    }
+
+
+def tally(probabilities: Array, answers: Array, codes: Array, coarse: bool = False) -> dict[str, Array]:
+    """The tally of these rows: probabilities (rows, classes); answers and true classes by position.
+
+    coarse: in the few bins of secure sums, whose probabilities count as their middle.
+    """
+    classes = probabilities.shape[1]
+    sums = empty_tally(classes)
+    np.add.at(sums["confusion"], (codes, answers), 1)
+    bins = sums["histogram"].shape[-1]
+    for place, number in enumerate((1,) if classes == 2 else range(classes)):
+        sums["histogram"][place] = logit_histogram(probabilities[:, number], codes == number, bins, coarse)
+    if classes == 2:
+        told, true = probabilities[:, 1], codes == 1
+    else:
+        told, true = probabilities.max(axis=1), probabilities.argmax(axis=1) == codes
+    places = np.minimum((told * RELIABILITY_BINS).astype(np.int64), RELIABILITY_BINS - 1)
+    if coarse:  # a sum over a bin of one row would be its probability
+        told = (places + 0.5) / RELIABILITY_BINS
+    for row, weights in enumerate((None, told, true)):
+        sums["reliability"][row] = np.bincount(places, weights, minlength=RELIABILITY_BINS)
+    given = np.take_along_axis(probabilities, codes[:, None], axis=1)[:, 0]
+    # |p - y|², y being 1 at the true class: of two classes, by custom, that of one of them.
+    squares = (np.sum(probabilities**2, axis=1) - 2 * given + 1) / (2 if classes == 2 else 1)
+    for place, losses in enumerate((-np.log(np.maximum(given, _LEAST)), squares)):
+        sums["losses"][place] = losses.sum(), (losses**2).sum()
+    return sums
+
+
+def tally_term(sums: dict[str, Array], rows: int) -> Term:
+    """A tally as a client sends it: numbers of rows in half the bytes where that loses none."""
+    narrow = np.float32 if rows < 2**24 else np.float64
+    counts = {name: sums[name].astype(narrow) for name in ("confusion", "histogram")}
+    return Term({**sums, **counts}, {"rows": rows})
+
+
+def tally_from(arrays: dict[str, Array]) -> dict[str, Array]:
+    """A tally of a total; rows are whole again, also after a sum in a ring."""
+    whole = {name: np.rint(arrays[name]).astype(np.int64) for name in ("confusion", "histogram")}
+    reliability = arrays["reliability"].copy()
+    reliability[[0, 2]] = np.rint(reliability[[0, 2]])
+    return {**whole, "reliability": reliability, "losses": arrays["losses"]}

@@ -1,0 +1,343 @@
+"""What columns hold, over all sites: counts, means, deviations, quantiles, categories, correlations, gaps.
+
+Moments are exact. A histogram has at most 20 bins of ten rows on average, on one grid; quantiles are found by
+halving the bin that holds them, as long as ten rows or none stay on either side. Sums over a group are asked
+for only where it has ten rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsolve.arrays import Array, check_rows
+from fedsolve.errors import DataError
+from fedsolve.federation.client_data import run_schema
+from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
+from fedsolve.federation.method import Chain, Request, Term
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.pages.templates import render
+from fedsolve.pages.written_tables import plain
+from fedsolve.parameters import parameter
+from fedsolve.registry import register
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, frames
+from fedsolve.statistics.noisy import private_description
+from fedsolve.statistics.results import Lines, StatisticModel, number
+from fedsolve.tables.formula import categories_of, described, unknown, variables
+from fedsolve.tables.preparation import mean_and_deviation
+
+GROUPS, SUMS, COUNTS = "describe-groups", "describe-sums", "describe-counts"
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_GAPS = 4
+"""Columns whose patterns of missing values are told: 16 patterns at most."""
+
+_FAR = 10.0
+"""Deviations from the mean between which quantiles are looked for."""
+
+
+class ColumnSummary(StatisticModel):
+    """What is known of every column; `page` draws it.
+
+    lines: what `records` gives. groups: rows and means by group. patterns: rows by the columns that are
+    missing together. tables: correlations of `names`, and rows in which two columns are missing.
+    """
+
+    family: ClassVar[str] = "describe"
+    title: ClassVar[str] = "Description"
+    lines: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+    patterns: list[dict[str, Any]]
+    tables: dict[str, Array]
+    names: tuple[str, ...]
+
+    def records(self) -> list[dict[str, Any]]:
+        return self.lines
+
+    def printed(self) -> list[tuple[str, Lines]]:
+        heads = ("column", "rows", "missing", "mean", "sd")
+        rows: Lines = [(*heads, *(f"{100 * q:g}%" for q in QUANTILES), "categories")]
+        for line in self.lines:
+            known = [*map(line.get, heads), *line.get("quantiles", [None] * len(QUANTILES))]
+            counts = (f"{name} {count}" for name, count in line.get("categories", {}).items())
+            rows.append((*map(number, known), ", ".join(counts)))
+        parts = [("", rows)]
+        if self.groups:
+            named: Lines = [("group", "rows", *self.names)]
+            for each in self.groups:
+                means = map(each.get("means", {}).get, self.names)
+                named.append((each["group"], number(each["rows"]) or "few", *map(number, means)))
+            parts.append(("Means by group", named))
+        if len(self.names) > 1:
+            table = zip(self.names, self.tables["correlation"], strict=True)
+            cells = [(name, *(f"{value:.2f}" for value in values)) for name, values in table]
+            parts.append(("Correlations", [("", *self.names), *cells]))
+        if self.patterns:
+            gaps = [(each["missing"], number(each["rows"])) for each in self.patterns]
+            parts.append(("Missing together", [("columns", "rows"), *gaps]))
+        return parts
+
+    def document(self) -> dict[str, Any]:
+        found = {"groups": self.groups, "patterns": self.patterns, "columns": self.names, **self.tables}
+        return {**super().document(), **plain(found)}
+
+    def page(self) -> str:
+        """An HTML page with a small picture of every column."""
+        (_, (heads, *_)), *parts = self.printed()
+        known: dict[str, Any] = {"lines": self.lines, "facts": self.told_facts(), "parts": parts}
+        known |= {"quantiles": list(heads[5:-1]), "number": number}
+        return render("describe.html", title=self.title, kind="evaluation", **known)
+
+
+class _Columns:
+    """The columns of a run: numbers with what they are counted from and in which unit, so that large ones do
+    not cancel, and categories with their levels.
+    """
+
+    def __init__(self, chain: Chain, width: int) -> None:
+        schema = described(run_schema(chain), width)
+        self.categories = categories_of(schema)
+        self.numbers = [name for name in variables(schema) if name not in self.categories]
+        self.all = [*self.numbers, *self.categories]
+        known = {column.name: (column.reference, column.scale) for _, column in schema.places("number")}
+        pairs = np.array([known.get(name, (0.0, 1.0)) for name in self.numbers]).reshape(-1, 2)
+        self.origin, self.unit = pairs.T
+
+
+@register(
+    exchanges="2, and up to 7 for quantiles",
+    up="counts, sums, squares and cross products; counts in bins",
+    down="edges of bins",
+)
+@dataclass(frozen=True)
+class Describe(StatisticMethod[ColumnSummary]):
+    """Describe the columns over all sites."""
+
+    by: str | None = parameter(None, "A category, or site: means of every group.", none="all rows together")
+    refine: int = parameter(6, "How often the bins of quantiles are halved.", least=0, most=20)
+
+    @property
+    def usual(self) -> int:
+        return 2 + (self.by is not None) + self.refine
+
+    def talk(self, run: DialogueRun[ColumnSummary]) -> Talk[ColumnSummary]:
+        columns = _Columns(run.chain, run.spec.features)
+        categories = columns.categories
+        if self.by not in (None, "site", *categories):
+            raise unknown(str(self.by), ["site", *categories])
+        named = {None: ["all"], "site": list(run.clients)} | categories
+        note: dict[str, Any] = {"by": self.by or "", "groups": named[self.by], "rows": 0}
+        note["large"], sizes, asked = [True] * len(note["groups"]), np.zeros(0), 0
+        if self.by is not None:
+            total = yield Ask(GROUPS, note)
+            sizes, asked = total["groups"], total.count("rows")
+            note["large"] = [bool(size >= FEWEST_ROWS) for size in sizes]
+            if not any(note["large"]):
+                raise DataError(f"every group of '{self.by}' has fewer than {FEWEST_ROWS} rows.")
+        total = yield Ask(SUMS, note)
+        sums, rows = total.term.arrays, total.count("rows")
+        check_rows(rows)
+        missing = dict(zip(columns.all, np.diag(sums["gaps"]).tolist(), strict=True))
+        gaps = [name for name in sorted(missing, key=lambda each: -missing[each])[:_GAPS] if missing[name]]
+        note |= {"rows": rows, "gaps": gaps}
+        spread, patterns = _Spread(columns, sums["moments"].sum(axis=1)), np.zeros(0)
+        if columns.numbers:
+            total = yield Ask(COUNTS, note, {"edges": spread.edges})
+            spread.begin(total["below"])
+            patterns = total.term.arrays.get("patterns", patterns)
+            for _ in range(self.refine):
+                middle = spread.bracket[:2].mean(axis=0)
+                if not spread.halve((yield Ask(COUNTS, note | {"gaps": []}, {"edges": middle}))["below"]):
+                    break
+        facts = {"rows": rows, "rows_left_out": asked - rows if self.by else None}
+        facts |= {"complete_rows": sums["complete"][0], "exchanges": len(run.history)}
+        model = ColumnSummary(run.spec.features, {**facts, "sites": len(run.history[-1].cohort)})
+        lines, counts = spread.lines(missing), iter(sums["categories"].astype(int).tolist())
+        for name, levels in categories.items():
+            line = {"column": name, "rows": rows - missing[name], "missing": missing[name]}
+            lines.append(line | {"categories": {level: next(counts) for level in levels}})
+        model.lines, model.names = plain(lines), tuple(columns.numbers)
+        model.groups = _by_group(columns, named[self.by], sizes, sums["moments"])
+        model.patterns = _by_gaps(gaps, patterns)
+        model.tables = {"correlation": correlations(sums), "gaps": sums["gaps"]}
+        return model
+
+    def privately(self, run: DialogueRun[Any], mu: float) -> Talk[ColumnSummary]:
+        """The same with noise; mu: what it may cost."""
+        return private_description(self, run, mu)
+
+
+class _Spread:
+    """How numbers spread: moments, a histogram, and brackets around their quantiles.
+
+    n, mean, deviation: of every number. edges: inner edges of bins between three deviations below and above
+    the mean (edges, numbers); bins: how many each number has, 20 at most, of ten rows on average; others have
+    no width. bracket: ends of the bins that hold the quantiles, and the rows below either, (4, quantiles,
+    numbers).
+    """
+
+    def __init__(self, columns: _Columns, moments: Array) -> None:
+        self.names, (self.n, first, second) = columns.numbers, moments
+        mean, deviation = mean_and_deviation(np.maximum(self.n, 1), first, second)
+        constant = second / np.maximum(self.n, 1) - mean**2 <= 1e-13 * mean**2
+        self.mean = columns.origin + columns.unit * mean
+        self.deviation = columns.unit * np.where(constant, 0.0, deviation)
+        self.unit = np.where(self.deviation > 0, self.deviation, 1.0)
+        self.bins = [int(np.clip(rows // FEWEST_ROWS, 2, MOST_BINS)) for rows in self.n]
+        edges = np.zeros((max(self.bins, default=2) - 1, len(mean)))
+        for k, bins in enumerate(self.bins):
+            inner = np.linspace(-3, 3, bins - 1) if bins > 2 else np.zeros(1)
+            edges[:, k] = np.append(inner, np.full(len(edges) - len(inner), inner[-1]))
+        self.edges = self.mean + edges * self.unit
+
+    def begin(self, below: Array) -> None:
+        """Find the bins that hold the quantiles; below: rows at or below each edge."""
+        self.below, column = below, np.arange(len(self.n))
+        edges = np.vstack([self.mean - _FAR * self.unit, self.edges, self.mean + _FAR * self.unit])
+        counts = np.vstack([np.zeros_like(self.n), below, self.n])
+        place = np.array([(below < q * self.n).sum(axis=0) for q in QUANTILES])
+        ends = [table[place + more, column] for table in (edges, counts) for more in (0, 1)]
+        self.bracket = np.array(ends)
+
+    def halve(self, below: Array) -> bool:
+        """Halve brackets, of which so many rows lie at or below the middle; whether any could be."""
+        low, high, under, over = self.bracket
+        wanted, middle = np.array(QUANTILES)[:, None] * self.n, (low + high) / 2
+        # Ten rows, or none, stay on either side.
+        sides = below - under, over - below
+        split = np.all([(side >= FEWEST_ROWS) | (side == 0) for side in sides], axis=0)
+        left, right = split & (below >= wanted), split & (below < wanted)
+        ends = [(right, middle, low), (left, middle, high), (right, below, under), (left, below, over)]
+        self.bracket = np.array([np.where(*each) for each in ends])
+        return bool(np.any(split))
+
+    def lines(self, missing: Mapping[str, float]) -> list[dict[str, Any]]:
+        """What is known of every number."""
+        out = []
+        for k, name in enumerate(self.names):
+            n, own, (low, high, under, over) = self.n[k], self.bins[k] - 1, self.bracket[:, :, k]
+            share = (np.array(QUANTILES) * n - under) / np.maximum(over - under, 1)
+            line: dict[str, Any] = {"column": name, "rows": n, "missing": missing[name], "mean": self.mean[k]}
+            line["sd"] = self.deviation[k] * np.sqrt(n / max(n - 1, 1))
+            line["quantiles"] = low + np.clip(share, 0, 1) * (high - low)
+            line |= {"within": high - low, "edges": self.edges[:own, k]}
+            line["bins"] = np.diff(np.concatenate([[0], self.below[:own, k], [n]]))
+            unknown = {"mean": None, "sd": None, "quantiles": [None] * len(QUANTILES)}
+            out.append(line if n else line | unknown)
+        return out
+
+
+def _by_gaps(names: list[str], patterns: Array) -> list[dict[str, Any]]:
+    """Rows by the columns that they lack; patterns of fewer than ten rows together."""
+    out, few = [], 0
+    for pattern, count in enumerate(patterns.astype(int).tolist()):
+        lacking = [name for place, name in enumerate(names) if pattern >> place & 1]
+        if count >= FEWEST_ROWS:
+            out.append({"missing": ", ".join(lacking) or "none of them", "rows": count})
+        few += count if count < FEWEST_ROWS else 0
+    return [*out, {"missing": "other patterns", "rows": few}] if few else out
+
+
+def correlations(sums: Mapping[str, Array]) -> Array:
+    """Pearson's, over the rows that have both."""
+    both, first, product, second = (sums[name] for name in ("both", "with", "products", "squares"))
+    seen = np.maximum(both, 1)
+    with np.errstate(all="ignore"):
+        spread = second / seen - (first / seen) ** 2
+        found = (product / seen - first * first.T / seen**2) / np.sqrt(spread * spread.T)
+    return np.where(np.isfinite(found), found, 0.0)
+
+
+def _by_group(columns: _Columns, groups: list[str], sizes: Array, moments: Array) -> list[dict[str, Any]]:
+    """Rows and means of every group; none where it has fewer than ten rows."""
+    out: list[dict[str, Any]] = []
+    for place, size in enumerate(sizes):
+        n, first, _ = moments[:, place]
+        means = (columns.origin + columns.unit * first / np.maximum(n, 1)).tolist()
+        known = {"rows": int(size), "means": dict(zip(columns.numbers, means, strict=True))}
+        out.append({"group": groups[place], **(known if size >= FEWEST_ROWS else {"rows": None})})
+    return out
+
+
+# -- at the client -----------------------------------------------------------------------------------
+
+
+def _grouped(data: ClientData, request: Request, memory: Memory) -> Iterator[tuple[Any, Array]]:
+    """Rows of groups that are large enough, with the place of their group; the others would be known from
+    what is left when sums over groups are taken off sums over all.
+    """
+    by, groups = request.note["by"], list(request.note["groups"])
+    large = np.append(np.array(request.note["large"]), False)  # the last place is that of no group
+    if by == "site" and memory.name not in groups:  # the rows with which secure sums try a question
+        raise DataError(
+            "by='site' tells each site's own sums, which secure sums hide. Describe all rows together, "
+            "or without secure sums."
+        )
+    for rows, _, _ in frames(data, memory.chain, ()):
+        if by in ("", "site"):
+            group = np.full(len(rows), groups.index(memory.name) if by else 0)
+        else:
+            group = np.asarray(rows[by].cat.codes, dtype=np.intp)
+        yield (rows, group) if large[group].all() else (rows[large[group]], group[large[group]])
+
+
+@step(GROUPS)
+def answer_groups(data: ClientData, request: Request, memory: Memory) -> Term:
+    """Rows by group."""
+    counts = np.zeros(len(request.note["groups"]))
+    for _, group in _grouped(data, request, memory):
+        counts += np.bincount(group, minlength=len(counts))
+    return Term({"groups": counts}, {"rows": len(data)})
+
+
+@step(SUMS)
+def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
+    """n, sum z and sum z² by group; cross products, categories and gaps."""
+    columns, large = _Columns(memory.chain, data.width), np.array(request.note["large"])
+    numbers, categories, wide = columns.numbers, columns.categories, len(columns.numbers)
+    sums: dict[str, Array] = {
+        name: np.zeros((wide, wide)) for name in ("both", "with", "products", "squares")
+    }
+    sums |= {"moments": np.zeros((3, len(large), wide)), "complete": np.zeros(1)}
+    sums |= {"gaps": np.zeros((len(columns.all), len(columns.all)))}
+    sums["categories"] = np.zeros(sum(map(len, categories.values())))
+    count = 0
+    for rows, group in _grouped(data, request, memory):
+        count += len(rows)
+        z = (
+            rows[numbers].to_numpy(dtype=np.float64).reshape(len(rows), wide) - columns.origin
+        ) / columns.unit
+        m = (~np.isnan(z)).astype(np.float64)
+        z = np.where(m > 0, z, 0.0)
+        for place in np.flatnonzero(large):
+            here = group == place
+            sums["moments"][:, place] += [each[here].sum(axis=0) for each in (m, z, z**2)]
+        for name, one, other in (("both", m, m), ("with", z, m), ("products", z, z), ("squares", z**2, m)):
+            sums[name] += one.T @ other
+        codes = [np.bincount(rows[n].cat.codes + 1, minlength=len(c) + 1)[1:] for n, c in categories.items()]
+        sums["categories"] += np.concatenate(codes) if codes else 0.0
+        absent = rows[columns.all].isna().to_numpy(dtype=np.float64)
+        sums["gaps"] += absent.T @ absent
+        sums["complete"] += np.sum(~absent.any(axis=1))
+    return Term(sums, {"rows": count})
+
+
+@step(COUNTS, over_rows=True)
+def answer_counts(data: ClientData, request: Request, memory: Memory) -> Term:
+    """Rows at or below every edge (edges, numbers)."""
+    edges, rows_told = request.arrays["edges"], max(int(request.note["rows"]), 6 * FEWEST_ROWS)
+    if len(edges) >= MOST_BINS or (len(edges) + 1) * FEWEST_ROWS > rows_told:
+        raise DataError(
+            f"{len(edges) + 1} bins are asked for; {MOST_BINS} of {FEWEST_ROWS} rows each are told."
+        )
+    below, gaps = np.zeros(edges.shape), list(request.note["gaps"])[:_GAPS]
+    patterns, numbers = np.zeros(2 ** len(gaps)), _Columns(memory.chain, data.width).numbers
+    for rows, _ in _grouped(data, request, memory):
+        lacking = rows[gaps].isna().to_numpy().reshape(len(rows), len(gaps)) @ (1 << np.arange(len(gaps)))
+        patterns += np.bincount(lacking.astype(np.intp), minlength=len(patterns))
+        for place, name in enumerate(numbers):
+            values = np.sort(rows[name].dropna().to_numpy(dtype=np.float64))
+            below[:, place] += np.searchsorted(values, edges[:, place], side="right")
+    return Term({"below": below, **({"patterns": patterns} if gaps else {})})

@@ -1,0 +1,333 @@
+"""A formula's columns over all sites: how clients build them, the survey that comes first, and what a result
+says of them.
+
+    survey   rows, rows left out by column, and for every column of the model: sum w x, sum w x², rows where
+             it is not zero; sum w y, sum w x y, sum w
+
+The means and deviations become a block of the model. From then on columns are (x - centre) / scale, so that
+products of large numbers do not cancel; coefficients are told for columns as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal, TypeVar, cast
+
+import numpy as np
+
+from fedsolve.arrays import Array, check_rows
+from fedsolve.errors import DataError
+from fedsolve.federation.client_data import run_schema
+from fedsolve.federation.dialogue import Ask, DialogueMethod, DialogueRun, Talk
+from fedsolve.federation.engine import schema_of
+from fedsolve.federation.method import Block, Chain, Federation, Request, Term, Total
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.model import Model
+from fedsolve.parameters import parameter
+from fedsolve.statistics.results import RegressionModel
+from fedsolve.tables.formula import (
+    INTERCEPT,
+    FormulaPlan,
+    described,
+    evaluate,
+    frame,
+    plan,
+    unknown,
+    variables,
+)
+from fedsolve.tables.preparation import mean_and_deviation
+
+M = TypeVar("M", bound=Model)
+R = TypeVar("R", bound=RegressionModel)
+
+FEWEST_ROWS, MOST_BINS = 10, 20
+"""Rows in a bin on average, or of which sums are told; and bins that are told."""
+
+SCALES, SURVEY = "statistics-scales", "statistics-survey"
+STANDARD = "standard columns"
+_ENOUGH_ROWS = 10
+_DEPENDENT = 1e-11
+_ROWS = 65536
+
+
+class StatisticMethod(DialogueMethod[M]):
+    """A question about rows as they are: not standardised, and filled only where that is asked for."""
+
+    survival: ClassVar[bool] = False
+
+    @property
+    def preparation(self) -> Literal["standardise", "fill", "none"]:
+        return "fill" if getattr(self, "missing", "drop") == "schema" else "none"
+
+    @property
+    def asked(self) -> str:
+        """The whole formula."""
+        return str(getattr(self, "formula", ""))
+
+    def agreement(self) -> dict[str, Any]:
+        return {"incomplete": True, "formula": self.asked, "survival": self.survival}
+
+    def fit(self, federation: Federation, *args: Any, **settings: Any) -> M:
+        """Ask the federation; the schema of its rows, where they have one, names the columns."""
+        return super().fit(federation, *args, **{"schema": schema_of(federation), **settings})
+
+
+@dataclass(frozen=True)
+class FormulaMethod(StatisticMethod[M]):
+    """What all regressions take."""
+
+    formula: str = parameter("", "What is explained by what, such as 'outcome ~ age + C(sex)'.")
+    _: KW_ONLY
+    missing: Literal["drop", "schema"] = parameter(
+        "drop", "Rows with missing values: left out, or filled by the schema's rule.", flag="--missing-values"
+    )
+
+
+# -- the rows of a client ----------------------------------------------------------------------------
+
+
+@dataclass
+class DesignRows:
+    """The rows of a client that take part: columns of the model (rows, columns), outcome by expression,
+    offset and weight (rows,). left_out: by column that is used, rows that lack it. standard: whether the
+    columns are.
+    """
+
+    x: Array
+    outcome: tuple[Array, ...]
+    offset: Array
+    weight: Array
+    left_out: Array
+    standard: bool = False
+
+
+def asked_plan(chain: Chain, width: int) -> FormulaPlan:
+    """The plan of the run's formula."""
+    opening = chain.opening
+    kept = opening["parameters"].get("missing") == "schema"
+    return plan(opening["formula"], described(run_schema(chain), width), kept, opening["survival"])
+
+
+def arrays_of(chain: Chain, note: str) -> dict[str, Array] | None:
+    """The arrays of the block of this note, where the run has one."""
+    return next((dict(block.arrays) for block in chain.blocks if note in block.note), None)
+
+
+def scales_of(chain: Chain, planned: FormulaPlan) -> dict[str, Array]:
+    """Mean and deviation of the columns that a formula standardises."""
+    found = arrays_of(chain, SCALES)
+    return {} if found is None else dict(zip(planned.scaled, found["scales"].T, strict=True))
+
+
+def frames(data: ClientData, chain: Chain, used: tuple[str, ...]) -> Iterator[tuple[Any, Array, Array]]:
+    """Complete rows as frames with their weights; and by column of `used`, how many rows lack it."""
+    schema, labels, weights = described(run_schema(chain), data.width), data.own_labels(), data.own_weights()
+    kept = chain.opening["parameters"].get("missing") == "schema"
+    if strange := [name for name in used if name not in variables(schema)]:
+        raise unknown(strange[0], variables(schema))
+    for start in range(0, max(1, len(data)), _ROWS):
+        span = slice(start, start + _ROWS)
+        rows = frame(schema, data.features(span), labels[span], kept)
+        lacking = rows[list(used)].isna().to_numpy()
+        there = ~lacking.any(axis=1)
+        counted = np.ones(len(rows)) if weights is None else weights[span]
+        rows = rows if there.all() else rows[there].reset_index(drop=True)
+        yield rows, counted[there], lacking.sum(axis=0).astype(np.float64)
+
+
+def read(data: ClientData, memory: Memory) -> DesignRows:
+    """The client's rows under the run's formula; kept in memory where they fit."""
+    standard, key = (
+        arrays_of(memory.chain, STANDARD),
+        (memory.chain.digests[1], arrays_of(memory.chain, SCALES) is None),
+    )
+    held, found = memory.cache.pop("statistics", (None, None))
+    if held != key or (found.standard and standard is None):
+        found = _read(data, memory.chain)
+    if standard is not None and not found.standard:
+        found.x -= standard["centre"]
+        found.x /= standard["scale"]
+        found.standard = True
+    if found.x.nbytes <= memory.budget:
+        memory.cache["statistics"] = key, found
+    return found  # type: ignore[no-any-return]
+
+
+def _read(data: ClientData, chain: Chain) -> DesignRows:
+    planned, weights = (
+        asked_plan(chain, data.width),
+        chain.opening["parameters"].get("weights"),
+    )
+    own = [weights] if weights in variables(described(run_schema(chain), data.width)) else []
+    used, parts = tuple(dict.fromkeys([*planned.used, *own])), []
+    left_out = np.zeros(len(used))
+    for rows, counted, lacking in frames(data, chain, used):
+        left_out += lacking
+        weight = evaluate(weights, rows) if weights else counted
+        x, offset = planned.columns(rows, scales_of(chain, planned) or None), planned.offset(rows)
+        parts.append((x, offset, weight, *(evaluate(each, rows) for each in planned.outcome)))
+    x, offset, weight, *outcome = (np.concatenate(each) for each in zip(*parts, strict=True))
+    if len(weight) and not weight.min() >= 0:
+        raise DataError(f"weights must be at least 0; '{weights}' has {weight.min():g}.")
+    named = [*zip(planned.outcome, outcome, strict=True), ("the offset", offset)]
+    for name, values in [*named, *zip(planned.names, x.T, strict=True)]:
+        if wrong := int(np.sum(~np.isfinite(values))):
+            raise DataError(
+                f"'{name}' is not a finite number in {wrong} rows, such as the logarithm of 0. Change the "
+                "formula, or leave these rows out."
+            )
+    return DesignRows(x, tuple(outcome), offset, weight, left_out[: len(planned.used)])
+
+
+@step(SCALES, over_rows=True)
+def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
+    """n, sum x and sum x² of the columns that the formula centres or scales, from their references."""
+    planned, schema = asked_plan(memory.chain, data.width), described(run_schema(memory.chain), data.width)
+    references, sums, count = _references(schema, planned), np.zeros((2, len(planned.scaled))), 0
+    for rows, _, _ in frames(data, memory.chain, planned.used):
+        values = np.column_stack([rows[name] for name in planned.scaled]) - references
+        sums += [values.sum(axis=0), (values**2).sum(axis=0)]
+        count += len(rows)
+    return Term({"moments": sums}, {"rows": count})
+
+
+def _references(schema: Any, planned: FormulaPlan) -> list[float]:
+    known = {column.name: column.reference for column in schema.used}
+    return [known.get(name, 0.0) for name in planned.scaled]
+
+
+@step(SURVEY, over_rows=True)
+def answer_survey(data: ClientData, request: Request, memory: Memory) -> Term:
+    """What the run must know before the first product: see the head of this file."""
+    rows = read(data, memory)
+    counted, first = rows.weight * rows.outcome[-1], rows.outcome[0]
+    sums = {
+        "first": rows.weight @ rows.x,
+        "second": rows.weight @ rows.x**2,
+        "set": np.count_nonzero(rows.x, axis=0).astype(np.float64),
+        "with_outcome": counted @ rows.x,
+        "weight": np.array([rows.weight.sum()]),
+        "outcome": np.array([counted.sum()]),
+        "moments": np.array([first.sum(), (first**2).sum()]),
+        "left_out": rows.left_out,
+    }
+    return Term(sums, {"rows": len(data), "used": len(rows.x)})
+
+
+# -- what the server knows of the columns ------------------------------------------------------------
+
+
+def survey(run: DialogueRun[Any]) -> Talk[Design]:
+    """Ask first what the columns of the formula are over all sites."""
+    planned = asked_plan(run.chain, run.spec.features)
+    if planned.scaled:
+        total = yield Ask(SCALES)
+        count = total.count("rows")
+        check_rows(count)
+        mean, deviation = mean_and_deviation(count, *total["moments"])
+        mean = mean + _references(described(run_schema(run.chain), run.spec.features), planned)
+        deviation = deviation * np.sqrt(count / max(count - 1, 1))
+        run.add(Block({SCALES: True}, {"scales": np.array([mean, deviation])}))
+    design = Design(run, planned, (yield Ask(SURVEY)))
+    run.add(Block({STANDARD: True}, {"centre": design.centre, "scale": design.scale}))
+    return design
+
+
+class Design:
+    """Columns of a formula over all sites.
+
+    seen: totals of the survey. rows, used: how many there are, and take part. fixed: whether an intercept, or
+    a baseline, takes up a shift of columns. centre, scale: what makes columns standard ones. kept: columns
+    that count, the others follow from them.
+    """
+
+    def __init__(self, run: DialogueRun[Any], planned: FormulaPlan, total: Total) -> None:
+        self.run, self.plan, self.names = run, planned, planned.names
+        self.method = cast(Any, run.method)
+        self.seen, self.rows, self.used = total.term.arrays, total.count("rows"), total.count("used")
+        check_rows(self.rows)
+        if self.used == 0 or self.seen["weight"][0] <= 0:
+            told = ", ".join(f"{name} in {count}" for name, count in self.left_out().items())
+            raise DataError(
+                f"no row is complete: of {self.rows} rows, values are missing of {told or 'all'}."
+            )
+        self.fixed = planned.intercept or self.method.survival
+        self.intercept = np.array([name == INTERCEPT for name in self.names])
+        self.moments = mean_and_deviation(self.seen["weight"][0], self.seen["first"], self.seen["second"])
+        self.centre = np.where(~self.intercept & self.fixed, self.moments[0], 0.0)
+        self.scale = np.where(self.intercept, 1.0, self.moments[1])
+        self.kept = np.ones(len(self.names), dtype=bool)
+
+    def left_out(self) -> dict[str, int]:
+        """Rows that lack a column, by its name."""
+        counts = zip(self.plan.used, self.seen["left_out"], strict=True)
+        return {name: round(count) for name, count in counts if count}
+
+    def constant(self) -> Array:
+        """Which columns never change, the intercept aside."""
+        if not self.fixed:
+            return np.asarray(self.seen["set"] == 0)
+        gap = np.abs(self.seen["second"] - self.moments[0] * self.seen["first"])
+        return np.asarray((gap <= 1e-12 * self.seen["second"]) & ~self.intercept)
+
+    def keep_independent(self, curvature: Array) -> None:
+        """Name the columns that are constant or follow from those before them; they have no coefficient."""
+        if self.used < _ENOUGH_ROWS * len(self.names):
+            self.run.remark(
+                f"{self.used} rows for {len(self.names)} coefficients: fewer than {_ENOUGH_ROWS} rows for "
+                "each, so that standard errors and p-values are doubtful."
+            )
+        self.kept = independent(curvature) & ~self.constant()
+        for place in np.flatnonzero(~self.kept):
+            self.run.remark(
+                f"the coefficient of '{self.names[place]}' is not defined because of singularities: the "
+                "column is constant, or follows from those before it, over all sites."
+            )
+
+    def dispersion(self, scatter: float) -> float:
+        """A sum of squares for each row that no coefficient takes up."""
+        return float(max(scatter / max(self.used - self.kept.sum(), 1.0), 1e-300))
+
+    def whole(self, part: Array) -> Array:
+        """Numbers of the columns that count, among zeros for the others."""
+        found = np.zeros(part.ndim * self.kept.shape)
+        found[np.ix_(*[self.kept] * part.ndim)] = part
+        return found
+
+    def result(self, kind: type[R], point: Array, covariance: Array, facts: dict[str, Any], **more: Any) -> R:
+        """The model of coefficients of standard columns, told for columns as they are."""
+        turn = np.diag(1.0 / self.scale)
+        if self.plan.intercept:
+            turn[self.intercept] -= np.where(self.intercept, 0, self.centre / self.scale)
+        found = turn @ np.where(self.kept, point, 0.0), turn @ covariance @ turn.T
+        scales = {name: [*map(float, pair)] for name, pair in scales_of(self.run.chain, self.plan).items()}
+        more |= {"scales": scales, "ranges": np.array(self.moments)}
+        columns, facts = (self.names, *found, self.kept), {**self.outline(), **facts}
+        return kind(
+            self.run.spec.features, self.method.parameters(), columns, facts, self.run.remarks, **more
+        )
+
+    def outline(self) -> dict[str, Any]:
+        """What every result says of its rows and its run."""
+        facts = {"formula": self.method.asked, "rows": self.used, "rows_left_out": self.rows - self.used}
+        history = self.run.history
+        return {
+            **facts,
+            "left_out": self.left_out(),
+            "sites": len(history[-1].cohort),
+            "exchanges": len(history),
+        }
+
+
+def independent(curvature: Array) -> Array:
+    """Which columns do not follow from those before them, by Cholesky's factor row by row."""
+    size = len(curvature)
+    factor, kept = np.zeros((size, size)), np.zeros(size, dtype=bool)
+    for place in range(size):
+        left = curvature[place, place] - factor[place, :place] @ factor[place, :place]
+        if left > _DEPENDENT * max(curvature[place, place], 1e-300):
+            kept[place] = True
+            rest = curvature[place:, place] - factor[place:, :place] @ factor[place, :place]
+            factor[place:, place] = rest / np.sqrt(left)
+    return kept

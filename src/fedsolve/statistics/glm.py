@@ -1,0 +1,249 @@
+"""Generalised linear models: the maximum-likelihood fit of the pooled rows, with standard errors, from sums.
+
+    eta = x b + offset,  mu = g⁻¹(eta);   a term is  deviance,  sum w (mu - y) mu' / V x,  sum w mu'² / V x xᵀ
+
+McCullagh and Nelder, Generalized Linear Models, 1989. At the maximum one exchange more gives the
+log-likelihood and, where asked for, what robust errors need: sum g gᵀ over rows (HC0, HC1) or over sites
+(cluster), and the observed information. `weights` are prior weights, as in R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError
+from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
+from fedsolve.federation.method import Request, Term, Total
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.parameters import parameter
+from fedsolve.registry import register
+from fedsolve.statistics.design import Design, read, survey
+from fedsolve.statistics.exponential import FAMILIES, LINKS, RATIOS
+from fedsolve.statistics.likelihood import LikelihoodMethod, Newton, check_categories
+from fedsolve.statistics.noisy import private_glm
+from fedsolve.statistics.results import RegressionModel
+
+STEP, CLUSTERS = "glm", "glm-clusters"
+
+
+class GLMModel(RegressionModel):
+    """A fitted model; `predict` gives the mean, `decision_function` the linear predictor."""
+
+    family: ClassVar[str] = "glm"
+    title: ClassVar[str] = "Generalised linear model"
+    by_noise: Array
+    """Of a private run, the part of the covariance that noise has."""
+
+    def estimates(self, features: Any) -> Array:
+        return np.asarray(LINKS[self.facts["link"]].mean(self.decision_function(features)))
+
+
+@register(
+    paper="McCullagh and Nelder 1989",
+    exchanges="a survey, about 5 Newton steps, a summary",
+    up="gradient and information of the formula's p columns: p (p + 3) / 2 numbers",
+    down="coefficients",
+)
+@dataclass(frozen=True)
+class GLM(LikelihoodMethod[GLMModel]):
+    """Generalised linear model with standard errors. offset and weights are expressions of columns."""
+
+    additive: ClassVar[frozenset[str]] = frozenset({"curvature", "deviance", "pearson"})
+
+    family: Literal["gaussian", "binomial", "poisson", "gamma", "inverse-gaussian"] = parameter(
+        "gaussian", "How the outcome varies; gaussian is the linear model."
+    )
+    link: (
+        Literal["identity", "log", "logit", "probit", "cloglog", "inverse", "inverse-squared", "sqrt"] | None
+    ) = parameter(None, "From mean to linear predictor.", none="the family's canonical one")
+    offset: str | None = parameter(None, "An expression that is added with coefficient 1.", none="none")
+    weights: str | None = parameter(None, "Prior weight of a row, a column.", none="1, or the schema's")
+    robust: Literal["HC0", "HC1", "cluster"] | None = parameter(
+        None, "Standard errors that need no correct variance: by rows, or by sites.", none="model-based"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chosen_link not in FAMILIES[self.family].links:
+            raise DataError(
+                f"the link '{self.link}' does not fit the family '{self.family}'; choose among "
+                f"{', '.join(FAMILIES[self.family].links)}."
+            )
+
+    @classmethod
+    def trial(cls) -> Self:
+        return cls("y ~ x0 + x1 + I(x2**2)", family="poisson", robust="HC1")
+
+    @property
+    def asked(self) -> str:
+        return f"{self.formula} + offset({self.offset})" if self.offset else self.formula
+
+    @property
+    def chosen_link(self) -> str:
+        return self.link or FAMILIES[self.family].links[0]
+
+    def talk(self, run: DialogueRun[GLMModel]) -> Talk[GLMModel]:
+        design = yield from survey(run)
+        self._check_events(design)
+        linear = (self.family, self.chosen_link) == ("gaussian", "identity")
+        newton, null, estimated = (
+            Newton(design, self._start(design), linear),
+            None,
+            FAMILIES[self.family].estimated,
+        )
+        while not newton.converged:
+            total = yield Ask(STEP, {"phi": 1.0, "last": False}, {"weight": newton.trial()})
+            deviance, slope, curvature = (total[name] for name in ("deviance", "gradient", "curvature"))
+            if invalid := total.count("invalid"):
+                if not np.isfinite(newton.loss):
+                    raise DataError(
+                        f"the link '{self.chosen_link}' gives {invalid} rows means that the family "
+                        f"'{self.family}' does not have. Choose another link."
+                    )
+                newton.take(np.inf, slope, curvature)
+                continue
+            if self.family == "binomial" and total.count("wrong") == 0:
+                raise newton.runaway(newton.trial()[design.kept])
+            if not np.isfinite(newton.loss) and design.plan.intercept and not design.plan.offsets:
+                null = float(deviance[0])
+            observed, scatter = (
+                total.term.arrays.get("observed"),
+                float(total["pearson"][0]) if estimated else None,
+            )
+            newton.take(0.5 * float(deviance[0]), slope, curvature, observed, scatter)
+        phi = newton.dispersion
+        if linear:  # its likelihood has the dispersion at its maximum
+            phi = max(2 * newton.loss - float(newton.gradient @ newton.towards), 1e-300) / design.used
+        kind = CLUSTERS if self.robust == "cluster" else STEP
+        total = yield Ask(kind, {"phi": phi, "last": True}, {"weight": newton.weight})
+        return self._model(design, newton, total, null)
+
+    def privately(self, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]:
+        """The same with noise; mu: what it may cost."""
+        return private_glm(self, run, mu)
+
+    def _check_events(self, design: Design) -> None:
+        events, binomial = design.seen["outcome"][0], self.family == "binomial"
+        if binomial or self.family == "poisson":
+            if events == 0 or (binomial and events == design.seen["weight"][0]):
+                which = "zero events: the outcome is 0" if events == 0 else "the outcome is 1"
+                raise DataError(f"{which} in every row, so that there is nothing to explain.")
+            check_categories(design, all_events=binomial)
+
+    def _start(self, design: Design) -> Array:
+        """The model of the intercept alone; without one, zero."""
+        link, point = self.chosen_link, np.zeros(len(design.names))
+        if design.plan.intercept:
+            mean = design.seen["outcome"] / design.seen["weight"]
+            if link != "identity" and not FAMILIES[self.family].domain(mean)[0]:
+                mean = np.ones(1)
+            point[design.intercept] = LINKS[link].link(mean)[0]
+        elif link.startswith("inverse"):
+            raise DataError(f"the link '{link}' needs an intercept in the formula.")
+        return point
+
+    def _model(self, design: Design, newton: Newton, last: Total, null: float | None) -> GLMModel:
+        estimated, kept = FAMILIES[self.family].estimated, int(design.kept.sum())
+        deviance, pearson, likelihood = (
+            float(last[name][0]) for name in ("deviance", "pearson", "log_likelihood")
+        )
+        phi, free = design.dispersion(pearson) if estimated else 1.0, float(design.used - kept)
+        if estimated and free < 1:
+            raise DataError(f"{design.used} rows for {kept} coefficients: none is left for errors.")
+        if estimated and deviance <= 1e-24 * max(abs(null or 0.0), 1e-250):
+            design.run.remark("the columns explain the outcome exactly: standard errors are rounding.")
+        facts = {
+            "family": self.family,
+            "link": self.chosen_link,
+            "errors": self.robust or "model-based",
+            "steps": newton.gradients,
+            "converged": newton.converged,
+            "log_likelihood": likelihood,
+            "aic": 2 * kept - 2 * likelihood,
+            "deviance": deviance,
+            "degrees": free,
+            "null_deviance": null,
+            "dispersion": phi if estimated else None,
+            "r_squared": 1 - deviance / null if null else None,
+            "events": design.seen["outcome"][0] if self.family == "binomial" else None,
+        }
+        plain, ratio = self.robust is None, "ratio" if self.chosen_link == "log" else ""
+        covariance = (
+            phi * newton.covariance(newton.curvature) if plain else self._sandwich(design, newton, last)
+        )
+        more: dict[str, Any] = {"degrees": free if estimated and plain else 0.0}
+        more["ratio"] = RATIOS.get((self.family, self.chosen_link), ratio)
+        return design.result(GLMModel, newton.weight, covariance, facts, **more)
+
+    def _sandwich(self, design: Design, newton: Newton, last: Total) -> Array:
+        """H⁻¹ (sum g gᵀ) H⁻¹, with the correction for few rows or sites that is usual."""
+        bread = newton.covariance(last["observed"])
+        sites, free, factor = len(last.cohort), design.used - float(design.kept.sum()), 1.0
+        if self.robust == "HC1":
+            factor = design.used / free
+        elif self.robust == "cluster":
+            if sites < 2:
+                raise DataError("errors by site need at least two sites; this federation has one.")
+            factor = sites / (sites - 1) * (design.used - 1) / free
+        return np.asarray(factor * bread @ last["meat"] @ bread)
+
+
+# -- at the client -----------------------------------------------------------------------------------
+
+
+@step(STEP, over_rows=True)
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """At the coefficients of the request: deviance, Pearson's sum, gradient and information; at the end
+    instead of these two the log-likelihood and, for robust errors, sum g gᵀ over rows.
+    """
+    parameters, rows = memory.chain.opening["parameters"], read(data, memory)
+    family, x, w, (y,) = FAMILIES[parameters["family"]], rows.x, rows.weight, rows.outcome
+    link, last = LINKS[parameters["link"] or family.links[0]], bool(request.note["last"])
+    if wrong := int(np.sum(~family.fits(y))):
+        name = parameters["family"]
+        raise DataError(f"the outcome must be {family.allowed} in the {name} family; {wrong} rows are not.")
+    eta = x @ request.arrays["weight"] + rows.offset
+    with np.errstate(all="ignore"):
+        mean, slope = link.mean(eta), link.slope(eta)
+        variance, gap = family.variance(mean), y - mean
+        invalid = int(np.sum(~family.domain(mean)))
+        # Of minus the log-likelihood by eta, times phi, for every row; and minus its second derivative.
+        slopes = -w * gap * slope / variance
+        turned = link.bend(eta) * variance - slope**2 * family.variance_slope(mean)
+        bend = w * (slope**2 / variance - gap * turned / variance**2)
+        sums = {"deviance": np.array([w @ family.deviance(y, mean)])}
+        sums["pearson"] = np.array([w @ (gap**2 / variance)])
+        if last:
+            likelihood = family.log_likelihood(y, mean, w, float(request.note["phi"]))
+            sums["log_likelihood"] = np.array([np.sum(likelihood[w > 0])])
+        else:
+            sums |= {"gradient": slopes @ x, "curvature": _gram(x, w * slope**2 / variance)}
+        if parameters["robust"] if last else link is not LINKS[family.links[0]]:
+            sums["observed"] = _gram(x, bend)
+        if last and parameters["robust"]:
+            sums["meat"] = _gram(x, slopes**2)
+    if invalid:  # without means that the family has there is nothing to sum; the server takes a shorter step
+        sums = {name: np.zeros_like(array) for name, array in sums.items()}
+    # Shares of several trials cannot be told apart by a rule, so they count as wrong.
+    wrong = int(np.sum(((mean > 0.5) != (y > 0.5)) | (y % 1 > 0)))
+    counts = {"invalid": invalid, "wrong": wrong}
+    return Term(sums, counts, frozenset(sums) & {"curvature", "observed", "meat"})
+
+
+def _gram(x: Array, weight: Array) -> Array:
+    """Sum of weight x xᵀ, the same from either side."""
+    found = (x * weight[:, None]).T @ x
+    return np.asarray(0.5 * (found + found.T))
+
+
+@step(CLUSTERS)
+def answer_clusters(data: ClientData, request: Request, memory: Memory) -> Term:
+    """The same at the end, with the one g of this site."""
+    term = answer(data, request, memory)
+    slope = answer(data, replace(request, note={**request.note, "last": False}), memory).arrays["gradient"]
+    term.arrays["meat"] = np.outer(slope, slope)
+    return term

@@ -1,0 +1,310 @@
+"""Release: one noisy Gram matrix of a table, which answers linear questions about it ever after.
+
+    z = [1, columns, label] / R     numbers as (x - reference) / (reach scale), cut off at -1 and 1;
+                                    categories as 0 and 1; R the largest length that such a row can have
+    A = sum z zᵀ + E                one row changes it by at most 1; E is noise of deviation s (s / sqrt 2 off
+                                    the diagonal)
+
+Whatever is computed from A costs nothing more. A linear model of y on columns S is b = A_SS^-1 A_Sy. It
+differs from that of the exact sums by A_SS^-1 (e_Sy - E_SS b), up to higher orders of the noise; so its
+covariance, as far as noise makes it, is
+
+    V = A_SS^-1  s²/2 [(1 + |b|²) I + b bᵀ]  A_SS^-1
+
+Intervals for what the pooled rows would give follow from V; for what rows are drawn from, from V plus the
+usual residual variance times A_SS^-1. What is missing counts as the reference of its column, and a category
+that the schema does not name as its first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from scipy.stats import norm
+
+from fedsolve.arrays import Array
+from fedsolve.closedform.sums import chunks
+from fedsolve.errors import DataError, did_you_mean
+from fedsolve.federation.accounting import mu_of
+from fedsolve.federation.client_data import run_schema
+from fedsolve.federation.dialogue import Ask, DialogueMethod, DialogueRun, Talk
+from fedsolve.federation.method import Chain, Request, Term, opening_classes
+from fedsolve.federation.participant import ClientData, Memory, step
+from fedsolve.federation.preparing import public_preparation
+from fedsolve.labels import encode_labels, regression_targets
+from fedsolve.parameters import parameter
+from fedsolve.registry import register
+from fedsolve.statistics.results import StatisticModel
+
+KIND = "release-gram"
+CONSTANT = "Intercept"
+_CLEAR = 3.0
+"""How far the least eigenvalue of some columns must stand above the largest that noise gives."""
+
+
+class Release(StatisticModel):
+    """A noisy Gram matrix and what its columns are.
+
+    gram: (columns, columns), of z. deviation: of the noise on its diagonal. centre, scale: of each column, so
+    that z = (x - centre) / scale. groups: columns of a category, by its name.
+    """
+
+    family: ClassVar[str] = "release"
+    title: ClassVar[str] = "Release"
+
+    def __init__(
+        self,
+        features: int,
+        facts: Mapping[str, Any],
+        names: Sequence[str],
+        arrays: Mapping[str, Array],
+        groups: Mapping[str, Sequence[str]],
+    ) -> None:
+        super().__init__(features, facts)
+        self.names, self.groups = list(names), {name: list(some) for name, some in groups.items()}
+        self.gram, self.centre, self.scale = (arrays[name] for name in ("gram", "centre", "scale"))
+        self.deviation = float(facts["noise"])
+
+    @property
+    def rows(self) -> float:
+        """How many rows there are, as far as the noise lets it be known."""
+        return float(self.gram[0, 0] * self.scale[0] ** 2)
+
+    def moments(self) -> tuple[Array, Array]:
+        """Mean and covariance of all columns but the constant, in their own units."""
+        mean = self.gram[0, 1:] / self.gram[0, 0]
+        spread = self.gram[1:, 1:] / self.gram[0, 0] - np.outer(mean, mean)
+        scale = self.scale[1:]
+        return self.centre[1:] + mean * (scale / self.scale[0]), spread * np.outer(scale, scale) / (
+            self.scale[0] ** 2
+        )
+
+    def correlation(self) -> Array:
+        """Correlations of all columns but the constant, from -1 to 1; NaN where noise is all there is."""
+        covariance = self.moments()[1]
+        root = np.sqrt(np.where(np.diag(covariance) > 0, np.diag(covariance), np.nan))
+        return np.asarray(np.clip(covariance / np.outer(root, root), -1.0, 1.0))
+
+    def pca(self, columns: Sequence[str] | None = None) -> tuple[Array, Array]:
+        """Variances and directions (columns, components) of standardised columns, the largest first."""
+        places = [self.names.index(name) - 1 for name in columns or self.names[1:]]
+        values, vectors = np.linalg.eigh(self.correlation()[np.ix_(places, places)])
+        return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+
+    def fit(self, formula: str, ridge: float = 0.0) -> ReleasedFit:
+        """A linear model such as "y ~ a + sex"; "y ~ ." has all columns. ridge: penalty, as of rows of z."""
+        outcome, chosen = self._parsed(formula)
+        some = [0, *(self.names.index(name) for name in chosen)]
+        y = self.names.index(outcome)
+        outer = [*some, y]
+        penalty = ridge * np.diag([0.0] + [1.0] * len(chosen))
+        b, by_noise, by_rows = noisy_least_squares(
+            self.gram[np.ix_(outer, outer)], self.deviation, self.rows, formula, penalty
+        )
+        # b of z-columns: y = centre + scale_y sum b z; z_j = (x_j - centre_j) / scale_j, z_0 = 1 / R.
+        units = np.diag(self.scale[y] / self.scale[some])
+        units[0] -= self.scale[y] * self.centre[some] / self.scale[some]
+        coefficient = units @ b
+        coefficient[0] += self.centre[y]
+        noisy, whole = (units @ each @ units.T for each in (by_noise, by_noise + by_rows))
+        return ReleasedFit((CONSTANT, *chosen), coefficient, noisy, whole, formula)
+
+    def _parsed(self, formula: str) -> tuple[str, list[str]]:
+        left, found, right = (part.strip() for part in formula.partition("~"))
+        if not found:
+            raise DataError(f"'{formula}' is no formula; write it as 'y ~ a + b'.")
+        chosen: list[str] = []
+        for word in (part.strip() for part in right.split("+")):
+            name = word.removeprefix("C(").removesuffix(")") if word.startswith("C(") else word
+            if name == ".":
+                some = tuple(f"{group}=" for group in self.groups)
+                chosen += [n for n in self.names[1:] if n != left and not n.startswith(some)]
+                chosen += [n for group in self.groups.values() for n in group[1:] if left not in group]
+            elif name in self.groups:
+                chosen += self.groups[name][1:]
+            else:
+                chosen.append(self._known(name))
+        if self._known(left) in chosen or not chosen:
+            raise DataError(f"'{formula}' needs an outcome on its left and other columns on its right.")
+        return left, list(dict.fromkeys(chosen))
+
+    def _known(self, name: str) -> str:
+        if name not in self.names[1:]:
+            known = [*self.names[1:], *self.groups]
+            raise DataError(
+                f"this release has no column '{name}'.{did_you_mean(name, known)} It has {', '.join(known)}; "
+                "products and functions of columns are not in it."
+            )
+        return name
+
+    def records(self) -> list[dict[str, Any]]:
+        mean, covariance = self.moments()
+        spread = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+        return [
+            {"column": name, "mean": float(mean[place]), "deviation": float(spread[place])}
+            for place, name in enumerate(self.names[1:])
+        ]
+
+
+def noisy_least_squares(
+    gram: Array, deviation: float, rows: float, formula: str, penalty: Array | float = 0.0
+) -> tuple[Array, Array, Array]:
+    """b of y on columns, of the noisy Gram matrix of [columns, y]; its covariance by noise, and by rows."""
+    within, across = gram[:-1, :-1], gram[:-1, -1]
+    noise = deviation * math.sqrt(2 * len(within))
+    least = float(np.linalg.eigvalsh(within)[0])
+    if least + np.max(penalty) < _CLEAR * noise:
+        raise DataError(
+            f"the noise of this release is too large for '{formula}': its columns vary by {least:.3g} in "
+            f"their weakest direction, and noise alone by {noise:.3g}. Choose fewer columns, or a ridge."
+        )
+    inverse = np.linalg.inv(within + penalty)
+    b = inverse @ across
+    spread = deviation**2 / 2 * ((1 + b @ b) * np.eye(len(b)) + np.outer(b, b))
+    residual = max(0.0, float(gram[-1, -1] - b @ across)) / max(1.0, rows - len(b))
+    return b, inverse @ spread @ inverse, residual * inverse
+
+
+@dataclass(frozen=True)
+class ReleasedFit:
+    """Coefficients from a release. by_noise: covariance from the noise; covariance: from rows and noise."""
+
+    names: tuple[str, ...]
+    coefficient: Array
+    by_noise: Array
+    covariance: Array
+    formula: str
+
+    def interval(self, level: float = 0.95, of: Literal["pooled", "population"] = "population") -> Array:
+        """(columns, 2): for what the pooled rows would give without noise, or for where they come from."""
+        spread = np.sqrt(np.diag(self.by_noise if of == "pooled" else self.covariance))
+        reach = float(norm.ppf(0.5 + level / 2)) * spread
+        return np.column_stack([self.coefficient - reach, self.coefficient + reach])
+
+    def records(self) -> list[dict[str, Any]]:
+        """The table, as numbers by name."""
+        pooled, whole = self.interval(of="pooled"), self.interval()
+        return [
+            {
+                "term": name,
+                "coefficient": float(self.coefficient[place]),
+                "low": float(whole[place, 0]),
+                "high": float(whole[place, 1]),
+                "pooled_low": float(pooled[place, 0]),
+                "pooled_high": float(pooled[place, 1]),
+            }
+            for place, name in enumerate(self.names)
+        ]
+
+    def __str__(self) -> str:
+        lines = [f"{self.formula} (95 % intervals: of the population; of the pooled rows)", ""]
+        for one in self.records():
+            ends = [f"{one[name]:.4g}" for name in ("low", "high", "pooled_low", "pooled_high")]
+            lines.append(
+                f"{one['term']:<24} {one['coefficient']:>11.4g}   [{ends[0]}, {ends[1]}]   "
+                f"[{ends[2]}, {ends[3]}]"
+            )
+        return "\n".join(lines)
+
+
+@register(
+    "release",
+    paper="Sheffet 2017; Dong, Roth and Su 2022",
+    exchanges="1",
+    up="the noisy Gram matrix of all columns and the label",
+    down="nothing but the request",
+)
+@dataclass(frozen=True)
+class Releasing(DialogueMethod[Release]):
+    """Release: one noisy Gram matrix of a table for any number of linear questions.
+
+    reach: columns are cut off so many scales of the schema from their reference.
+    """
+
+    epsilon: float = parameter(1.0, "How much may be learnt about a row, in all.", above=0)
+    delta: float = parameter(1e-5, "Chance that more is learnt.", above=0, below=1)
+    reach: float = parameter(3.0, "Scales from the reference at which numbers are cut off.", above=0)
+    target_reference: float = parameter(0.0, "A value near which a numeric label lies.")
+    target_scale: float = parameter(1.0, "About how far a numeric label spreads.", above=0)
+    honest: float = parameter(
+        0.75, "Share of the sites whose noise must be in a secure sum.", above=0, most=1
+    )
+
+    @property
+    def preparation(self) -> Literal["standardise", "fill", "none", "public"]:
+        return "none"
+
+    def agreement(self) -> dict[str, Any]:
+        privacy = {"epsilon": self.epsilon, "delta": self.delta, "unit": "row", "honest": self.honest}
+        return {"incomplete": True, "privacy": {**privacy, "rows": 1}}
+
+    def talk(self, run: DialogueRun[Release]) -> Talk[Release]:
+        names, centre, scale, groups = _columns(run.chain, run.spec.features)
+        total = yield Ask(KIND, {"mu": mu_of(self.epsilon, self.delta)})
+        by, arrays = "sites" if total.noised else "server", {"centre": centre, "scale": scale}
+        facts = {"epsilon": self.epsilon, "delta": self.delta, "noise": total.noise["gram"], "noise_by": by}
+        found = Release(run.spec.features, facts, names, {**arrays, "gram": total["gram"]}, groups)
+        found.parameters = {**self.parameters(), "noise": by}
+        return found
+
+
+def _columns(chain: Chain, width: int) -> tuple[list[str], Array, Array, dict[str, list[str]]]:
+    """Names of the columns of z, their centres and scales so that |z| <= 1, and categories."""
+    opening = chain.opening
+    schema, parameters, classes = run_schema(chain), opening["parameters"], opening_classes(chain)
+    reach, groups = parameters["reach"], {}
+    names, label = [f"x{place}" for place in range(width)], "y"
+    centre, scale, square = np.zeros(width), np.full(width, reach), float(width)
+    if schema is not None:
+        if schema.extractor is not None or schema.places("text"):
+            raise DataError("a release is of numbers, dates and categories; text and images have no bounds.")
+        prepared = public_preparation(schema)
+        names, label, centre = list(schema.names), schema.label or "y", prepared.origin.copy()
+        scale = np.ones(width)
+        square = 0.0
+        for place, column in schema.places("number", "date", "category"):
+            own = [*range(place, place + len(column.names))]
+            square += 1.0
+            if column.kind == "category":
+                groups[column.name] = [names[each] for each in own[: len(column.categories)]]
+            else:
+                scale[place] = reach * prepared.scale[place]
+                square += len(own) - 1
+    if classes is None:
+        last = [(label, parameters["target_reference"], reach * parameters["target_scale"])]
+    elif len(classes) == 2:
+        last = [(label, 0.0, 1.0)]
+    else:
+        last = [(f"{label}={each}", 0.0, 1.0) for each in classes]
+        groups[label] = [name for name, _, _ in last]
+    names += [name for name, _, _ in last]
+    centre, scale = np.append(centre, [c for _, c, _ in last]), np.append(scale, [s for _, _, s in last])
+    length = math.sqrt(1.0 + square + 1.0)
+    scale = np.append(1.0, scale) * length
+    return [CONSTANT, *names], np.append(0.0, centre), scale, groups
+
+
+@step(KIND, releases={"gram": 1.0})
+def answer(data: ClientData, request: Request, memory: Memory) -> Term:
+    """sum z zᵀ of rows of length 1 at most."""
+    if data.own_weights() is not None:
+        raise DataError("rows with weights are not private: a weight is as much as it says. Leave them out.")
+    names, centre, scale, _ = _columns(memory.chain, data.width)
+    classes, labels = opening_classes(memory.chain), data.own_labels()
+    if classes is None:
+        target = regression_targets(labels, 1)
+    else:
+        codes = encode_labels(labels, classes)
+        target = np.eye(len(classes))[codes] if len(classes) > 2 else codes[:, None].astype(np.float64)
+    length = float(scale[0])
+    gram = np.zeros((len(names), len(names)))
+    for span in chunks(len(data), len(names)):
+        rows = np.hstack([data.features(span), target[span]])
+        z = np.clip((rows - centre[1:]) * (length / scale[1:]), -1.0, 1.0) / length
+        z = np.hstack([np.full((len(z), 1), 1.0 / length), np.where(np.isnan(z), 0.0, z)])
+        gram += z.T @ z
+    return Term({"gram": gram}, {}, frozenset({"gram"}))

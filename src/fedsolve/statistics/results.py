@@ -1,0 +1,290 @@
+"""Results as people print them: a table of coefficients with what is known of each, and facts around it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.stats import norm, t
+
+from fedsolve.arrays import Array
+from fedsolve.errors import ConditionWarning, DataError
+from fedsolve.model import Model
+from fedsolve.pages.plots import FORMATS, Axis, Panel, Series, draw, render
+from fedsolve.pages.written_tables import latex_table, markdown_table, plain
+from fedsolve.tables.encoder import encode, is_table
+from fedsolve.tables.formula import INTERCEPT, FormulaPlan, categories_of, described, frame, plan
+from fedsolve.tables.preparation import Preparation, far_outside
+from fedsolve.tables.schema import Column, Schema
+
+Lines = list[tuple[str, ...]]
+
+FACTS = (
+    *("formula", "family", "link", "ties", "strata", "errors", "rows", "rows_left_out", "left_out", "events"),
+    *("sites", "exchanges", "steps", "converged", "log_likelihood", "aic", "deviance", "null_deviance"),
+    *("degrees", "dispersion", "r_squared", "concordance", "concordance_within"),
+)
+"""In which order facts are printed; others follow."""
+
+_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10, 20, 50, 100)
+"""Marks on the axis of a forest plot."""
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A number as tables print it; nothing where there is none."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if float(value).is_integer() or not np.isfinite(value):
+        return str(int(value)) if np.isfinite(value) else "" if np.isnan(value) else str(value)
+    return f"{value:.{digits}g}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.{digits}f}"
+
+
+def told(value: Any) -> str:
+    """A fact as text."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {told(part)}" for name, part in value.items())
+    return ("yes" if value else "no") if isinstance(value, bool) else number(value)
+
+
+class StatisticModel(Model):
+    """A result that prints itself.
+
+    facts: what is known besides the table, by name. remarks: sentences that a reader must know.
+    """
+
+    title: ClassVar[str] = "Result"
+    predicts: ClassVar[bool] = False
+    caveat: ClassVar[None] = None
+
+    def __init__(self, features: int, facts: Mapping[str, Any], remarks: Sequence[str] = ()) -> None:
+        super().__init__(features, None, 1)
+        self.facts: dict[str, Any] = plain(dict(facts))
+        self.remarks = list(remarks)
+        self.parameters: dict[str, Any] = {}
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """The rows of the table, as numbers by name."""
+
+    def printed(self) -> list[tuple[str, Lines]]:
+        """What is printed: titles, and lines of cells of which the first are heads."""
+        known = self.records()
+        heads = tuple(name.replace("_", " ") for name in known[0])
+        return [("", [heads, *(tuple(map(number, line.values())) for line in known)])]
+
+    def figure(self) -> Panel:
+        """The picture of the result."""
+        raise DataError(f"a {type(self).__name__} has no figure.")
+
+    def plot(self, path: str | Path) -> None:
+        """Write the picture, as svg, png or pdf: the forest plot of a regression, or survival curves."""
+        form = next((each for each in FORMATS if Path(path).suffix.lower() == f".{each}"), None)
+        if form is None:
+            raise DataError(f"{path}: a figure is written as {', '.join(f'.{each}' for each in FORMATS)}.")
+        Path(path).write_bytes(render(draw([self.figure()]), form))
+
+    def scores(self, features: Array) -> Array:
+        raise DataError(f"a {self.title} predicts nothing for a row.")
+
+    def to_frame(self) -> Any:
+        """The table as a pandas frame."""
+        import pandas
+
+        return pandas.DataFrame(self.records())
+
+    def document(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        whole = {"title": self.title, **self.facts, "table": self.records(), "remarks": self.remarks}
+        return plain(whole)  # type: ignore[no-any-return]
+
+    def to_json(self) -> str:
+        return json.dumps(self.document(), indent=2)
+
+    def to_markdown(self) -> str:
+        parts = []
+        for title, (heads, *lines) in self.printed():
+            parts += [f"**{title}**"] * bool(title) + [markdown_table(heads, lines)]
+        facts = "; ".join(f"{name}: {value}" for name, value in self.told_facts())
+        return "\n\n".join([*parts, facts, *self.remarks])
+
+    def to_latex(self) -> str:
+        """The tables for LaTeX with booktabs."""
+        return "\n\n".join(latex_table(heads, lines) for _, (heads, *lines) in self.printed())
+
+    def told_facts(self) -> list[tuple[str, str]]:
+        """The facts as text, those that have one, in the order in which people look for them."""
+        order = {name: place for place, name in enumerate(FACTS)}
+        names = sorted(self.facts, key=lambda name: (order.get(name, len(FACTS)), name))
+        return [(name.replace("_", " "), text) for name in names if (text := told(self.facts[name]))]
+
+    def __str__(self) -> str:
+        out = [self.title, ""]
+        for title, lines in self.printed():
+            first, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+            head, *rows = ("  ".join([a.ljust(first), *map(str.rjust, line, widths)]) for a, *line in lines)
+            out += [title] * bool(title) + [head, "-" * len(head), *rows, ""]
+        out += [f"{name:<22} {value}" for name, value in self.told_facts()]
+        return "\n".join([*out, *(f"note: {remark}" for remark in self.remarks)])
+
+
+class RegressionModel(StatisticModel):
+    """Coefficients, their covariance, and predictions for new rows.
+
+    kept: columns that have a coefficient. degrees: of Student's t; 0 where the normal distribution is used.
+    ratio: what exp(coefficient) is called, if anything. scales: mean and deviation of columns that the
+    formula standardises. ranges: mean and deviation of all columns of the model (2, columns); numbers of new
+    rows that are far from them are named.
+    """
+
+    predicts: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        features: int,
+        parameters: Mapping[str, Any],
+        columns: tuple[Sequence[str], Array, Array, Array],
+        facts: Mapping[str, Any],
+        remarks: Sequence[str],
+        *,
+        scales: Mapping[str, Any],
+        ranges: Array,
+        degrees: float = 0.0,
+        ratio: str = "",
+    ) -> None:
+        super().__init__(features, facts, remarks)
+        names, self.coefficient, self.covariance, self.kept = columns
+        self.names, self.parameters = tuple(names), dict(parameters)
+        self.scales, self.ranges, self.degrees, self.ratio = dict(scales), ranges, degrees, ratio
+
+    @property
+    def _spread(self) -> Any:
+        return t(self.degrees) if self.degrees else norm
+
+    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
+        """Low and high ends of the coefficients' intervals."""
+        if not 0 < level < 1:
+            raise DataError(f"the level of confidence must lie in (0, 1); got {level!r}.")
+        reach = float(self._spread.ppf(0.5 + level / 2)) * self.standard_error
+        return self.coefficient - reach, self.coefficient + reach
+
+    @property
+    def standard_error(self) -> Array:
+        return np.asarray(np.where(self.kept, np.sqrt(np.diag(self.covariance)), np.nan))
+
+    @property
+    def statistic(self) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(self.coefficient / self.standard_error)
+
+    @property
+    def p(self) -> Array:
+        """Two-sided p-values."""
+        return np.asarray(2 * self._spread.sf(np.abs(self.statistic)))
+
+    def records(self) -> list[dict[str, Any]]:
+        low, high = self.interval()
+        columns = {"coefficient": self.coefficient, "se": self.standard_error, "statistic": self.statistic}
+        columns |= {"p": self.p, "low": low, "high": high}
+        if self.ratio:
+            columns |= {"exp": np.exp(self.coefficient), "exp_low": np.exp(low), "exp_high": np.exp(high)}
+        shown = {head: np.where(self.kept, values, np.nan).tolist() for head, values in columns.items()}
+        return [
+            dict(zip(("term", *shown), line, strict=True))
+            for line in zip(self.names, *shown.values(), strict=True)
+        ]
+
+    def printed(self) -> list[tuple[str, Lines]]:
+        heads = ["term", "coefficient", "se", "t" if self.degrees else "z", "p", "95% interval"]
+        heads[5:5] = [self.ratio] * bool(self.ratio)
+        lines: Lines = [tuple(heads)]
+        for line in self.records():
+            statistic, exp = line["statistic"], "exp_" if self.ratio else ""
+            cells = [number(line["coefficient"]), number(line["se"])]
+            cells.append(f"{statistic:{'.2f' if abs(statistic) < 1e5 else '.2g'}}")
+            cells.append("<0.001" if line["p"] < 0.001 else f"{line['p']:.3f}")
+            cells += [f"{line['exp']:.3f}"] if self.ratio else []
+            cells.append(" to ".join(number(line[exp + end], 3) for end in ("low", "high")))
+            missing = ["NA", *[""] * (len(cells) - 1)]
+            lines.append((line["term"], *(cells if line["se"] > 0 else missing)))
+        return [("", lines)]
+
+    def figure(self) -> Panel:
+        """Estimates with their intervals, without the intercept; ratios at their logarithms."""
+        lines = [each for each in self.records() if each["term"] != INTERCEPT and np.isfinite(each["se"])]
+        middle, low, high = (
+            np.array([line[head] for line in lines]) for head in ("coefficient", "low", "high")
+        )
+        label, bars = (
+            self.ratio or "coefficient",
+            [tuple(each) for each in (middle, middle - low, high - middle)],
+        )
+        marks = np.log(_RATIOS) if self.ratio else np.zeros(0)
+        inside = (marks > low.min() - 0.2) & (marks < high.max() + 0.2)
+        ticks = tuple((float(mark), f"{np.exp(mark):g}") for mark in marks[inside])
+        series = Series(label, 0, tuple(map(float, range(len(lines)))), *bars)
+        names = Axis.of("", [line["term"] for line in lines])
+        return Panel([series], names, Axis(f"{label}, 95% interval", named=ticks), "", "rows", "zero")
+
+    # -- new rows ----------------------------------------------------------------------------------
+
+    @property
+    def _filled(self) -> bool:
+        return self.parameters.get("missing") == "schema"
+
+    def plan(self) -> FormulaPlan:
+        """What the right side of the formula makes of rows; an outcome is not needed."""
+        left, _, right = self.facts["formula"].partition("~")
+        survival, schema = left.startswith("Surv("), described(self.schema, self.features)
+        return plan(f"{'Surv(1, 1)' if survival else '1'} ~ {right}", schema, self._filled, survival)
+
+    def describe(self, schema: Schema, preparing: Preparation | None) -> None:
+        """Of the columns of a table, take those that the right side of the formula names."""
+        super().describe(schema, preparing)
+        used, width = self.plan().used, [len(column.names) for column in schema.used]
+        there = np.repeat([column.name in used for column in schema.used], width)
+        columns = [column for column in schema.used if column.name in used]
+        if schema.label in used:
+            texts = categories_of(schema).get(schema.label)
+            kind: Any = {"kind": "category", "categories": tuple(texts)} if texts else {}
+            columns.append(Column(schema.label, missing="refuse", **kind))
+        if not columns:
+            return
+        self.schema = Schema(tuple(columns))
+        self.features = self.schema.width
+        if preparing is not None and preparing.centre is not None:
+            more = self.features - int(there.sum())
+            parts = zip((preparing.mean, preparing.scale, preparing.centre), (0.0, 1.0, 0.0), strict=True)
+            mean, scale, centre = (np.append(each[there], np.full(more, value)) for each, value in parts)
+            self.preparing = Preparation(mean, scale, centre=centre)
+
+    def _checked(self, values: Any) -> Array:
+        if is_table(values) and self.schema is not None:
+            values = encode(self.schema, values, extra="ignore")
+        return super()._checked(values)
+
+    def predict(self, features: Any) -> Array:
+        return self.estimates(features)[:, 0]
+
+    def scores(self, features: Array) -> Array:
+        """x b + offset of encoded rows (rows, 1)."""
+        found, rows = self.plan(), frame(described(self.schema, self.features), features, None, self._filled)
+        lacking = [name for name in found.used if name in rows and rows[name].isna().any()]
+        if lacking:
+            raise DataError(f"'{lacking[0]}' is missing, or has a category that the model does not know.")
+        design = found.columns(rows, self.scales or None)
+        numbers = [place for place, name in enumerate(self.names) if "[" not in name and name != INTERCEPT]
+        mean, deviation = self.ranges[:, numbers]
+        known = Schema.of_numbers([self.names[place] for place in numbers])
+        shown = SimpleNamespace(source="new rows", features=design[:, numbers])
+        for remark in far_outside(known, Preparation(mean, deviation, centre=mean), shown):
+            warnings.warn(remark, ConditionWarning, stacklevel=3)
+        scores = design @ np.where(self.kept, self.coefficient, 0.0) + found.offset(rows)
+        if not np.isfinite(scores).all():
+            raise DataError(f"{int(np.sum(~np.isfinite(scores)))} rows give no finite number in the formula.")
+        return np.asarray(scores[:, None])

@@ -1,0 +1,443 @@
+"""Raw columns as features, by the schema alone: the same bits at every site and on every machine.
+
+* A number is itself, NaN where it is missing; True and False are 1 and 0.
+* A date is (days since the reference) / scale, NaN where it is missing. A time with an offset counts in UTC.
+* A category is one column of 0 and 1 for each value of the schema, and a last one for every other value.
+* A text is its words, hashed: words are runs of letters, digits and underscores of the text in Unicode's
+  compatible form (NFKC) without case. BLAKE2b (8 bytes) of a word modulo `buckets` names its feature, the top
+  bit its sign; the row of signed counts is divided by its length, so that long texts weigh as much as short
+  ones. Text without words is all zeros.
+
+A cell is missing when it is null, NaN or one of `MISSING`, unless the schema lists that very text as a
+category. Tables may be a mapping of arrays, a pandas DataFrame or a pyarrow Table; the latter two are never
+imported here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import CategoryWarning, DataError
+from fedsolve.labels import number
+from fedsolve.tables.schema import MONEY, NUMBER, Column, Schema
+
+MISSING = frozenset(
+    ("", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan")
+) | {"null"}
+"""Texts that stand for a missing value."""
+
+_BLOCK = 16384
+_EXAMPLES = 3
+_MANY = 0.1
+"""Warn when more than this share of a column's cells are in none of its categories."""
+_DAY = 86_400_000_000
+_WHOLE = re.compile(r"([+-]?(?:0|[1-9]\d{0,17}))\.0*")
+_WORDS = re.compile(r"\w+")
+
+
+def column_names(table: Any) -> list[str]:
+    """The names of a table's columns, whatever kind of table it is."""
+    names = table.column_names if hasattr(table, "column_names") else table.keys()
+    return [str(name) for name in names]
+
+
+def is_table(value: Any) -> bool:
+    """Whether this has named columns: a DataFrame, a pyarrow Table or a mapping."""
+    return hasattr(value, "column_names") or isinstance(value, Mapping) or hasattr(value, "columns")
+
+
+def encode(
+    schema: Schema,
+    table: Any,
+    labelled: bool = False,
+    extra: Literal["refuse", "ignore"] = "refuse",
+    faults: Faults | None = None,
+) -> Array:
+    """The features (rows, schema.width) of a table, float64, NaN where a number or a date is missing.
+
+    Columns are found by name. What does not fit is refused, all columns at once; see `Schema.check_columns`.
+    faults: takes the cells that cannot be used, and whoever gave it refuses them; they are refused here when
+    None.
+    """
+    if schema.extractor is not None:
+        raise DataError("this schema describes features of images; a table has none.")
+    schema.check_columns(column_names(table), labelled, extra)
+    found = faults or Faults()
+    encoder = _Encoder(schema, found)
+    blocks = list(_blocks(schema, table))
+    features = np.zeros((sum(rows for rows, _ in blocks), schema.width))
+    first = 0
+    for rows, columns in blocks:
+        encoder.write(columns, features[first : first + rows], first)
+        first += rows
+    if faults is None:
+        found.check()
+    encoder.warn_of_strangers(len(features))
+    return features
+
+
+def _blocks(schema: Schema, table: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The used columns, some thousand rows at a time, so that a block of features stays in the cache."""
+    wanted = [column.name for column in schema.used]
+    if hasattr(table, "to_batches"):
+        for batch in table.select(wanted).unify_dictionaries().to_batches():
+            yield batch.num_rows, {name: batch.column(name) for name in wanted}
+        return
+    columns = {name: _array(table[name]) for name in wanted}
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1:
+        told = ", ".join(f"'{name}' {len(column)}" for name, column in columns.items())
+        raise DataError(f"columns must have as many rows as each other; these have {told}.")
+    rows = lengths.pop()
+    for start in range(0, rows, _BLOCK):
+        stop = min(start + _BLOCK, rows)
+        yield stop - start, {name: column[start:stop] for name, column in columns.items()}
+
+
+def _array(values: Any) -> Array:
+    """A column of a mapping or a DataFrame as an array: numbers, times, or Python objects."""
+    if hasattr(values, "to_numpy"):
+        kind = str(getattr(values, "dtype", ""))
+        if kind.startswith("datetime64"):  # with a time zone pandas would give objects
+            values = values.to_numpy(dtype="datetime64[us]")
+        elif kind[:1] in "IUF" and hasattr(values, "isna"):  # pandas' numbers that may be missing
+            values = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        else:
+            values = values.to_numpy()
+    array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
+    if array.ndim != 1:
+        raise DataError(f"a column has one value per row; got an array of shape {array.shape}.")
+    return array
+
+
+@dataclass
+class _Noticed:
+    """Cells of a column: how many, and the first of them in words."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, rows: Any, say: Callable[[int], str]) -> None:
+        self.count += len(rows)
+        self.examples += [say(int(row)) for row in rows[: _EXAMPLES - len(self.examples)]]
+
+    def __str__(self) -> str:
+        return f"({', '.join(self.examples)}{', ...' * (self.count > len(self.examples))})"
+
+
+@dataclass
+class Faults:
+    """What is wrong with the cells of a table, by column.
+
+    where: names a row. remedy: what to do about a cell that cannot be read.
+    """
+
+    where: Callable[[int], str] = "row {}".format
+    remedy: Callable[[str], str] = lambda cell: _MEND
+    _found: dict[str, _Noticed] = field(default_factory=dict, init=False)
+    _remedies: set[str] = field(default_factory=set, init=False)
+
+    def empty(self, name: str, rows: Any, cell: Callable[[int], Any] = lambda row: "") -> None:
+        """Cells that must not be missing."""
+
+        def say(row: int) -> str:
+            text = cell(row)
+            empty = _is_null(text) or not str(text).strip()
+            shown = "it is empty" if empty else f"{text!r} counts as empty"
+            return f"{self.where(row)}: {shown}"
+
+        self.add(name, rows, say, _FILL)
+
+    def unreadable(self, column: Column, rows: Any, cell: Callable[[int], Any]) -> None:
+        """Cells that are no numbers or dates, or infinite."""
+
+        def say(row: int) -> str:
+            value = cell(row)
+            value = value.removesuffix(" ?") if isinstance(value, str) else value  # `Dialect.plain` adds it
+            if column.kind == "date":
+                iso = "in ISO 8601 (2024-01-31)"
+                how = f"not a date {iso if column.format is None else f'of the format {column.format}'}"
+            elif number(str(value)) is not None and "_" not in str(value):
+                how = "infinite"
+            else:
+                how = "not a number"
+                self._remedies.add(self.remedy(str(value)))
+            return f"{self.where(row)}: {value!r} is {how}"
+
+        self.add(column.name, rows, say)
+
+    def add(self, name: str, rows: Sequence[int], say: Callable[[int], str], remedy: str = "") -> None:
+        """Other faults of a column; those of whole lines have no name."""
+        if len(rows):
+            self._found.setdefault(name, _Noticed()).add(rows, say)
+            self._remedies |= {remedy} - {""}
+
+    def check(self) -> None:
+        """Refuse if there are any, and name them all."""
+        told = []
+        for name, one in self._found.items():
+            cells = f"cell{'s' * (one.count > 1)} in column '{name}'" if name else "lines of another length"
+            told.append(f"{one.count} {cells} {one}")
+        if told:
+            remedies = " ".join(sorted(self._remedies)) or "Correct or remove them."
+            raise DataError(f"{'; '.join(told)}. {remedies}")
+
+
+_MEND = "Mend the cells, or change the kind of the column or its rule for missing values in the schema."
+_FILL = "Fill them in, leave these rows out, or say in a schema what becomes of them ('fedsolve schema')."
+
+
+@dataclass
+class _Coded:
+    """Cells as positions in a list of their different values; -1 where null."""
+
+    codes: Array
+    values: list[Any]
+
+
+class _Encoder:
+    """Writes blocks of rows; `faults` takes what is wrong with them."""
+
+    def __init__(self, schema: Schema, faults: Faults) -> None:
+        self._columns = schema.places("number", "category", "date", "text")
+        self._faults = faults
+        self._known: dict[str, dict[Any, Any]] = {column.name: {} for column in schema.used}
+        self._words: dict[str, tuple[int, int]] = {}
+        self._strangers: dict[str, _Noticed] = {}
+
+    def write(self, block: Mapping[str, Any], out: Array, first: int) -> None:
+        """Encode these cells into `out`, which holds zeros; `first` is the first row's number."""
+        for place, column in self._columns:
+            part = out[:, place : place + len(column.names)]
+            cells = block[column.name]
+            if column.kind in ("number", "date"):
+                self._write_numbers(column, cells, part, first)
+            elif column.kind == "category":
+                self._write_category(column, cells, part, first)
+            else:
+                self._write_text(column, cells, part, first)
+
+    def warn_of_strangers(self, rows: int) -> None:
+        """Warn about columns with many values outside their categories."""
+        for name, found in self._strangers.items():
+            if found.count > _MANY * rows:
+                warnings.warn(
+                    f"column '{name}': {found.count} of {rows} values are none of its categories {found} and "
+                    "count as 'other'. If they should not, mend the cells, or add the categories to the "
+                    "schema and train again.",
+                    CategoryWarning,
+                    stacklevel=3,
+                )
+
+    def _write_numbers(self, column: Column, cells: Any, out: Array, first: int) -> None:
+        values = _direct(column, cells)
+        if values is None:
+            coded = _coded(cells)
+            known = self._known[column.name]
+            read = _number(column) if column.kind == "number" else _date(column)
+            known.update({value: read(value) for value in coded.values if value not in known})
+            parsed = np.array([*(known[value] for value in coded.values), math.nan])
+            values = parsed[coded.codes]
+        if column.sentinels:
+            values = np.where(np.isin(values, column.sentinels), math.nan, values)
+        if column.bounds:  # infinity marks what cannot be read
+            least, most = column.bounds
+            values = np.where(np.isinf(values), values, np.clip(values, least, most))
+        if math.isfinite(values.sum()):  # one look at most columns: nothing missing, nothing wrong
+            out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
+            return
+        # Infinity marks what cannot be read, and what is infinite cannot be used either.
+        wrong = first + np.flatnonzero(np.isinf(values))
+        self._faults.unreadable(column, wrong, lambda row: _cell(cells, row - first))
+        out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
+        self._missing(column, np.isnan(values), out, first, cells)
+
+    def _write_category(self, column: Column, cells: Any, out: Array, first: int) -> None:
+        coded = _coded(cells)
+        known = self._known[column.name]
+        if not known:
+            known.update({category: number for number, category in enumerate(column.categories)})
+        other = len(column.categories)
+        absent = other + 1 if column.missing == "flag" else (other if column.missing == "other" else -1)
+
+        def place(value: Any) -> int:
+            text = category_text(value)
+            number: int = known.get(text, absent if text in MISSING else other)
+            return number
+
+        places = np.array([*(place(value) for value in coded.values), absent], dtype=np.intp)[coded.codes]
+        texts = [category_text(value) for value in coded.values]
+        strange = np.array([*(text not in known and text not in MISSING for text in texts), False])
+        if strange.any():
+            rows = np.flatnonzero(strange[coded.codes])
+            found = self._strangers.setdefault(column.name, _Noticed())
+            found.add(rows, lambda row: f"row {first + row}: {texts[coded.codes[row]]!r}")
+        seen = places >= 0
+        out[np.flatnonzero(seen), places[seen]] = 1.0
+        if not seen.all():
+            self._missing(column, ~seen, out, first, cells)
+
+    def _write_text(self, column: Column, cells: Any, out: Array, first: int) -> None:
+        coded = _coded(cells)
+        rows = np.zeros((len(coded.values) + 1, column.buckets))
+        absent = np.zeros(len(coded.values) + 1, dtype=bool)
+        absent[-1] = True
+        for row, value in enumerate(coded.values):
+            text = str(value)
+            absent[row] = text.strip() in MISSING
+            if absent[row]:
+                continue
+            for word in _WORDS.findall(unicodedata.normalize("NFKC", text).casefold()):
+                number, sign = self._hashed(word)
+                rows[row, number % column.buckets] += sign
+        lengths = np.sqrt(np.sum(rows**2, axis=1, keepdims=True))
+        rows /= np.where(lengths > 0, lengths, 1.0)
+        out[...] = rows[coded.codes]
+        if column.missing == "refuse":
+            self._missing(column, absent[coded.codes], out, first, cells)
+
+    def _hashed(self, word: str) -> tuple[int, int]:
+        known = self._words.get(word)
+        if known is None:
+            number = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
+            known = self._words[word] = number & (2**63 - 1), -1 if number >> 63 else 1
+        return known
+
+    def _missing(self, column: Column, missing: Array, out: Array, first: int, cells: Any) -> None:
+        if column.missing == "refuse":
+            rows = first + np.flatnonzero(missing)
+            self._faults.empty(column.name, rows, lambda row: _cell(cells, row - first))
+        elif column.missing == "flag" and column.kind in ("number", "date"):
+            out[:, 1] = missing
+
+
+# -- cells -------------------------------------------------------------------------------------------
+
+
+def _direct(column: Column, cells: Any) -> Array | None:
+    """Numeric cells as float64, times as days; None if the cells are text."""
+    if hasattr(cells, "null_count"):  # pyarrow
+        kind = str(cells.type)
+        if kind.startswith(("timestamp", "date")):
+            cells = np.asarray(cells.to_numpy(zero_copy_only=False)).astype("datetime64[us]")
+        elif kind.startswith(("int", "uint", "float", "double", "halffloat", "bool")):
+            cells = np.asarray(cells.to_numpy(zero_copy_only=False))
+            if cells.dtype.kind == "O":  # booleans with nulls
+                cells = np.array([math.nan if cell is None else cell for cell in cells], dtype=np.float64)
+        else:
+            return None
+    kind = cells.dtype.kind
+    if column.kind == "number":
+        if kind == "M":
+            return np.full(len(cells), math.inf)
+        return cells.astype(np.float64, copy=False) if kind in "fiub" else None
+    if kind == "M":
+        micros = cells.astype("datetime64[us]")
+        return np.where(np.isnat(micros), math.nan, micros.astype(np.int64) / _DAY)
+    if kind in "fiub":
+        return np.where(np.isnan(cells), math.nan, math.inf) if kind == "f" else np.full(len(cells), math.inf)
+    return None
+
+
+def _coded(cells: Any) -> _Coded:
+    """The cells by their different values."""
+    if hasattr(cells, "null_count"):
+        if not hasattr(cells, "indices"):
+            cells = cells.dictionary_encode()
+        codes = np.asarray(cells.indices.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.intp)
+        return _Coded(codes, cells.dictionary.to_pylist())
+    places: dict[Any, int] = {}
+    values = cells.tolist() if cells.dtype.kind in "biufUS" else cells
+    try:
+        codes = np.fromiter((places.setdefault(value, len(places)) for value in values), np.intp, len(values))
+    except TypeError as problem:
+        raise DataError(f"cells must be numbers, text or times ({problem}).") from problem
+    distinct = list(places)
+    null = np.array([_is_null(value) for value in distinct], dtype=bool)
+    if null.any():
+        codes = np.where(null[codes], -1, codes)
+    return _Coded(codes, distinct)
+
+
+def _is_null(value: Any) -> bool:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return bool(isinstance(value, float | np.floating) and math.isnan(value))
+
+
+def _cell(cells: Any, row: int) -> Any:
+    value = cells[row]
+    value = value.as_py() if hasattr(value, "as_py") else value
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind != "M" else value
+
+
+def category_text(value: Any) -> str:
+    """A category as text: 3, 3.0, "3.0" and " 3 " are "3", and "007" is a code of its own."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    text = str(value).strip()
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def _number(column: Column) -> Callable[[Any], float]:
+    """Returns a reader of numbers: NaN if missing, infinity if not a number."""
+    absent = MISSING.union(column.absent)
+    around = "".join(sign for sign in column.signs if sign != "%")
+
+    def read(value: Any) -> float:
+        if isinstance(value, str):
+            text = value.strip()
+            if text in absent:
+                return math.nan
+            text = text.lstrip(around).rstrip(MONEY).strip() if around else text
+            if "%" in column.signs:
+                text = text[:-1].rstrip() if text.endswith("%") else ""
+            return float(text) if NUMBER.fullmatch(text) else math.inf
+        try:
+            return math.nan if _is_null(value) else float(value)
+        except (TypeError, ValueError):
+            return math.inf
+
+    return read
+
+
+def _date(column: Column) -> Callable[[Any], float]:
+    """Returns a reader of dates, in days since 1970-01-01: NaN if missing, infinity if not a date."""
+
+    absent = MISSING.union(column.absent)
+
+    def read(value: Any) -> float:
+        if _is_null(value):
+            return math.nan
+        if not isinstance(value, str):
+            value = value.isoformat() if hasattr(value, "isoformat") else "?"
+        text = value.strip()
+        if text in absent:
+            return math.nan
+        try:
+            moment = (
+                datetime.fromisoformat(text)
+                if column.format is None
+                else datetime.strptime(text, column.format)
+            )
+        except ValueError:
+            return math.inf
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+        return (since.days * _DAY + since.seconds * 1_000_000 + since.microseconds) / _DAY
+
+    return read

@@ -1,0 +1,224 @@
+"""Fingerprints: digests of a client's rows, of single rows, and stamps of files.
+
+* A checkpoint keeps what every client held (`Holdings`): the number of rows, and a digest of labels, weights,
+  the first row and the last. More would mean reading all rows of all clients.
+* A site keeps a digest of all its rows by run (`RowsByRun`).
+* A secure site keeps a keyed digest of every row (`row_digests`), to count how many were added or removed.
+* Files that are read as they are needed are known by size and time (`FileStamp`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedsolve import container
+from fedsolve.arrays import Array, StreamedRows
+from fedsolve.errors import DataError, ModelFileError, unreadable
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 4096
+_RUNS = 100
+
+
+class KnownRows(Protocol):
+    """A client's rows; see `ClientData`."""
+
+    source: Any
+    rows: Array | None
+
+    def __len__(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    def features(self, span: slice) -> Array: ...
+
+    def own_labels(self) -> Array: ...
+
+    def own_weights(self) -> Array | None: ...
+
+
+Held = tuple[int, str]
+"""A client's number of rows, and the digest of what they are."""
+
+
+def held_by(data: KnownRows, whole: bool = False) -> Held:
+    """What a client holds; `whole`: by all its rows, not only the first and the last.
+
+    Of features that are streamed, such as parquet, only the first row of the source is looked at: for more,
+    all row groups would have to be read.
+    """
+    digest = hashlib.blake2b(f"{len(data)}|{data.width}".encode(), digest_size=16)
+    for part in (data.own_labels(), data.own_weights()):
+        digest.update(b"|" if part is None else _plain(part))
+    if not whole:
+        digest.update(_plain(_ends(data)))
+    for start in range(0, len(data) if whole else 0, _BLOCK):
+        digest.update(_plain(data.features(slice(start, start + _BLOCK))))
+    return len(data), digest.hexdigest()
+
+
+def row_digests(data: KnownRows, key: bytes) -> Array:
+    """One number of 64 bits for each row with its label and weight; repeats of a row have different ones.
+
+    A label that a server's class list spells as text counts as the number that it is: otherwise a server
+    could make all rows look new.
+    """
+    labels, weights = data.own_labels(), data.own_weights()
+    digests = np.empty(len(data), dtype=np.uint64)
+    for start in range(0, len(data), _BLOCK):
+        for place, row in enumerate(data.features(slice(start, start + _BLOCK)), start):
+            label = np.atleast_1d(labels[place]).tolist()
+            about = [[_spelled(each) for each in label], None if weights is None else float(weights[place])]
+            state = hashlib.blake2b(repr(about).encode(), digest_size=8, key=key)
+            state.update(row.tobytes())
+            digests[place] = int.from_bytes(state.digest(), "little")
+    order = np.argsort(digests, kind="stable")
+    ordered = digests[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(order) else order
+    repeats = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    digests[order] += repeats.astype(np.uint64) * _ODD
+    return digests
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What each client holds, by name.
+
+    dealt: whether they share the rows of common arrays, and nobody joined or left: other clients are another
+        partition then. Otherwise clients may come and go between exchanges, with the rows they had.
+    """
+
+    clients: Mapping[str, Held]
+    dealt: bool
+
+    def note(self) -> dict[str, list[Any]]:
+        """The form that a checkpoint keeps."""
+        return {name: list(held) for name, held in self.clients.items()}
+
+    def check(self, kept: Mapping[str, Sequence[Any]], path: str) -> None:
+        """Refuse to resume a checkpoint that was made with other clients or other rows."""
+        there = {name: tuple(held) for name, held in kept.items()}
+        common = there.keys() & self.clients.keys()
+        changed = [name for name in sorted(common) if there[name] != self.clients[name]]
+        if (self.dealt and there.keys() != self.clients.keys()) or (there and not common):
+            what = f"other clients: it knows {_named(there)}, and here are {_named(self.clients)}"
+        elif changed:
+            rows, now = there[changed[0]][0], self.clients[changed[0]][0]
+            counts = f"{rows:,} rows as now, but not these" if rows == now else f"{rows:,} rows, now {now:,}"
+            more = f", and of {len(changed) - 1} more" if len(changed) > 1 else ""
+            what = f"other rows of '{changed[0]}' ({counts}){more}"
+        else:
+            return
+        raise ModelFileError(
+            f"checkpoint {path} was made with {what}. Give the data and the partition that it was made with, "
+            "or start afresh: without resuming, and with another checkpoint path."
+        )
+
+
+class RowsByRun:
+    """A file that records with which rows a site took part in its last runs."""
+
+    def __init__(self, path: Path, data: KnownRows) -> None:
+        self._path = path
+        self._data = data
+        self._known: set[str] = set()
+
+    def same(self, run: str) -> bool:
+        """Whether these are the rows this run began with. The first call for a run records them."""
+        if run in self._known:
+            return True
+        kept = self._read()
+        if kept.setdefault(run, self._digest) != self._digest:
+            return False
+        last = dict(list(kept.items())[-_RUNS:])
+        container.write_atomically(self._path, container.sealed_json(last))
+        self._known.add(run)
+        return True
+
+    def _read(self) -> dict[str, str]:
+        """The recorded digests; empty if there is no file."""
+        if not self._path.exists():
+            return {}
+        return container.from_sealed_json(
+            container.read(self._path),
+            what=str(self._path),
+            error=ModelFileError,
+            remedy="It says which rows this site took part with. Put a copy of it back, or remove it.",
+        )
+
+    @cached_property
+    def _digest(self) -> str:
+        return held_by(self._data, whole=True)[1]
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """A file's size and, on one machine, its modification time.
+
+    modified: in nanoseconds. Copies of a file on several machines may differ in it.
+    """
+
+    path: str
+    size: int
+    modified: int
+    machine: str
+
+    @classmethod
+    def of(cls, path: str | Path) -> FileStamp:
+        try:
+            found = os.stat(path)
+        except OSError as problem:
+            raise unreadable(path, problem) from problem
+        return cls(str(path), found.st_size, found.st_mtime_ns, platform.node())
+
+    def check(self) -> FileStamp:
+        """Refuse a file that has changed; return its stamp on this machine."""
+        now = FileStamp.of(self.path)
+        if now.size != self.size or (now.machine == self.machine and now.modified != self.modified):
+            raise DataError(
+                f"{self.path} is no longer the file that was opened: {self} then, {now} now. "
+                "Put that one back as it was (cp -p), or begin again."
+            )
+        return now
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes of {datetime.fromtimestamp(self.modified / 1e9):%Y-%m-%d %H:%M:%S.%f}"
+
+
+def _ends(data: KnownRows) -> Array:
+    """The first row and the last, or the first row of a source that is streamed."""
+    if isinstance(data.source, StreamedRows):
+        return data.source[:1]
+    ends = np.array([0, len(data) - 1] if len(data) else [], dtype=np.intp)
+    return np.asarray(data.source[ends if data.rows is None else data.rows[ends]])
+
+
+def _plain(values: Array) -> bytes:
+    """Numbers as float64, whatever type they have, and text by its letters."""
+    if values.dtype.kind in "fiub":
+        return (np.ascontiguousarray(values, dtype=np.float64) + 0.0).tobytes()  # -0.0 + 0.0 is 0.0
+    return "\0".join(map(str, values.ravel().tolist())).encode()
+
+
+def _spelled(label: Any) -> str:
+    try:
+        return repr(float(label))
+    except ValueError:
+        return str(label)
+
+
+def _named(clients: Mapping[str, Any]) -> str:
+    names = sorted(clients)
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return f"{len(names)} ({shown}{', ...' if len(names) > 3 else ''})"

@@ -1,0 +1,76 @@
+"""Which rows belong to each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError
+
+
+def rows_by_client(owners: Any, clients: int) -> tuple[Array, Array]:
+    """All rows, those of the first client first, and where each client's begin; the last bound is the end."""
+    order = np.argsort(owners, kind="stable")
+    return order, np.searchsorted(np.asarray(owners)[order], np.arange(clients + 1))
+
+
+def owned_rows(owners: Any, clients: int) -> list[Array]:
+    """The rows of each client, in their order."""
+    order, bounds = rows_by_client(owners, clients)
+    return np.split(order, bounds[1:-1])
+
+
+def check_owners(owners: Array, rows: int, clients: int | None) -> int:
+    """The number of clients. Owners out of range are refused."""
+    if owners.shape != (rows,) or owners.dtype.kind not in "iu":
+        raise DataError(
+            f"owners must be {rows} integers or names, one client per row; got shape {owners.shape}, "
+            f"dtype {owners.dtype}."
+        )
+    count = int(owners.max()) + 1 if clients is None else clients
+    if owners.min() < 0 or owners.max() >= count:
+        raise DataError(
+            f"owners must lie between 0 and {count - 1}; got {owners.min()} to {owners.max()}. "
+            "Raise clients= or fix the partition."
+        )
+    return count
+
+
+def owners_of(owners: Any, rows: int, clients: int | None) -> tuple[tuple[str, ...] | None, Array, int]:
+    """Names of clients, sorted, where owners are names; which of them owns each row; how many there are."""
+    numbers, names = np.asarray(owners), None
+    if numbers.shape == (rows,) and numbers.dtype.kind in "USO":
+        # An array of text drops NULs at the end and makes text of bytes: a list is taken as it is.
+        names, numbers = _named(owners if isinstance(owners, list | tuple) else numbers.tolist(), clients)
+    return names, numbers, check_owners(numbers, rows, clients)
+
+
+def _named(owners: Sequence[Any], clients: int | None) -> tuple[tuple[str, ...], Array]:
+    given = set(map(type, owners))
+    if not all(issubclass(kind, str | bytes) for kind in given) or not all(owners):
+        raise DataError("owners that are names must all be text; one is empty or of another type.")
+    if any(issubclass(kind, bytes) for kind in given):
+        owners = _decoded(owners)
+    found = sorted(set(owners))
+    padded = next((name for name in found if name.endswith("\0")), None)
+    if padded is not None:
+        raise DataError(f"owner {padded!r} ends with a NUL, which arrays of text drop. Strip it.")
+    if clients is not None and clients != len(found):
+        raise DataError(f"owners name {len(found)} clients, and clients is {clients}. Leave clients out.")
+    places = {name: place for place, name in enumerate(found)}
+    return tuple(map(str, found)), np.fromiter(map(places.__getitem__, owners), np.intp, len(owners))
+
+
+def _decoded(owners: Sequence[Any]) -> list[str]:
+    """Names given as bytes, as text."""
+    text = next((owner for owner in owners if isinstance(owner, str)), None)
+    if text is not None:
+        some = next(owner for owner in owners if isinstance(owner, bytes))
+        raise DataError(f"owners are text, such as {text!r}, and bytes, such as {some!r}. Decode the bytes.")
+    try:
+        return [owner.decode() for owner in owners]
+    except UnicodeDecodeError as problem:
+        raise DataError(f"owner {problem.object!r} is not UTF-8. Give the names as text.") from problem

@@ -1,0 +1,656 @@
+"""Propose a schema from one site's table, with a remark on each column for people to review.
+
+Left out: what looks like an identifier, what never changes, what is the label under another name,
+and text with many different values. Everything else is proposed as what it looks like.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsolve.arrays import Array
+from fedsolve.errors import DataError, did_you_mean, naming
+from fedsolve.labels import Task, spelled_labels, task_of
+from fedsolve.tables.csv_text import PLAIN, Dialect, is_empty
+from fedsolve.tables.encoder import MISSING, category_text, column_names
+from fedsolve.tables.schema import DAYS_A_YEAR, LEFT_OUT, MONEY, NUMBER, SIGNS, Column, Schema
+from fedsolve.tables.table_file import (
+    LABEL_NAMES,
+    ColumnLayout,
+    TableFile,
+    Unreadable,
+    column_position,
+    label_place,
+)
+
+ROWS = 100_000
+"""Rows that a proposal looks at."""
+
+_YEARS_FIRST = ("%Y/%m/%d", "%Y.%m.%d")
+_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", *_YEARS_FIRST, "%d.%m.%y", "%d/%m/%y", "%m/%d/%y")
+_MONTHS = ("%d-%b-%Y", "%d-%b-%y", "%d %b %Y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y")
+FORMATS = (
+    None,
+    *_DAYS,
+    *_MONTHS,
+    *("%d%b%Y:%H:%M:%S", "%d-%b-%Y %H:%M:%S", "%H:%M", "%H:%M:%S"),
+    *(f"{day} {time}" for time in ("%H:%M", "%H:%M:%S", "%I:%M %p") for day in _DAYS),
+)
+"""Formats of dates that are tried; None is ISO 8601. Of those that fit, the first is taken."""
+
+_DASHES = ("?", "-", "--", "---", ".", "..", "*", "\\n")  # the last one is MySQL's
+_ERRORS = ("#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!")  # of spreadsheets
+_SPECIAL = tuple(f".{letter}" for letter in "_abcdefghijklmnopqrstuvwxyz")  # of SAS and Stata
+_WORDS_FOR_IT = ("unknown", "missing", "none", "n.a.", "nd", "n/d", "k.a.", "unbekannt")
+_ABSENT = frozenset((*_DASHES, *_ERRORS, *_SPECIAL, *_WORDS_FOR_IT))
+"""Lower-case words for a missing number or date."""
+
+_NO_DAY = re.compile(r"0000\D00\D00.*|00\D00\D0000.*|.*\b9999\b.*")
+"""Dates of databases that stand for a missing one."""
+
+_NAMED = frozenset(("None", "NA"))
+"""Words that are categories of their own, not missing values, in a column of categories."""
+
+_IDENTIFIER = re.compile(r"(?i:(^|[_\W])(id|ids|uuid|guid|mrn)($|[_\W\d]))|(?<=[a-z])(Id|ID)$")
+_NUMERIC = ("int", "uint", "float", "double", "halffloat", "bool")
+_WORDS = 5
+_FEW = 20
+_NEARLY = 0.95
+_MOSTLY = 0.8
+_MANY_LABELS = 50
+
+
+def propose(
+    table: Any,
+    label: str | None = None,
+    client: str | None = None,
+    dialect: Dialect | None = None,
+    rows: int = ROWS,
+    weight: str | None = None,
+    task: Task | None = None,
+) -> Schema:
+    """A schema for a file (csv, gz, parquet, "-") or a table, from its first rows.
+
+    label: the column of the labels; found by its usual names when None. client: the column of owners.
+    weight: the column that says how much a row counts. task: what the labels are; as they look when None.
+    """
+    with naming(table) if isinstance(table, str | Path) else nullcontext():
+        return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight, task)
+
+
+def propose_for(
+    paths: Sequence[str | Path], layout: ColumnLayout, task: Task | None = None, fewest: int | None = None
+) -> Schema | None:
+    """A schema to train with on all these files; None if every column is complete and numeric.
+
+    fewest: where others are told of it, which they are of numbers alone too; see `_tellable`. The label is
+    the column that `layout` names, one of the usual name, or the last.
+    """
+    with naming(paths[0]):
+        names = TableFile(paths[0], layout).names
+        dropped = {names[column_position(names, wanted, "column to drop")] for wanted in layout.drop}
+        client = layout.client and names[column_position(names, layout.client, "client column")]
+        left = [place for place, name in enumerate(names) if name not in {*dropped, client}]
+        if not left:
+            return None
+        label = names[label_place(names, left, layout.label) or 0]
+    features = [name for name in names if name not in {*dropped, client, label}]
+    if fewest is None and all(_is_plain(path, layout, features) for path in paths):
+        return None
+    found = []
+    for path in paths:
+        with naming(path):
+            found.append(_texts(path, layout, ROWS))
+    kept = [name for name in names if name not in dropped]
+    whole = [each for each in found if set(kept) <= set(each)]  # others are refused when they are read
+    texts = {name: np.concatenate([each[name] for each in whole]) for name in kept}
+    with naming(paths[0]):
+        proposed = _of_texts(texts, label, client, None, task)
+    if fewest is not None:
+        proposed = _tellable(proposed, texts, fewest)
+    others = tuple(Column(name, "unused", remark="unused: dropped") for name in sorted(dropped))
+    return replace(proposed, columns=proposed.columns + others)
+
+
+def _tellable(proposed: Schema, texts: dict[str, Array], fewest: int) -> Schema:
+    """What may be told of a proposal: categories, classes and words for missing values that so many rows
+    have; words that everybody uses; and rounded places of columns that have ten times as many values.
+    """
+    columns = []
+    for column in proposed.columns:
+        cells = texts[column.name].tolist()
+        often = {text for text, count in Counter(cells).items() if count >= fewest}
+        usual = [text for text in column.absent if text.lower() in _ABSENT or NUMBER.fullmatch(text)]
+        absent = tuple(text for text in column.absent if text in usual or text in often)
+        kept = tuple(category for category in column.categories if category in often)
+        if column.kind == "category" and not kept:
+            column = Column(column.name, "unused")
+        elif column.kind == "number" and sum(text not in MISSING for text in cells) < 10 * fewest:
+            column = replace(column, reference=0.0, scale=1.0)
+        columns.append(replace(column, absent=absent, categories=kept, remark=""))
+    known, counts = np.unique(_known_labels(texts[str(proposed.label)]), return_counts=True)
+    classes = tuple(known[counts >= fewest].tolist()) if proposed.classes else ()
+    return replace(proposed, columns=tuple(columns), classes=classes if len(classes) > 1 else ())
+
+
+def merged(proposals: Mapping[str, Schema]) -> Schema:
+    """One schema, without classes, of what several sites propose, by name.
+
+    A column that all sites have is used where half of them or more would use it, all of those for the same
+    kind, and none takes it for an identifier; of all others it is said why they are left out.
+    """
+    labels = {str(schema.label): name for name, schema in proposals.items()}
+    tasks = {schema.task for schema in proposals.values()}
+    if len(labels) > 1:
+        told = ", ".join(f"'{label}' ({name})" for label, name in labels.items())
+        raise DataError(f"the sites' label columns have different names: {told}. Rename them.")
+    every = [{column.name: column for column in schema.columns} for schema in proposals.values()]
+    names = dict.fromkeys(name for columns in every for name in columns)
+    columns = tuple(_merged(name, [columns.get(name) for columns in every]) for name in names)
+    # Few different numbers at one site may look like classes there.
+    return Schema(columns, labels.popitem()[0], task="regression" if "regression" in tasks else None)
+
+
+def _merged(name: str, found: Sequence[Column | None]) -> Column:
+    """One column of several sites'."""
+    there = [column for column in found if column is not None]
+    if any(column.kind == "identifier" for column in there):
+        return Column(name, "identifier", remark="unused: an identifier")
+    users = [column for column in there if column.kind != "unused"]
+    kinds = dict.fromkeys(column.kind for column in users)
+    why = ""
+    if len(there) < len(found):
+        why = f"{len(found) - len(there)} of {len(found)} sites do not have it"
+    elif 2 * len(users) < len(found):
+        why = f"{len(found) - len(users)} of {len(found)} sites leave it out"
+    elif len(kinds) > 1:
+        why = f"it is a {' here and a '.join(kinds)} there; give all sites one schema"
+    elif len({column.format for column in users}) > 1:
+        why = f"dates are written as {' and as '.join(sorted({str(c.format or 'ISO 8601') for c in users}))}"
+    elif len({"%" in column.signs for column in users}) > 1:
+        why = "some sites write it with a % sign"
+    if why:
+        return Column(name, "unused", remark=f"unused: {why}")
+    placed = [column for column in users if (column.reference, column.scale) != (0.0, 1.0)] or users
+    middle = sorted(placed, key=lambda column: (column.reference, column.scale))[len(placed) // 2]
+    rules = [column.missing for column in users]
+    return replace(
+        middle,
+        # A site of which nothing is missing today, or that left the column out, may have a gap tomorrow.
+        missing="flag"
+        if "flag" in rules or (len(users) < len(found) and middle.kind != "text")
+        else rules[0],
+        absent=tuple(sorted({text for column in users for text in column.absent})),
+        signs="".join(sign for sign in SIGNS if any(sign in column.signs for column in users)),
+        categories=tuple(sorted({text for column in users for text in column.categories})),
+    )
+
+
+def propose_columns(
+    paths: Sequence[str | Path], dialect: Dialect, categories: Collection[str], asked: Callable[[str], bool]
+) -> tuple[Column, ...]:
+    """What columns of all these files are that are asked about: categories, or as they look. Text of many
+    different values is unused.
+    """
+    found: dict[str, list[Array]] = {}
+    for path in paths:
+        with naming(path):
+            for name, texts in _texts(path, dialect, 10 * ROWS).items():
+                if asked(name):
+                    found.setdefault(name, []).append(texts)
+    columns = []
+    for name, parts in found.items():
+        texts = np.concatenate(parts)
+        look = _Look.at(name, texts)
+        numbers = None if name in categories else _as_numbers(look, texts)
+        dates = None if name in categories or numbers is not None else _as_dates(look, texts)
+        if numbers is not None:
+            columns.append(_number_column(numbers, ""))
+        elif dates is not None:
+            columns.append(_date_column(*dates))
+        elif name not in categories and len(look.distinct) > _MANY_LABELS:
+            columns.append(Column(name, "unused", remark=f"unused: {_many(look)}"))
+        elif look.cells:
+            columns.append(Column(name, "category", categories=tuple(look.distinct), remark=look.remark()))
+    return tuple(columns)
+
+
+def summary(schema: Schema) -> list[str]:
+    """The kinds of the columns, what is left out and why, in a few lines."""
+    lines = []
+    titles = {"number": "numbers", "category": "categories", "date": "dates", "text": "text"}
+    for kind, title in titles.items():
+        names = [column.name for column in schema.used if column.kind == kind]
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+        lines += [f"{title}: {', '.join(names[:12])}{more}"] if names else []
+    for column in schema.columns:
+        if column.remark:
+            told = column.remark.removeprefix("unused: ")
+            lines.append(f"{'left out' if column.kind in LEFT_OUT else 'note'}: '{column.name}': {told}")
+    return lines
+
+
+def _is_plain(path: str | Path, layout: ColumnLayout, names: list[str]) -> bool:
+    """Whether all cells of these columns are numbers and none of the columns is an identifier."""
+    with naming(path):
+        file = TableFile(path, layout)
+        texts = _texts(path, layout, 1000)
+        names = [name for name in names if name in texts]
+        for name in names:
+            look = _Look.at(name, texts[name])
+            if len(look.cells) < look.rows or _numbers(look.distinct) is None or _is_identifier(look):
+                return False
+        places = {name: place for place, name in enumerate(file.names)}
+        try:
+            table = file.cells({name: Column(name) for name in names}, places)
+        except (Unreadable, DataError):
+            return False
+        return all(_is_numeric(table.column(name)) for name in names)
+
+
+def _is_numeric(column: Any) -> bool:
+    """Whether a pyarrow column holds numbers only."""
+    if str(column.type).startswith("dictionary"):
+        return all(NUMBER.fullmatch(text) for text in column.unique().to_pylist())
+    return str(column.type).startswith(_NUMERIC) and not column.null_count
+
+
+def _of_texts(
+    texts: dict[str, Array],
+    label: str | None,
+    client: str | None,
+    weight: str | None,
+    task: Task | None = None,
+) -> Schema:
+    names = list(texts)
+    if label is None:
+        lowered = {name.lower(): name for name in reversed(names)}
+        label = next((lowered[name] for name in LABEL_NAMES if name in lowered), None)
+        if label is None:
+            raise DataError(
+                f"which column is the label? None is called {' or '.join(LABEL_NAMES)}; there are "
+                f"{', '.join(names[:12])}{', ...' * (len(names) > 12)}. Name it (label)."
+            )
+    for wanted, what in ((label, "label"), (client, "client"), (weight, "weight")):
+        if wanted is not None and wanted not in names:
+            raise DataError(f"no {what} column '{wanted}'.{did_you_mean(wanted, names)}")
+    if not names or not len(texts[label]):
+        raise DataError("no rows at all. Check the file or the query that made it.")
+    labels = texts[label]
+    classes = _classes(labels, label, task)
+    columns = [_proposed(name, texts[name], labels) for name in names if name not in (label, client, weight)]
+    if not any(column.kind not in LEFT_OUT for column in columns):
+        told = "; ".join(f"'{column.name}': {column.remark}" for column in columns)
+        raise DataError(f"no column looks like one to learn from: {told or 'there is none but the label'}.")
+    found: Task | None = None if classes else "regression"
+    return Schema(tuple(columns), label, classes, client, weight=weight, task=found)
+
+
+def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:
+    """The first cells of every column as text, numbers written as 1234.5."""
+    own = Dialect()
+    if isinstance(table, str | Path):
+        file = TableFile(table, dialect)
+        own = file.dialect if file.is_csv else own
+        table = file.head(rows)
+    elif hasattr(table, "to_pandas"):
+        table = {name: table.column(name).slice(0, rows).to_pylist() for name in table.column_names}
+    return {name: _plain(list(table[name][:rows]), own) for name in column_names(table)}
+
+
+def _plain(cells: Iterable[Any], dialect: Dialect) -> Array:
+    spelled: dict[Any, str] = {}
+    plain = []
+    for cell in cells:
+        key = (type(cell), str(cell))
+        if key not in spelled:
+            text = cell.isoformat() if hasattr(cell, "isoformat") else category_text(cell)
+            text = "" if text in ("NaT", "<NA>") or (text in MISSING and not isinstance(cell, str)) else text
+            if dialect.signs != PLAIN and dialect.value(text) is not None:
+                text = dialect.plain(text)
+            spelled[key] = text
+        plain.append(spelled[key])
+    return np.array(plain, dtype=object)
+
+
+def _known_labels(labels: Array) -> Array:
+    return spelled_labels([text for text in labels if text and not is_empty(text)])
+
+
+def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
+    """The classes, or none where the labels are measurements."""
+    known = _known_labels(labels)
+    if (task or task_of(known, f"the label column '{name}'")) == "regression":
+        return ()
+    distinct = np.unique(known)
+    if len(distinct) < 2:
+        raise DataError(f"the label column '{name}' has one value only ({distinct.tolist()}).")
+    return tuple(distinct.tolist())
+
+
+@dataclass
+class _Look:
+    """What a column holds: its cells that are there, and the different ones among them.
+
+    absent: texts that stand for a missing value here, other than the usual ones. signs: around its numbers.
+    """
+
+    name: str
+    cells: list[str]
+    distinct: list[str]
+    rows: int
+    absent: tuple[str, ...] = ()
+    signs: str = ""
+
+    @classmethod
+    def at(cls, name: str, texts: Array, absent: Iterable[str] = (), signs: str = "") -> _Look:
+        words = tuple(sorted(absent))
+        cells = [text for text in texts.tolist() if text not in MISSING.union(words)]
+        return cls(name, cells, sorted(set(cells)), len(texts), words, signs)
+
+    @property
+    def rule(self) -> str:
+        """The rule for missing values: a flag column if some are missing here."""
+        return "flag" if len(self.cells) < self.rows else ""
+
+    @property
+    def nearly_unique(self) -> bool:
+        return len(self.cells) >= _FEW and len(self.distinct) >= _NEARLY * len(self.cells)
+
+    def remark(self, *noticed: str) -> str:
+        parts = [*noticed]
+        if self.absent:
+            parts.append(f"taken as missing: {', '.join(map(repr, self.absent))}")
+        if self.signs:
+            parts.append(f"the sign{'s' * (len(self.signs) > 1)} {' '.join(self.signs)} left out")
+        if len(self.cells) < self.rows:
+            parts.append(f"{self.rows - len(self.cells)} of {self.rows} missing")
+        return "; ".join(part for part in parts if part)
+
+
+def _proposed(name: str, texts: Array, labels: Array) -> Column:
+    look = _Look.at(name, texts)
+    unused = _reason_to_leave_out(look, texts, labels)
+    if unused:
+        return Column(name, "unused", remark=f"unused: {unused}")
+    if (days := _as_days(look)) is not None:
+        return days
+    if _is_identifier(look):
+        seen = f"{len(look.distinct)} different values in {len(look.cells)} rows"
+        return Column(name, "identifier", remark=f"unused: looks like an identifier ({seen})")
+    leak = _leak(look, texts, labels)
+    numbers = _as_numbers(look, texts)
+    if numbers is not None:
+        return _number_column(numbers, leak)
+    dates = _as_dates(look, texts)
+    if dates is not None:
+        return _date_column(*dates)
+    return _text_column(look, texts, leak)
+
+
+def _text_column(look: _Look, texts: Array, leak: str) -> Column:
+    words = sum(len(cell.split()) for cell in look.distinct) / len(look.distinct)
+    if words >= 4:
+        told = look.remark(f"looks like text, {words:.0f} words on average; hashed")
+        return Column(look.name, "text", remark=told)
+    if len(look.distinct) > max(_FEW, min(_MANY_LABELS, len(look.cells) // 20)):
+        return Column(look.name, "unused", remark=f"unused: {_many(look)}")
+    # A word such as None or NA is a value of its own among others; where nothing stands, it is missing.
+    named = [text for text in texts.tolist() if text in _NAMED]
+    if named:
+        look = _Look(look.name, [*look.cells, *named], sorted({*look.distinct, *named}), look.rows)
+    noticed = f"{', '.join(map(repr, sorted(set(named))))} taken for a category" if named else ""
+    if len(look.distinct) > 2 and all(map(_date_like, look.distinct)):
+        noticed = "dates, but not all of one known form; write them as 2024-01-31 if they are to be dates"
+    return Column(
+        look.name,
+        "category",
+        categories=tuple(look.distinct),
+        missing=look.rule,
+        remark=look.remark(noticed, leak),
+    )
+
+
+def _many(look: _Look) -> str:
+    """Why a column of many different texts is left out, and what to do about it."""
+    others = [cell for cell in look.distinct if not NUMBER.fullmatch(cell)]
+    seen = f"many values ({len(look.distinct)} different ones in {len(look.cells)} rows)"
+    if not others:
+        return f"{seen} with zeros in front: codes. List the frequent ones as categories"
+    if (
+        all(re.match(r"\W*\d", cell) and not _date_like(cell) for cell in look.distinct)
+        and len(others) > _FEW
+    ):
+        return f"{seen} with numbers in them, such as {others[0]!r}: leave nothing but numbers in the cells"
+    if 2 * len(others) < len(look.distinct):
+        return (
+            f"nearly numbers, but {len(others)} different cells are none, such as "
+            f"{', '.join(map(repr, others[:3]))}. Correct them, or make it a number with these cells under "
+            "absent"
+        )
+    return f"{seen}; list the frequent ones as categories, or make it a text"
+
+
+def _reason_to_leave_out(look: _Look, texts: Array, labels: Array) -> str:
+    if not look.cells:
+        return "no values at all"
+    if len(look.distinct) == 1 and not set(texts.tolist()) & _NAMED:
+        return f"constant, always {look.distinct[0]!r}"
+    if _is_the_label(texts, labels):
+        return "leak: one value for each label and one label for each value, so it is the label"
+    return ""
+
+
+def _is_identifier(look: _Look) -> bool:
+    numbers = _numbers(look.distinct)
+    whole = numbers is not None and all(value.is_integer() for value in numbers)
+    single = numbers is None and all(len(text.split()) <= 2 for text in look.distinct)
+    if not whole and (not single or any(map(_is_odd_number, look.distinct))):
+        return False
+    if _IDENTIFIER.search(look.name) and len(look.distinct) >= max(_FEW, len(look.cells) // 10):
+        return True  # it may repeat: a patient has several rows
+    if numbers is not None:  # a running number; amounts of money may be all different, too, and years
+        years = min(numbers) >= 1900 and max(numbers) <= 2100
+        return look.nearly_unique and not years and max(numbers) - min(numbers) < 3 * look.rows
+    if all(re.fullmatch(r"\W*\d[\d.,'’ ]*\s*[^\W\d]{0,8}\W?", text) for text in look.distinct):
+        return False  # numbers in a form, or with a unit, that is not known
+    return look.nearly_unique and _date_format(look.distinct) is None
+
+
+def _is_odd_number(text: str) -> bool:
+    return bool(NUMBER.fullmatch(text.strip(f"{SIGNS} ")))
+
+
+def _date_like(text: str) -> bool:
+    """Whether a text has a year and something besides it."""
+    return bool(re.search(r"(?<!\d)(19|20)\d\d(?!\d)", text)) and len(text) > 5
+
+
+def _as_numbers(look: _Look, texts: Array) -> _Look | None:
+    """The column as numbers: with signs around them, and with words or sentinels that mean missing."""
+    plain = {cell for cell in look.distinct if NUMBER.fullmatch(cell)}
+    signed = {cell for cell in look.distinct if cell not in plain and _is_odd_number(cell)}
+    others = {cell for cell in look.distinct if cell not in plain | signed}
+    if any(len(text) > 1 and text[0] == "0" and text[1].isdigit() for text in plain):
+        return None  # 007 is a code and not a number
+    signs = "".join(sign for sign in SIGNS if any(sign in cell for cell in signed))
+    if "%" in signs and (plain or not all(cell.endswith("%") for cell in signed)):
+        return None  # 97 % and 0.97 in one column cannot be told apart
+    if len(set(MONEY).intersection(signs)) > 1:
+        return None
+    read = [cell for cell in look.cells if cell not in others]
+    if not _few_strangers(look, others) or len(read) < len(look.cells) / 2:
+        return None
+    sentinels = _sentinels([float(cell.strip(f"{SIGNS} ")) for cell in read])
+    return _Look.at(look.name, texts, others | set(sentinels), signs)
+
+
+def _few_strangers(look: _Look, others: Collection[str]) -> bool:
+    """Whether so few of these cells are no words for missing that they may be taken for some.
+
+    Words without a digit may be more: they are no values that were written otherwise.
+    """
+    strange = [cell for cell in look.cells if cell in others and cell.lower() not in _ABSENT]
+    share = _NEARLY if any(re.search(r"\d", cell) for cell in strange) else _MOSTLY
+    return len(set(strange)) <= _WORDS and len(strange) <= (1 - share) * len(look.cells)
+
+
+def _sentinels(values: list[float]) -> list[str]:
+    """A number such as -99 or -999 that stands for a missing one: it repeats, and no other is below zero."""
+    found = [value for value in set(values) if value < 0]
+    if len(found) != 1 or values.count(found[0]) < 2 or len(set(values)) < 3:
+        return []
+    return [f"{found[0]:g}"] if re.fullmatch(r"-(9+|8+|7+)", f"{found[0]:g}") else []
+
+
+def whole_and_nearly_unique(values: Array) -> bool:
+    """Whether a column of numbers looks like an identifier."""
+    if len(values) < _FEW or not np.all(values == np.rint(values)):
+        return False
+    return len(np.unique(values)) >= _NEARLY * len(values)
+
+
+def _is_the_label(texts: Array, labels: Array) -> bool:
+    pairs = {
+        (text, label) for text, label in zip(texts, labels, strict=True) if text not in MISSING and label
+    }
+    values, classes = ({pair[side] for pair in pairs} for side in (0, 1))
+    if not len(pairs) == len(values) == len(classes) > 1:
+        return False
+    if len(pairs) <= max(_FEW, len(labels) // 2):
+        return True
+    # Numbers that hardly repeat go with each other by chance: is the one the other in another unit?
+    numbers = [_numbers(side) for side in zip(*pairs, strict=True)]
+    return None not in numbers and abs(np.corrcoef(numbers)[0, 1]) > 1 - 1e-9  # type: ignore[arg-type]
+
+
+def _leak(look: _Look, texts: Array, labels: Array) -> str:
+    """A remark if each value of the column has only one label."""
+    known = set(look.distinct)
+    pairs = {(text, label) for text, label in zip(texts, labels, strict=True) if text in known and label}
+    repeated = len(look.cells) >= max(_FEW, 5 * len(look.distinct))
+    if len({label for _, label in pairs}) > 1 and len(pairs) == len(look.distinct) and repeated:
+        return f"a leak? Each of its {len(look.distinct)} values goes with one label only"
+    return ""
+
+
+def _numbers(texts: Sequence[str]) -> list[float] | None:
+    """The texts as numbers, or None. 007 is a code, not a number."""
+    if not all(NUMBER.fullmatch(text) for text in texts):
+        return None
+    if any(len(text) > 1 and text[0] == "0" and text[1].isdigit() for text in texts):
+        return None
+    return [float(text) for text in texts]
+
+
+def _number_column(look: _Look, leak: str) -> Column:
+    values = np.array([float(cell.strip(f"{SIGNS} ")) for cell in look.cells])
+    reference, scale = rounded_place(values)
+    few = 2 < len(look.distinct) <= 10 and bool(np.all(values == np.rint(values)))
+    codes = f"only {len(look.distinct)} different whole numbers; a category if they are codes" if few else ""
+    return Column(
+        look.name,
+        "number",
+        missing=look.rule,
+        reference=reference,
+        scale=scale,
+        absent=look.absent,
+        signs=look.signs,
+        remark=look.remark(codes, _far(values), leak),
+    )
+
+
+def _far(values: Array) -> str:
+    """A remark if a number such as 999 repeats far above all others: it may mean missing."""
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) > 2 and distinct[0] == -1 and counts[0] > 1 and distinct[1] >= 0:
+        return f"-1 occurs {counts[0]} times, alone below zero: list it under absent if it means missing"
+    if len(distinct) < 3 or counts[-1] < 2 or not re.fullmatch(r"9{2,}|1e\+\d+", f"{distinct[-1]:g}"):
+        return ""
+    if distinct[-1] < 3 * max(abs(distinct[-2]), abs(distinct[0])):
+        return ""
+    return (
+        f"{distinct[-1]:g} occurs {counts[-1]} times, far above the others: list it under absent if it means "
+        "missing"
+    )
+
+
+def rounded_place(values: Array) -> tuple[float, float]:
+    """Rounded location (two significant digits) and spread (one digit) of the values.
+
+    Where they lie far from zero compared with their spread, more digits of the place are kept: as many as
+    bring it within some ten spreads of the values.
+    """
+    low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
+    spread = float(high - low) / 2.56 or float(np.std(values)) or 1.0
+    scale = float(f"{spread:.0e}")
+    step = 10.0 ** (math.floor(math.log10(abs(middle))) - 1) if middle else 1.0
+    step = min(step, 10.0 ** (math.floor(math.log10(scale)) + 1))
+    return float(f"{round(float(middle) / step) * step:.12g}"), scale
+
+
+def _as_dates(look: _Look, texts: Array) -> tuple[_Look, str | None, bool] | None:
+    """The column as dates, its format, and whether another one fits as well."""
+    absent = {cell for cell in look.distinct if cell.lower() in _ABSENT or _NO_DAY.fullmatch(cell)}
+    there = [cell for cell in look.distinct if cell not in absent]
+    fitting = _date_format(there) if there else None
+    if fitting is None and there:  # a word now and then
+        read = [[cell for cell in there if _day(cell, format_) is not None] for format_ in FORMATS]
+        most = max(read, key=len)
+        others = set(there) - set(most)
+        if most and len(most) > len(others) and _few_strangers(look, others):
+            absent, fitting = absent | others, _date_format(most)
+    return None if fitting is None else (_Look.at(look.name, texts, absent), *fitting)
+
+
+def _as_days(look: _Look) -> Column | None:
+    """The column as dates that are spelled like whole numbers, such as 20240131."""
+    if not all(re.fullmatch(r"(19|20)\d{6}(\d{6})?", text) for text in look.distinct):
+        return None
+    for format_ in ("%Y%m%d", "%Y%m%d%H%M%S"):
+        if all(_day(text, format_) is not None for text in look.distinct):
+            return _date_column(look, format_, False)
+    return None
+
+
+def _date_format(texts: Sequence[str]) -> tuple[str | None, bool] | None:
+    """The format that all these texts have, and whether another one fits as well."""
+    fitting = [format_ for format_ in FORMATS if all(_day(text, format_) is not None for text in texts)]
+    return (fitting[0], len(fitting) > 1) if fitting else None
+
+
+def _day(text: str, format_: str | None) -> date | None:
+    try:
+        return (datetime.fromisoformat(text) if format_ is None else datetime.strptime(text, format_)).date()
+    except ValueError:
+        return None
+
+
+def _date_column(look: _Look, format_: str | None, ambiguous: bool) -> Column:
+    days = sorted(day for text in look.distinct if (day := _day(text, format_)) is not None)
+    start = date(days[len(days) // 2].year, 1, 1)
+    remark = f"looks like a date, {format_ or 'ISO 8601'}"
+    if format_ is not None and "%y" in format_:
+        remark += "; of the years, 00 to 68 are read as 2000 to 2068"
+    if ambiguous:
+        remark += "; another format fits as well (day and month?): check it"
+    return Column(
+        look.name,
+        "date",
+        missing=look.rule,
+        reference=float((start - date(1970, 1, 1)).days),
+        scale=DAYS_A_YEAR,
+        format=format_,
+        absent=look.absent,
+        remark=look.remark(remark),
+    )

@@ -1,0 +1,414 @@
+"""What a row is: columns by name and kind, label and classes; or a backbone and its preprocessing.
+
+A schema is agreed on before anything is sent, and it is part of the model. It turns a raw row into numbers by
+itself: no number in it depends on the data that are encoded, so that every site encodes alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from fedsolve.arrays import Array, check_choice
+from fedsolve.container import canonical_json
+from fedsolve.errors import DataError, did_you_mean
+from fedsolve.labels import TASKS, Task, class_list, labels_from_note, labels_note
+
+Kind = Literal["number", "category", "date", "text", "identifier", "unused"]
+
+RULES: dict[str, tuple[str, ...]] = {
+    "number": ("mean", "flag", "refuse"),
+    "date": ("mean", "flag", "refuse"),
+    "category": ("other", "flag", "refuse"),
+    "text": ("empty", "refuse"),
+    "identifier": ("ignore",),
+    "unused": ("ignore",),
+}
+"""Allowed rules for missing values by kind of column; the first is the default."""
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "number": ("unit", "missing", "reference", "scale", "bounds", "absent", "signs"),
+    "date": ("unit", "missing", "reference", "scale", "format", "absent"),
+    "category": ("unit", "missing", "categories"),
+    "text": ("unit", "missing", "buckets"),
+    "identifier": (),
+    "unused": (),
+}
+"""What is stated of a column besides its name and kind."""
+
+LEFT_OUT = ("identifier", "unused")
+"""Kinds of columns that do not become features."""
+
+DAYS_A_YEAR = 365.25
+
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+"""A number in a cell; no underscores, no infinity."""
+
+MONEY = "$€£¥"
+SIGNS = f"<>≤≥~{MONEY}%"
+"""Signs that may stand around a number."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table, by its name.
+
+    kind:       what its cells are; an "unused" column is known and left out, and so is an "identifier",
+                which stands beside predictions to tell whose they are.
+    unit:       for people; sites must agree on it.
+    categories: the values of a category in the order of their columns; all others are "other".
+    missing:    the rule for a missing value. "mean": the mean over all sites. "flag": the same, and a column
+                of 0 and 1 says so (of a category: a column of its own). "other": as an unknown category.
+                "empty": as text without words. "refuse".
+    reference, scale: a value near which the numbers lie, and about how far they spread. Sums are taken of
+                (x - reference) / scale, so that large numbers do not cancel; no result depends on them
+                beyond rounding. Of a date, the reference is in days since 1970-01-01 and the feature is
+                (days - reference) / scale.
+    bounds:     the least and the greatest number; what lies beyond counts as the bound, in training and in
+                prediction. Without them, sums show a number that is far larger than all others.
+    buckets:    width of the hashed words of a text.
+    format:     of a date, as in strptime; ISO 8601 when None.
+    absent:     what else stands for a missing number or date in this column, such as "?" or "-999".
+    signs:      what may stand around a number and is left out: some of `SIGNS`. With %, every number has one.
+    remark:     for people; in the file a comment.
+    """
+
+    name: str
+    kind: Kind = "number"
+    unit: str | None = None
+    categories: tuple[str, ...] = ()
+    missing: str = ""
+    reference: float = 0.0
+    scale: float = 0.0
+    bounds: tuple[float, ...] = ()
+    buckets: int = 64
+    format: str | None = None
+    absent: tuple[str, ...] = ()
+    signs: str = ""
+    remark: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in RULES:
+            raise DataError(
+                f"column '{self.name}': unknown kind '{self.kind}'.{did_you_mean(self.kind, RULES)} "
+                f"Known are {', '.join(RULES)}."
+            )
+        if not self.missing:
+            object.__setattr__(self, "missing", RULES[self.kind][0])
+        if not self.scale:
+            object.__setattr__(self, "scale", DAYS_A_YEAR if self.kind == "date" else 1.0)
+        object.__setattr__(self, "categories", tuple(self.categories))
+        object.__setattr__(self, "absent", tuple(self.absent))
+        object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
+        object.__setattr__(self, "reference", float(self.reference))
+        object.__setattr__(self, "scale", float(self.scale))
+        for problem in self._problems():
+            raise DataError(f"column '{self.name}': {problem}")
+
+    def _problems(self) -> Iterable[str]:
+        if self.missing not in RULES[self.kind]:
+            yield (
+                f"missing = '{self.missing}' is no rule for a {self.kind}; "
+                f"choose among {', '.join(RULES[self.kind])}."
+            )
+        if not math.isfinite(self.reference) or not (math.isfinite(self.scale) and self.scale > 0):
+            yield (f"reference must be finite and scale > 0; got {self.reference:g} and {self.scale:g}.")
+        if self.bounds and not (
+            len(self.bounds) == 2 and -math.inf < self.bounds[0] < self.bounds[1] < math.inf
+        ):
+            yield f"bounds must be two numbers, the smaller one first; got {list(self.bounds)}."
+        if (self.kind == "category") != bool(self.categories):
+            yield "a category, and nothing else, needs a list of categories."
+        if len(set(self.categories)) != len(self.categories):
+            yield f"categories must differ; got {', '.join(map(repr, self.categories))}."
+        if not all(isinstance(category, str) for category in self.categories):
+            yield 'categories must be text; write "1" for the code 1.'
+        if not set(self.signs) <= set(SIGNS) or (self.signs and self.kind != "number"):
+            yield f"signs are some of {SIGNS}, around numbers; got {self.signs!r}."
+        if isinstance(self.buckets, bool) or not isinstance(self.buckets, int) or self.buckets < 1:
+            yield f"buckets must be a whole number, at least 1; got {self.buckets!r}."
+
+    @cached_property
+    def sentinels(self) -> list[float]:
+        """The numbers that stand for a missing one."""
+        spelled = [text for text in self.absent if NUMBER.fullmatch(text)] if self.kind == "number" else []
+        return [float(text) for text in spelled]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        flag = (f"{self.name}=(missing)",) if self.missing == "flag" else ()
+        if self.kind in ("number", "date"):
+            return (self.name, *flag)
+        if self.kind == "category":
+            known = tuple(f"{self.name}={category}" for category in self.categories)
+            return (*known, f"{self.name}=(other)", *flag)
+        if self.kind == "text":
+            return tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets))
+        return ()
+
+    def to_note(self) -> dict[str, Any]:
+        """The column as JSON values; only what its kind uses."""
+        note: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        for key in KEYS[self.kind]:
+            value = getattr(self, key)
+            if key == "format" or value not in (None, (), ""):
+                note[key] = list(value) if isinstance(value, tuple) else value
+        return note
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """Where features of images come from: a backbone's preprocessing, and its weights by digest.
+
+    address: how the backbone is named where the model was made; its files may lie elsewhere, so that this is
+             no part of what must agree. Nothing for features that a dataset of images came with.
+    weights: SHA-256 of the weights; nothing where there are none.
+    recipe:  what else names the function that is computed: its kind, version, output and the like.
+    """
+
+    address: str = field(compare=False)
+    preprocessing: Mapping[str, Any]
+    weights: str
+    width: int
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, address: str, identity: Mapping[str, Any], width: int) -> Extractor:
+        """The backbone of this identity (`Backbone.identity`)."""
+        # Devices round differently, which is no reason to refuse a model elsewhere.
+        parts = ("preprocessing", "weights", "device")
+        recipe = {name: value for name, value in identity.items() if name not in parts}
+        return cls(
+            address, dict(identity.get("preprocessing", {})), str(identity.get("weights", "")), width, recipe
+        )
+
+    @property
+    def name(self) -> str:
+        """What to call it in a message."""
+        return self.address or str(self.recipe.get("name", "unknown"))
+
+    def differences(self, other: Extractor) -> list[str]:
+        """Differences from `other`, one phrase each."""
+        if self.recipe.get("name") != other.recipe.get("name"):
+            return [f"the backbone is {self.name}, there {other.name}"]
+        phrases = []
+        for what in ("recipe", "preprocessing"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            phrases += [
+                f"the {'preprocessing' if what == 'preprocessing' else 'backbone'}'s {key} is "
+                f"{mine.get(key)!r}, there {theirs.get(key)!r}"
+                for key in sorted({*mine, *theirs})
+                if mine.get(key) != theirs.get(key)
+            ]
+        if self.weights != other.weights:
+            phrases.append(
+                f"the weights of {self.name} have the digest {self.weights[:12]}..., there "
+                f"{other.weights[:12]}..."
+            )
+        if not phrases and self.width != other.width:
+            phrases.append(f"an image has {self.width} features, there {other.width}")
+        return phrases
+
+    def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
+        """The extractor as JSON values; `elsewhere` leaves out its address."""
+        note = dataclasses.asdict(self)
+        return {name: value for name, value in note.items() if not (elsewhere and name == "address")}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a row is: the columns of a table, or the backbone that made features of images.
+
+    columns: in the order of their features; a file may have them in any order.
+    label:   the column of the labels. classes: the labels that there are; empty where none are declared.
+    client:  the column that names who owns a row.
+    weight:  the column that says how much a row counts in training, a number of at least 0.
+    task:    "regression" where the labels are numbers to predict; None where they are classes, or may be.
+    """
+
+    columns: tuple[Column, ...] = ()
+    label: str | None = None
+    classes: tuple[Any, ...] = ()
+    client: str | None = None
+    extractor: Extractor | None = None
+    weight: str | None = None
+    task: Task | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if self.task is not None:
+            check_choice("task", self.task, TASKS)
+        if self.classes and self.task == "regression":
+            raise DataError("a schema has classes, or task = 'regression'; leave out one of them.")
+        if self.classes:
+            object.__setattr__(self, "classes", tuple(class_list(self.classes).tolist()))
+        if bool(self.columns) == (self.extractor is not None):
+            raise DataError("a schema describes the columns of a table, or the features of images.")
+        names = [column.name for column in self.columns] + [
+            name for name in (self.label, self.client, self.weight) if name
+        ]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"the schema names {_quoted(twice)} more than once; a name says one thing.")
+        if self.columns and not self.used:
+            raise DataError(
+                "the schema uses no column; at least one must be of another kind than 'unused' or "
+                "'identifier'."
+            )
+
+    @cached_property
+    def used(self) -> tuple[Column, ...]:
+        """The columns that become features."""
+        return tuple(column for column in self.columns if column.kind not in LEFT_OUT)
+
+    @property
+    def identifiers(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        return tuple(column.name for column in self.columns if column.kind == "identifier")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded features, in order."""
+        if self.extractor is not None:
+            return tuple(f"feature {number}" for number in range(self.extractor.width))
+        return tuple(name for column in self.used for name in column.names)
+
+    @property
+    def width(self) -> int:
+        """How many features a row has once it is encoded."""
+        return self.extractor.width if self.extractor is not None else len(self.names)
+
+    @classmethod
+    def of_numbers(
+        cls, names: Iterable[str], classes: Array | None = None, label: str | None = None
+    ) -> Schema | None:
+        """The schema of plain numbers in columns of these names; None where the names tell nothing apart.
+
+        classes: of the labels; None for a regression.
+        """
+        names = [str(name) for name in names]
+        if not names or len(set(names)) < len(names):
+            return None
+        columns = tuple(Column(name, missing="refuse") for name in names)
+        known = () if classes is None else tuple(classes.tolist())
+        task: Task | None = "regression" if classes is None else None
+        return cls(columns, None if label in names else label, known, task=task)
+
+    @cached_property
+    def class_array(self) -> Array | None:
+        """The declared classes as an array in the type of the labels; None where there are none."""
+        return class_list(self.classes) if self.classes else None
+
+    def places(self, *kinds: str) -> list[tuple[int, Column]]:
+        """Where the first feature of every column of these kinds stands."""
+        found, place = [], 0
+        for column in self.used:
+            if column.kind in kinds:
+                found.append((place, column))
+            place += len(column.names)
+        return found
+
+    # -- agreement ---------------------------------------------------------------------------------
+
+    def to_note(self) -> dict[str, Any]:
+        """The schema as JSON values, for the opening of a run and the model file."""
+        return {
+            "columns": [column.to_note() for column in self.columns],
+            "label": self.label,
+            "classes": labels_note(self.class_array),
+            "client": self.client,
+            "extractor": None if self.extractor is None else self.extractor.to_note(),
+            **({} if self.weight is None else {"weight": self.weight}),
+            **({} if self.task is None else {"task": self.task}),
+        }
+
+    @classmethod
+    def from_note(cls, note: Mapping[str, Any]) -> Schema:
+        """The schema that `to_note` described."""
+        classes = labels_from_note(note["classes"])
+        return cls(
+            tuple(Column(**column) for column in note["columns"]),
+            note["label"],
+            () if classes is None else tuple(classes.tolist()),
+            note["client"],
+            None if note["extractor"] is None else Extractor(**note["extractor"]),
+            note.get("weight"),
+            note.get("task"),
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what sites must agree on; unused columns and the owner column do not count."""
+        note = self.to_note() | {"client": None}
+        note["columns"] = [column.to_note() for column in self.used]
+        note["extractor"] = None if self.extractor is None else self.extractor.to_note(elsewhere=True)
+        return hashlib.sha256(canonical_json(note).encode()).hexdigest()
+
+    def differences(self, other: Schema) -> list[str]:
+        """Differences from `other`, one phrase each; empty if the digests agree."""
+        if self.digest == other.digest:
+            return []
+        mine, theirs = ({column.name: column for column in schema.used} for schema in (self, other))
+        phrases = [f"column '{name}' is missing" for name in theirs if name not in mine]
+        phrases += [f"column '{name}' is not known there" for name in mine if name not in theirs]
+        for name in mine.keys() & theirs.keys():
+            ours, others = mine[name].to_note(), theirs[name].to_note()
+            phrases += [
+                f"column '{name}' has {key} {ours.get(key)!r}, there {others.get(key)!r}"
+                for key in sorted(ours.keys() | others.keys())
+                if ours.get(key) != others.get(key)
+            ]
+        if self.extractor is not None and other.extractor is not None:
+            phrases += self.extractor.differences(other.extractor)
+        elif self.extractor is not None or other.extractor is not None:
+            rows = ("features of images", "columns of a table")
+            phrases.append("its rows are {}, there {}".format(*(rows if self.extractor else rows[::-1])))
+        for key in ("label", "classes", "weight", "task"):
+            if getattr(self, key) != getattr(other, key):
+                phrases.append(f"{key} is {getattr(self, key)!r}, there {getattr(other, key)!r}")
+        return sorted(phrases) or ["the columns are in another order"]
+
+    def check_columns(
+        self,
+        names: Iterable[str],
+        labelled: bool = False,
+        extra: Literal["refuse", "ignore"] = "refuse",
+        weighted: bool = False,
+    ) -> None:
+        """Refuse a table whose columns do not fit and name them all. Column order does not matter.
+
+        labelled: whether the label column must be there; weighted: whether that of weights must be.
+        extra: what to do about columns of other names.
+        """
+        there = [str(name) for name in names]
+        wanted = [column.name for column in self.used]
+        for name, needed in ((self.label, labelled), (self.weight, weighted)):
+            wanted += [name] if needed and name is not None else []
+        known = {column.name for column in self.columns} | {self.label, self.client, self.weight}
+        strange = [name for name in there if name not in known]
+        problems = []
+        twice = sorted({name for name in there if there.count(name) > 1})
+        if twice:
+            problems.append(f"more than one column is called {_quoted(twice)}")
+        for name in wanted:
+            if name not in there:
+                hint = did_you_mean(name, strange).strip().replace("Did", "did")
+                problems.append(f"column '{name}' is missing{f' ({hint})' * bool(hint)}")
+        if extra == "refuse":
+            problems += [f"column '{name}' is not in the schema" for name in strange]
+        if problems:
+            raise DataError(
+                f"the columns do not fit the schema: {'; '.join(problems)}. Rename them. A column that is "
+                'not to be used has kind = "unused" in the schema; or, with a trained model, --drop.'
+            )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,547 @@
+"""The one reader of tables: csv (also packed, or standard input), parquet and npz.
+
+pyarrow reads csv and parquet. Where a csv file cannot be read as numbers, or a cell cannot be used, all cells
+are read once more as text, and every fault is named by line and column. A table is read by a schema; without
+one, every column but the label is a number that must be there. A file that cannot be opened or decoded is a
+`ModelFileError`; contents that cannot be used are a `DataError`.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsolve.arrays import Array, check_arrays
+from fedsolve.errors import DataError, damaged, did_you_mean, naming
+from fedsolve.labels import labels_like, plain_labels, spelled_labels
+from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
+from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
+from fedsolve.tables.npz import PARTS, TrainOrTest, open_npz, read_npz
+from fedsolve.tables.schema import NUMBER, Column, Schema
+
+LABEL_NAMES = ("label", "target", "class", "y")
+
+_BLOCK = 1 << 24
+"""Bytes of a csv file that pyarrow reads at once; a line must fit into them."""
+
+_UNEVEN = "Correct or remove them; lines above the names of the columns, too."
+
+_SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
+
+
+@dataclass(frozen=True)
+class ColumnLayout(Dialect):
+    """Where a file has its features, labels and owners, and how a csv file spells its cells.
+
+    features_key, labels_key: arrays of an npz; found by their usual names when None.
+    label:  label column of a csv or parquet file, by name or by position (from 0; -1 is the last).
+    client: column or npz array that says who owns each row.
+    drop:   columns to leave out.
+    """
+
+    features_key: str | None = None
+    labels_key: str | None = None
+    label: str | None = None
+    client: str | None = None
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a file: features (rows, width), labels (rows,) or None, owners (rows,) as text or None.
+
+    features: NaN where the schema allows a number or a date to be missing.
+    schema:   what the columns are, where the file names them and its rows may become a model.
+    weights:  (rows,) or None, how much a row counts.
+    kept:     columns that were asked for as they are, by name.
+    """
+
+    features: Array
+    labels: Array | None
+    owners: Array | None
+    source: str
+    schema: Schema | None = None
+    weights: Array | None = None
+    kept: Mapping[str, Array] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+def read_table(
+    path: str | Path,
+    schema: Schema | None = None,
+    layout: Dialect | None = None,
+    *,
+    part: TrainOrTest | None = None,
+    labelled: bool = True,
+    owned: bool = False,
+    weighted: bool = False,
+    classes: Array | None = None,
+    width: int | None = None,
+    keep: Sequence[str] = (),
+    extra: Literal["refuse", "ignore"] = "refuse",
+    images: bool = False,
+) -> Table:
+    """The rows of a file ("-": csv from standard input), checked.
+
+    schema:   what the columns are. Without one, all but the label are numbers, and none may be missing.
+    layout:   how a csv file is spelled and, without a schema, where the label is.
+    part:     which part of an npz with x_train and x_test; the test part when None.
+    labelled: whether labels are wanted. owned: whether owners are. weighted: whether weights are, where the
+              schema has a column of them.
+    classes:  the labels a model knows, in whose type labels are given (`labels_like`); others are refused.
+              When None, labels have the type of the schema's classes or of the file; those of a csv have the
+              type that they spell.
+    width:    features a model without a schema expects; an unlabelled file's label column is left out.
+    keep:     columns to give back as they are. extra: what to do about columns that the schema lacks.
+    images:   whether the features of an npz may be images, of three or four dimensions.
+    """
+    given = layout if isinstance(layout, ColumnLayout) else ColumnLayout(**asdict(layout or Dialect()))
+    with naming(path):
+        if table_kind(path) == "npz":
+            if schema is not None:
+                raise DataError("a schema describes the columns of a csv or parquet file.")
+            table = _npz_table(Path(path), given, part, labelled, owned)
+        else:
+            roles = {"label": labelled, "client": owned, "weight": weighted}
+            table = _file_table(TableFile(path, given), schema, given, roles, tuple(keep), width, extra)
+        if schema is None and not (images and table.features.ndim in (3, 4)):
+            check_arrays(table.features, np.zeros(len(table)) if table.labels is None else table.labels)
+        if len(table) == 0:
+            raise DataError("no rows at all. Check the file or the query that made it.")
+        if width is not None and table.features.shape[1] != width:
+            raise DataError(f"rows of {width} features are expected; these have {table.features.shape[1]}.")
+        if table.labels is None:
+            return table
+        return table if classes is None else replace(table, labels=labels_like(table.labels, classes))
+
+
+def parts(path: str | Path) -> tuple[TrainOrTest, ...]:
+    """Which of x_train and x_test an npz file has; nothing for files that hold one set of rows."""
+    with naming(path):
+        if table_kind(path) != "npz":
+            return ()
+    with open_npz(path) as arrays:
+        return tuple(part for part in PARTS if {f"x_{part}", f"X_{part}"} & set(arrays.files))
+
+
+def file_columns(path: str | Path, dialect: Dialect | None = None) -> list[str]:
+    """The names of a file's columns, in its order."""
+    with naming(path):
+        return TableFile(path, dialect or Dialect()).names
+
+
+def table_kind(path: str | Path) -> Literal["npz", "csv", "parquet"]:
+    """What a file is, by its name; packed csv ends in .csv.gz, and "-" is csv."""
+    if str(path) == "-":
+        return "csv"
+    packed = str(path).lower().endswith(".gz")
+    suffix = Path(Path(path).stem if packed else path).suffix.lower()
+    for kind, suffixes in _SUFFIXES.items():
+        if suffix in suffixes and (kind == "csv" or not packed):
+            return kind  # type: ignore[return-value]
+    raise DataError(
+        f"unknown kind of file '{suffix}'; known are .npz, .csv (.tsv, .txt; also .csv.gz) and .parquet."
+    )
+
+
+def by_name(
+    features: Array, own: Schema, wanted: Schema, extra: Literal["refuse", "ignore"] = "refuse"
+) -> Array:
+    """The columns of a plain table in the order of `wanted`. Missing or extra columns are refused."""
+    if any(column.kind != "number" for column in wanted.used):
+        raise DataError(
+            "the model takes raw columns, such as categories or dates. Name the file itself, not an address."
+        )
+    names = [column.name for column in own.used]
+    wanted.check_columns(names, extra=extra)
+    places = [names.index(column.name) for column in wanted.used]
+    return features if places == list(range(len(names))) else features[:, places]
+
+
+def column_position(names: Sequence[str], wanted: str, what: str) -> int:
+    """Where the column of this name, or at this position, stands."""
+    if wanted in names:
+        if names.count(wanted) > 1:
+            raise DataError(f"{what} '{wanted}' is not unique: {names.count(wanted)} columns have that name.")
+        return names.index(wanted)
+    if re.fullmatch(r"-?\d+", wanted) and -len(names) <= int(wanted) < len(names):
+        return int(wanted) % len(names)
+    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    raise DataError(f"no {what} '{wanted}'.{did_you_mean(wanted, names)} The columns are {shown}.")
+
+
+class TableFile:
+    """A csv or parquet file: the names of its columns, and their cells."""
+
+    def __init__(self, path: str | Path, dialect: Dialect) -> None:
+        self.path, self._given = path, dialect
+        self.is_csv = table_kind(path) == "csv"
+        if self.is_csv:
+            self._source = TextSource(path)
+            self.names, self._delimiter, self._start = read_start(self._source, dialect)
+        else:
+            self.names = [str(name) for name in self._parquet.schema_arrow.names]
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The dialect, found from the first rows where it is not given."""
+        if not self.is_csv or "auto" not in (self._given.decimal, self._given.thousands):
+            return self._given
+        return self._given.found(self._start, self._delimiter)
+
+    @cached_property
+    def _parquet(self) -> Any:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+
+        try:
+            return ParquetFile(open(self.path, "rb"))
+        except ArrowException as problem:
+            raise damaged(self.path, "a parquet file", problem) from problem
+
+    def cells(
+        self, wanted: Mapping[str, Column | None], places: Mapping[str, int], kept: Sequence[str] = ()
+    ) -> Any:
+        """A pyarrow Table of these columns: numbers of a csv as such, all else of it as text.
+
+        wanted: what is known of each; None where a cell must only be there. places: where they stand.
+        kept: those that are wanted as the file spells them.
+        """
+        if self.is_csv:
+            return self.texts(wanted, places, kept, typed=True)
+        from pyarrow import ArrowException, Table
+
+        try:
+            table = self._parquet.read(columns=list(wanted))
+        except (ArrowException, OSError) as problem:
+            raise damaged(self.path, "a parquet file", problem) from problem
+        return Table.from_arrays([table.column(name) for name in wanted], list(wanted))
+
+    def faults(self) -> Faults:
+        """Takes the faults of this csv file, named by their lines; those of another length are in it."""
+        width, lines, uneven = len(self.names), [], []
+        with self._source.lines(self.dialect.encoding) as text:
+            reader = csv.reader(text, delimiter=self._delimiter)
+            for row in itertools.islice(reader, int(self.dialect.header), None):
+                if len(row) == width:
+                    lines.append(reader.line_num)
+                elif row:
+                    uneven.append(f"line {reader.line_num} has {len(row)} cells, the first line {width}")
+        found = Faults(lambda row: f"line {lines[row]}", self.dialect.remedy)
+        found.add("", range(len(uneven)), uneven.__getitem__, _UNEVEN)
+        return found
+
+    def head(self, rows: int) -> dict[str, Any]:
+        """The first cells of every column, as the file has them."""
+        twice = sorted({name for name in self.names if self.names.count(name) > 1})
+        if twice:
+            raise DataError(f"more than one column is called {', '.join(map(repr, twice))}; rename them.")
+        if self.is_csv:
+            places = {name: place for place, name in enumerate(self.names)}
+            try:
+                table = self.texts(places, places, self.names, typed=True, rows=rows)
+            except Unreadable as problem:
+                self.faults().check()
+                raise damaged(self.path, "a csv file", problem) from problem
+        else:
+            table = self.cells(dict.fromkeys(self.names), {}).slice(0, rows)
+        return {name: table.column(name).to_pylist() for name in self.names}
+
+    def texts(
+        self,
+        wanted: Mapping[str, Any],
+        places: Mapping[str, int],
+        kept: Iterable[str] = (),
+        *,
+        typed: bool = False,
+        rows: int | None = None,
+    ) -> Any:
+        """The cells of these columns of a csv file, as text; those of `kept` columns as the file spells them.
+
+        typed: numbers as such, and every line must have as many cells as the first; other lines are left out
+        otherwise. rows: how many at most.
+        """
+        import pyarrow as arrow
+        from pyarrow import csv as arrow_csv
+
+        source, dialect, kept = self._source, self.dialect, set(kept)
+        coded = arrow.dictionary(arrow.int32(), arrow.string())
+        numbers = [name for name, column in wanted.items() if getattr(column, "kind", "") == "number"]
+        # Numbers with signs around them, or with words for missing ones, are read as text first.
+        spelled = [
+            name
+            for name in numbers
+            if not typed or dialect.signs[1] or name in kept or wanted[name].absent or wanted[name].signs
+        ]
+        kinds = {str(places[name]): arrow.string() if name in kept else coded for name in wanted}
+        kinds |= {str(places[name]): arrow.float64() for name in numbers if name not in spelled}
+        place = str(source.path) if source.path is not None else arrow.BufferReader(source.content)
+        options = (
+            arrow_csv.ReadOptions(
+                column_names=[str(number) for number in range(len(self.names))],
+                skip_rows=int(dialect.header),
+                encoding=dialect.encoding,
+                block_size=_BLOCK,
+            ),
+            arrow_csv.ParseOptions(
+                delimiter=self._delimiter,
+                newlines_in_values=source.quoted,
+                invalid_row_handler=None if typed else lambda row: "skip",
+            ),
+            arrow_csv.ConvertOptions(
+                column_types=kinds,
+                include_columns=list(kinds),
+                null_values=sorted(MISSING),
+                strings_can_be_null=False,
+                decimal_point=dialect.signs[0],
+            ),
+        )
+        try:
+            with arrow.input_stream(place, compression="gzip" if source.packed else None) as stream:
+                if rows is None:
+                    table = arrow_csv.read_csv(stream, *options)
+                else:
+                    table = _first(arrow_csv.open_csv(stream, *options), rows)
+        except (arrow.ArrowException, OSError, UnicodeDecodeError, LookupError) as problem:
+            raise Unreadable(str(problem)) from problem
+        table = table.rename_columns(list(wanted))
+        for name in [name for name in spelled if dialect.signs != PLAIN and name not in kept]:
+            cells = table.column(name).unify_dictionaries().combine_chunks()
+            plain = arrow.array(
+                [dialect.plain(cell) for cell in cells.dictionary.to_pylist()], arrow.string()
+            )
+            changed = arrow.DictionaryArray.from_arrays(cells.indices, plain)
+            table = table.set_column(table.column_names.index(name), name, changed)
+        return table
+
+
+def _first(batches: Any, rows: int) -> Any:
+    """The first rows of a csv file that is read batch by batch."""
+    import pyarrow
+
+    found, count = [], 0
+    for batch in batches:
+        found.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            break
+    return pyarrow.Table.from_batches(found, batches.schema).slice(0, rows)
+
+
+class Unreadable(Exception):
+    """pyarrow could not read a csv file."""
+
+
+def _npz_table(
+    path: Path, layout: ColumnLayout, part: TrainOrTest | None, labelled: bool, owned: bool
+) -> Table:
+    if owned and layout.client is None:
+        raise DataError("owners are wanted, but no client column or key is named.")
+    keys = (layout.features_key, layout.labels_key)
+    features, labels, owners = read_npz(path, part, labelled, *keys, layout.client if owned else None)
+    if labels is not None:
+        labels = _one_each(labels)
+    return Table(features, labels, _owner_names(owners, len(features)), str(path))
+
+
+def _file_table(
+    file: TableFile,
+    schema: Schema | None,
+    layout: ColumnLayout,
+    roles: Mapping[str, bool],
+    keep: tuple[str, ...],
+    width: int | None,
+    extra: Literal["refuse", "ignore"],
+) -> Table:
+    """The rows of a csv or parquet file, by a schema or as numbers.
+
+    roles: whether labels, owners (client) and weights are wanted.
+    """
+    described, labelled = schema is not None, roles["label"]
+    if schema is None:
+        schema, places = _plain_schema(file.names, layout, labelled, roles["client"], width)
+    else:
+        for what in ("label", "client"):
+            if roles[what] and getattr(schema, what) is None:
+                raise DataError(f'the schema names no {what} column. Add {what} = "NAME" to it.')
+        schema.check_columns(file.names, labelled, extra, roles["weight"] and schema.weight is not None)
+        places = {name: place for place, name in enumerate(file.names)}
+    filled = {what: getattr(schema, what) for what, wanted in roles.items() if wanted}
+    filled = {what: name for what, name in filled.items() if name is not None}
+    absent = [name for name in (filled.get("client"), *keep) if name and name not in file.names]
+    if absent:
+        raise DataError(f"no column is called {', '.join(map(repr, absent))}.")
+    wanted: dict[str, Column | None] = {
+        **dict.fromkeys(filled.values()),
+        **{name: Column(name, "text") for name in keep},
+        **{column.name: column for column in schema.used},
+    }
+    named = layout.header and labelled and width is None
+    known = schema if described or named else None
+
+    def rows(cells: Any, faults: Faults) -> Table:
+        features = encode(schema, cells, extra="ignore", faults=faults)
+        found = {what: _filled(cells, name, described, faults) for what, name in filled.items()}
+        kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
+        faults.check()
+        labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
+        if labels is not None:
+            labels = _labels(file, schema, described, labels)
+        if weights is not None:
+            what = f"column '{schema.weight}' of weights"
+            weights = _numbers(file, weights, what, " of at least 0", 0.0)
+        owners = None if owners is None else owners.astype(str)
+        return Table(features, labels, owners, str(file.path), known, weights, kept)
+
+    try:
+        return rows(file.cells(wanted, places, keep), Faults())
+    except (Unreadable, DataError) as problem:
+        if not file.is_csv:
+            raise
+        faults = file.faults()
+        try:
+            return rows(file.texts(wanted, places, keep), faults)
+        except Unreadable:
+            raise damaged(file.path, "a csv file", problem) from problem
+        except DataError as explained:
+            raise explained from problem
+
+
+def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
+    """A column that must be filled: with a schema spelled as categories are, else as the file has it."""
+    values = np.asarray(cells.column(name).to_numpy())
+    if not described and values.dtype.kind in "iufb":
+        faults.empty(name, np.flatnonzero(np.isnan(values)) if values.dtype.kind == "f" else ())
+        return values
+    spell = category_text if described else lambda value: str(value).strip()
+    known = {value: "" if value is None else spell(value) for value in dict.fromkeys(values.tolist())}
+    texts = np.array([known[value] for value in values.tolist()], dtype=str)
+    faults.empty(name, np.flatnonzero(np.isin(texts, [text for text in known.values() if is_empty(text)])))
+    return texts
+
+
+def _labels(file: TableFile, schema: Schema, described: bool, labels: Array) -> Array:
+    if labels.dtype.kind in "iufb":
+        return labels
+    if schema.class_array is not None:
+        return labels_like(labels, schema.class_array)
+    if schema.task == "regression":
+        return _numbers(file, labels, f"label column '{schema.label}'")
+    return spelled_labels(labels) if described or file.is_csv else labels
+
+
+def _numbers(file: TableFile, texts: Array, what: str, which: str = "", least: float = -np.inf) -> Array:
+    """Cells as numbers; those that are none, or too small, are named."""
+    plain = [file.dialect.plain(text) for text in texts.tolist()]
+    wrong = [row for row, text in enumerate(plain) if not NUMBER.fullmatch(text) or float(text) < least]
+    if wrong:
+        raise DataError(
+            f"{what}: {texts[wrong[0]]!r} in row {wrong[0]} is no number{which}"
+            f"{f' ({len(wrong)} such cells)' if len(wrong) > 1 else ''}. Correct them."
+        )
+    return np.array([float(text) for text in plain])
+
+
+def _as_it_is(values: Array) -> Array:
+    """A column as text, as in the file; null becomes empty text."""
+    texts = [
+        value if isinstance(value, str) else "" if value is None else category_text(value)
+        for value in values.tolist()
+    ]
+    return np.array(texts, dtype=object)
+
+
+def _plain_schema(
+    names: Sequence[str], layout: ColumnLayout, labelled: bool, owned: bool, width: int | None
+) -> tuple[Schema, dict[str, int]]:
+    """A schema in which all columns but label and owner are required numbers, and their positions."""
+    left = list(range(len(names)))
+    client = None
+    if owned and layout.client is None:
+        raise DataError("owners are wanted, but no client column or key is named.")
+    if layout.client is not None and (owned or layout.client in names):
+        client = column_position(names, layout.client, "client column")
+        left.remove(client)
+    for wanted in layout.drop:
+        dropped = column_position(names, wanted, "column to drop")
+        if dropped in left:
+            left.remove(dropped)
+    if not left:
+        raise DataError(f"no feature columns are left of {', '.join(map(repr, names))}.")
+    label = label_place(names, left, layout.label, labelled)
+    if layout.label is None and not labelled and len(left) == width:
+        label = None
+    if label is not None:
+        left.remove(label)
+    unnamed = [place for place in left if not names[place].strip()]
+    if unnamed:
+        raise DataError(
+            f"column {unnamed[0]} has no name; it may be a row number. Name it, or leave it out "
+            f"with --drop {unnamed[0]} (?drop={unnamed[0]} in an address)."
+        )
+    if width is not None and len(left) != width:
+        raise DataError(
+            f"the model takes {width} features, but {len(left)} columns are left for them. "
+            "Name the label column (--label, in an address ?label=), or leave columns out (--drop, ?drop=)."
+        )
+    if not left:
+        raise DataError("0 columns are left for features; name the label column, or leave out fewer.")
+    label = label if labelled else None
+    used = [*left, *(place for place in (label, client) if place is not None)]
+    named = [names[place] for place in used]
+    twice = sorted({name for name in named if named.count(name) > 1})
+    if twice:
+        raise DataError(
+            f"more than one column is called {', '.join(map(repr, twice))}. Rename them, or leave the others "
+            "out by position (--drop, ?drop= in an address)."
+        )
+    columns = [Column(names[place], missing="refuse") for place in left]
+    columns += [Column(name, "unused") for name in dict.fromkeys(names) if name not in named]
+    owner, outcome = (None if place is None else names[place] for place in (client, label))
+    return Schema(tuple(columns), outcome, (), owner), dict(zip(named, used, strict=True))
+
+
+def label_place(
+    names: Sequence[str], left: list[int], wanted: str | None, labelled: bool = True
+) -> int | None:
+    """The position of the label among the columns `left`: as wanted, by a usual name, or the last."""
+    if wanted is not None:
+        label = column_position(names, wanted, "label column")
+        if label not in left:
+            raise DataError(f"the label column '{names[label]}' is also the client column or dropped.")
+        return label
+    lowered = {names[place].strip().lower(): place for place in reversed(left)}
+    usual = next((lowered[name] for name in LABEL_NAMES if name in lowered), None)
+    return left[-1] if usual is None and labelled else usual
+
+
+def _one_each(labels: Array) -> Array:
+    """Labels of an npz as a vector of numbers, booleans or text."""
+    labels = plain_labels(labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels)
+    if labels.ndim != 1:
+        raise DataError(
+            f"labels must be one per row; got shape {labels.shape}. Give class labels, not one-hot rows."
+        )
+    if labels.dtype.kind not in "iufbU":
+        raise DataError(f"labels must be numbers or text; got dtype {labels.dtype}.")
+    return labels
+
+
+def _owner_names(owners: Array | None, rows: int) -> Array | None:
+    if owners is None:
+        return None
+    if owners.shape != (rows,):
+        raise DataError(f"{rows} rows but owners of shape {owners.shape}; give one owner per row.")
+    if owners.dtype.kind == "f" and not np.all(np.isfinite(owners)):
+        raise DataError("owners contain NaN or infinite values; give one owner per row.")
+    return owners.astype(str)
