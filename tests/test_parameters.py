@@ -18,7 +18,6 @@ from fedsolve.closedform.afl import AFL
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.parameters import build, described, parameter
-from fedsolve.registry import Info
 from tests.command import document, fedsolve, refused
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -48,6 +47,10 @@ class OtherToy(Toy):
     height: float | Literal["auto"] = parameter(3.0, above=1)
 
 
+NO_OTHERS = ("fedavg", "fednova", "fedper")
+"""Methods with the parameters that all gradient methods have, and no others."""
+
+
 def helped(*words: Any) -> str:
     """A help page as a terminal of 100 columns shows it."""
     page = CliRunner().invoke(main, [str(word) for word in words], terminal_width=100)
@@ -60,7 +63,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
     """A method of another package, known by its entry point."""
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
     monkeypatch.setattr(registry, "_entry_points", lambda: {"toy": registry.address_of(Toy)})
-    registry.register(Info("toy", "Toy", "Nobody, 2026", "1", "sums", "nothing"))(Toy)
+    registry.register("toy", title="Toy", paper="Nobody, 2026")(Toy)
     return Toy
 
 
@@ -117,7 +120,7 @@ def test_the_reference_page_is_what_the_command_prints() -> None:
     printed = fedsolve("methods", "--parameters").stdout
     assert (DOCS / "reference-parameters.md").read_text() == printed
     for key in method_keys():
-        assert f"## Parameters of {key} " in printed or key == "fedavg"
+        assert f"## Parameters of {key} " in printed or key in NO_OTHERS
 
 
 def test_the_reference_page_shows_a_new_method(toy: type[Toy]) -> None:
@@ -130,7 +133,7 @@ def test_the_reference_page_shows_a_new_method(toy: type[Toy]) -> None:
 def test_the_command_refuses_a_parameter_that_hides_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     hiding = dataclasses.make_dataclass("Hiding", [("clients", int, 3)], bases=(AFL,), frozen=True)
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    registry.register(Info("hiding", "Hiding", "Nobody", "1", "sums", "nothing"))(hiding)
+    registry.register("hiding")(hiding)
     refused(fedsolve("train", "digits", "--method", hiding.key), 2, "the option --clients", "flag='--OTHER'")
 
 
@@ -139,7 +142,7 @@ def test_a_type_that_no_word_spells_is_left_to_python(monkeypatch: pytest.Monkey
         "Widths", [("widths", tuple[int, ...], (1, 2))], bases=(AFL,), frozen=True
     )
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
-    registry.register(Info("widths", "Widths", "Nobody", "1", "sums", "nothing"))(widths)
+    registry.register("widths")(widths)
     assert build(widths, {"widths": (3,)}) == widths(widths=(3,))
     assert "--widths" not in helped("train", "--method", widths.key, "--help")
     assert document("train", "digits", "--method", widths.key)["parameters"]["ridge"] == 0.0
@@ -213,7 +216,7 @@ def test_help_fits_on_a_screen_and_a_half(command: str) -> None:
     assert len(page) <= 65
     assert max(map(len, page)) <= 100
     text = "\n".join(page)
-    for description in described(fs.Auto if command == "train" else fs.DeepAFL).values():
+    for description in described(fs.Auto).values():
         assert f"  {description.option.partition('/')[0]} " in text
     deep = helped(command, "--method", "deepafl", "--help")
     for description in described(fs.DeepAFL).values():
@@ -229,7 +232,7 @@ def test_help_all_shows_the_parameters_of_every_method(command: str) -> None:
     for key in method_keys():
         for description in described(registry.method_class(key)).values():
             assert f"{description.option.split('/')[0]} " in page
-        assert f"\nParameters of {key} (" in page or key == "fedavg"
+        assert f"\nParameters of {key} (" in page or key in NO_OTHERS
     places = [
         page.index(f"\n{title}:\n") for title in ("Training by gradient", "Feedback alignment", "Output")
     ]
@@ -300,3 +303,11 @@ def test_mistyped_names_in_python() -> None:
         build(AFL, {"rigde": 1})
     with pytest.raises(DataError, match=r"Did you mean 'float32'\?"):
         fs.DeepAFL(precision="flaot32")  # type: ignore[arg-type]
+
+
+def test_the_client_has_two_help_pages() -> None:
+    short, whole = helped("client", "--help"), helped("client", "--help-all")
+    assert "--delimiter" not in short
+    assert "--dry-run" in short
+    for word in ("--delimiter", "--debug", "--features-key"):
+        assert f"  {word} " in whole

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.cluster.addresses import check_address
+from fedsolve.cluster import check_address
 from fedsolve.errors import CohortError, DataError, ModelFileError
-from fedsolve.experiments.cells import run_cell
+from fedsolve.experiments.cells import train_cell
 from fedsolve.experiments.reading import read_experiment
 from fedsolve.experiments.sources import ExperimentRows
-from tests.cluster.test_parts_of_ray import sources
+from tests.cluster.test_crew import sources
 from tests.command import document, fedsolve, refused
 from tests.toy import RANDOM, opening, written
 
@@ -94,7 +94,7 @@ def test_both_engines_give_the_same_models_and_losses_change_no_bit(cluster, dig
         federation.progress = None
         checkpoint = tmp_path / "run.ckpt"
         with pytest.raises(KeyboardInterrupt):
-            methods[1].fit(federation, checkpoint=checkpoint, progress=_interrupt)
+            methods[1].fit(federation, checkpoint=checkpoint, follow=_interrupt)
         other = fs.LocalFederation.from_arrays(*given[:2], owners[::-1].copy(), CLIENTS)
         with pytest.raises(ModelFileError, match="other rows of"):
             methods[1].fit(other, checkpoint=checkpoint, resume=True)
@@ -251,7 +251,7 @@ def test_an_experiment_and_the_command_line_by_either_engine(cluster, tmp_path: 
     for engine in (None, "ray"):
         text = opening("DeepAFL", 0.1, 10, RANDOM, seeds=(0,), engine=engine)
         (cell,) = read_experiment(written(tmp_path, text + METHOD)).cells()
-        outcomes.append((cell.id, run_cell(cell, rows, workers=2)))
+        outcomes.append((cell.id, train_cell(cell, rows, workers=2).values))
     (first, local), (second, found) = outcomes
     assert first != second
     for name in ("accuracy", "train_accuracy_per_layer", "exchanges", "bytes_up", "bytes_down"):

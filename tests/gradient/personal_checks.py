@@ -60,7 +60,7 @@ def check_resume(method: Any, folder: Path, after: int = 2) -> None:
     whole = small()
     expected = method.fit(whole)
     with pytest.raises(Stop):
-        method.fit(small(), checkpoint=folder / "run", progress=stop)
+        method.fit(small(), checkpoint=folder / "run", follow=stop)
     fresh = small()
     found = method.fit(fresh, checkpoint=folder / "run", resume=True)
     assert same_bits(found.weights, expected.weights)

@@ -14,7 +14,7 @@ import pytest
 
 from fedsolve import LocalFederation
 from fedsolve.errors import TermError
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.federation.states import State, StateStore
 from fedsolve.gradient.batches import plan_batches
 from fedsolve.gradient.gradient_method import GradientMethod
@@ -234,7 +234,7 @@ def finished(method: GradientMethod, federation: LocalFederation) -> GradientRun
 
 def states(federation: LocalFederation, run: GradientRun) -> dict[str, dict[str, Any]]:
     """What every client keeps, by client; nothing for those that never took part."""
-    return {p.name: newest(p.states, run.chain.digests[1]) or {} for p in federation.participants}
+    return {p.name: newest(p.memory.states, run.chain.digests[1]) or {} for p in federation.participants}
 
 
 def newest(store: StateStore, run: str) -> State | None:

@@ -16,11 +16,12 @@ from fedsolve.gradient.alignment import (
     alignment_sums,
     choice_by_skewness,
     choose_layers,
-    mean_drift,
     mean_squared_drift,
     representation,
     skewness,
 )
+
+torch = pytest.importorskip("torch")
 
 LAYERS = ["stem", "middle", "head"]
 GOLDEN = [441.0, -878.0, -1764.0]
@@ -184,15 +185,13 @@ def test_sums_travel_in_the_precision_asked_for():
 
 
 def test_layers_are_sketched_each_by_itself():
-    update = clients(1)[0]
+    update = {layer: np.rint(1000 * values) for layer, values in clients(1)[0].items()}  # sums are exact
     together = alignment_sums(update, 16, 3)["update"]
     alone = np.concatenate([sketched(values.ravel(), layer, 16, 3) for layer, values in update.items()])
     assert np.array_equal(together, alone)
 
 
-@pytest.mark.torch
 def test_sketch_of_a_tensor_is_that_of_the_array():
-    torch = pytest.importorskip("torch")
     updates = clients(1)[0]
     tensors = {layer: torch.from_numpy(update) for layer, update in updates.items()}
     for sketch in (0, 16):
@@ -260,23 +259,17 @@ def test_mean_squared_drift_from_sums_equals_the_direct_one():
     total = {layer: sum(update[layer] for update in updates) for layer in LAYERS}
     assert mean_squared_drift(total, squares, 11) == pytest.approx(expected, rel=1e-12)
     assert mean_squared_drift(sum(flat), squares, 11) == pytest.approx(expected, rel=1e-12)
-    norms = [float(np.linalg.norm(one - centre)) for one in flat]
-    assert mean_drift(flat) == pytest.approx(np.mean(norms), rel=1e-12)
-    assert mean_drift(flat) <= math.sqrt(expected)
 
 
 def test_equal_updates_do_not_drift():
     one = np.random.default_rng(0).standard_normal(100)
     drift = mean_squared_drift(3 * one, 3 * float(one @ one), 3)
     assert 0.0 <= drift < 1e-12
-    assert mean_drift([one, one, one]) < 1e-14
 
 
 def test_drift_of_nobody_is_refused():
     with pytest.raises(DataError, match="at least one client"):
         mean_squared_drift(np.zeros(2), 0.0, 0)
-    with pytest.raises(DataError, match="at least one client"):
-        mean_drift([])
 
 
 # Representation

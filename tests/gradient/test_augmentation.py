@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.arrays import stream
 from fedsolve.errors import DataError
 from fedsolve.gradient import MOON, Ditto, FedAvg, FedProx
 from fedsolve.gradient.augmentation import draw_moves
-from fedsolve.gradient.streams import stream
 from tests.gradient import plain
 from tests.gradient.plain import CLASSES, far, federation, same_bits
 from tests.gradient.trials import resumed

@@ -15,8 +15,8 @@ import fedsolve as fs
 from fedsolve import registry
 from fedsolve.errors import CohortError, DataError, DivergenceError
 from fedsolve.federation.encoding import decode_request, encode_request
-from fedsolve.federation.method import exchanges
-from fedsolve.federation.workspace import Workspace
+from fedsolve.federation.participant import Workspace
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import answers as engine
 from fedsolve.gradient.fedacg import FedACG
 from fedsolve.gradient.fedavg import FedAvg
@@ -577,7 +577,7 @@ def check_resume(method: Any, data: tuple[Any, Any, Any], folder: Any, after: in
             raise Stopped
 
     with pytest.raises(Stopped):
-        method.fit(federation(*data), checkpoint=folder / "run", progress=stop)
+        method.fit(federation(*data), checkpoint=folder / "run", follow=stop)
     fresh = federation(*data)
     resumed = method.fit(fresh, checkpoint=folder / "run", resume=True)
     assert same_bits(resumed.weights, expected.weights)
@@ -599,7 +599,7 @@ def test_drift_is_unknown_where_the_clients_were_lost_before_it_was_measured(tmp
             raise Stopped
 
     with pytest.raises(Stopped):
-        method.fit(federation(features, labels, uneven()), checkpoint=tmp_path / "run", progress=stop)
+        method.fit(federation(features, labels, uneven()), checkpoint=tmp_path / "run", follow=stop)
     model = method.fit(federation(features, labels, uneven()), checkpoint=tmp_path / "run", resume=True)
     found = [record.metrics["drift"] for record in model.history if record.kind == "drift"]
     assert [value is None for value in found] == [False, True, False]

@@ -33,14 +33,17 @@ def feature_mean(method: FedDBE, fed: Any, found: dict[str, Any]) -> Any:
 
 def local(
     method: FedDBE, net: Any, data: tuple[Any, Any], shift: Any, common: Any, round_: int, client: str
-) -> int:
-    """A client's round, network and shift each with an optimiser of torch's; the number of steps."""
+) -> tuple[int, Any]:
+    """A client's round, network and shift each with an optimiser of torch's; its steps and mu at the end.
+
+    In a round that is discarded there is no shift.
+    """
     rate = method.rate * method.rate_decay**round_
     shift_rate = rate if method.shift_rate is None else method.shift_rate * method.rate_decay**round_
     ours = torch.optim.SGD(
         net.parameters(), lr=rate, momentum=method.momentum, weight_decay=method.weight_decay
     )
-    own = torch.optim.SGD([shift], lr=shift_rate)
+    own = torch.optim.SGD([shift], lr=0.0 if method.discard_first and round_ == 0 else shift_rate)
     base, head = net[:-1], net[-1]
     running = torch.zeros(head.in_features, dtype=torch.float64)
     plan = plain.batches(method, len(data[1]), round_, client)
@@ -56,7 +59,7 @@ def local(
         ours.step()
         own.step()
         running = running.detach()
-    return len(plan)
+    return len(plan), running
 
 
 @each_network
@@ -67,6 +70,8 @@ def local(
         {"consistency": 3.0, "mean_momentum": 0.3, "shift_rate": 0.05},
         {"consistency": 0.0, "shift_rate": 0.4},
         {"consistency": 3.0, "shift_rate": 0.0},
+        {"consistency": 3.0, "mean_momentum": 1.0, "discard_first": True},
+        {"consistency": 3.0, "mean_momentum": 0.3, "shift_rate": 0.05, "discard_first": True},
     ],
 )
 def test_feddbe_equals_its_formulas(name: str, parameters: dict[str, Any]) -> None:
@@ -76,14 +81,18 @@ def test_feddbe_equals_its_formulas(name: str, parameters: dict[str, Any]) -> No
     width = net[-1].in_features
     shifts = {client: nn.Parameter(torch.zeros(width, dtype=torch.float64)) for client in fed.clients}
     for round_, run in enumerate(plain.run(method, fed)):
-        found = {}
+        found, means = {}, []
         for client in plain.cohort(method, fed.clients, round_):
             plain.put(net, current)
-            steps = local(method, net, data[client], shifts[client], common, round_, client)
+            steps, mean = local(method, net, data[client], shifts[client], common, round_, client)
             found[client] = plain.Trained(plain.weights(net), steps, len(data[client][1]))
-        current = plain.mean([t.weights for t in found.values()], [t.rows for t in found.values()])
+            means.append({"mean": mean})
+        rows = [t.rows for t in found.values()]
+        discarded = method.discard_first and round_ == 0
+        if not discarded:
+            current = plain.mean([t.weights for t in found.values()], rows)
         if round_ == 0 and method.consistency:
-            common = feature_mean(method, fed, found)
+            common = plain.mean(means, rows)["mean"] if discarded else feature_mean(method, fed, found)
             assert name == "linear" or np.abs(run.server.memory["anchor"] - common.numpy()).max() < 1e-10
         assert far(run.server.weights, current) < 1e-10
         for client, state in plain.states(fed, run).items():

@@ -11,7 +11,7 @@ import pytest
 
 from fedsolve import registry
 from fedsolve.errors import DataError
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.feddisco import FedDisco, label_discrepancy
 from tests.gradient import plain

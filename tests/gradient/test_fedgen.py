@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedsolve import registry
+from fedsolve.arrays import stream
 from fedsolve.errors import DataError
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.fedgen import GENERATED, WEIGHT_DECAY, FedGen
 from fedsolve.gradient.networks import build_network, head_of
-from fedsolve.gradient.streams import stream
 from tests.gradient import plain
 from tests.gradient.plain import CLASSES, WIDTH, far, federation, finished, network, rows, same_bits, uneven
 

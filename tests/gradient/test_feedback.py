@@ -453,7 +453,7 @@ def test_random_feedback_reaches_only_earlier_layers():
 
 
 def direct_matrix(name: str, outputs: int, width: int, seed: int) -> Any:
-    from fedsolve.uniforms import uniform_bits
+    from fedsolve.arrays import uniform_bits
 
     uniform = uniform_bits(seed, f"feedback {name}", 0, 0, outputs * width).reshape(outputs, width)
     return torch.from_numpy((2 * uniform - 1) / np.sqrt(outputs))
@@ -674,5 +674,5 @@ def test_lower_precision_under_autocast():
 
 def test_importable_without_torch():
     modules = "fedsolve.gradient.feedback, fedsolve.gradient.alignment"
-    code = f"import sys; sys.modules['torch'] = None; import {modules}"
+    code = f"import scipy.stats, sys; sys.modules['torch'] = None; import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -468,7 +468,7 @@ def test_moon_keeps_the_previous_local_model(problem):
     run.absorb(federation.exchange(request, run.chain))
     mean, rows = {}, 0
     for participant in federation.participants:
-        state = participant.states.read(run.chain.digests[1], 0)
+        state = participant.memory.states.read(run.chain.digests[1], 0)
         assert state.keys() == {f"previous.{name}" for name in run.server.weights}
         for name in run.server.weights:
             mean[name] = mean.get(name, 0) + len(participant) * state[f"previous.{name}"].astype(float)
@@ -490,7 +490,7 @@ def test_moon_resumes_exactly(kind, problem, tmp_path: Path):
             raise Stop
 
     with pytest.raises(Stop):
-        method.fit(problem.federation(), checkpoint=path, progress=stop)
+        method.fit(problem.federation(), checkpoint=path, follow=stop)
     found = method.fit(problem.federation(), checkpoint=path, resume=True).weights
     assert_same(found, expected)
 

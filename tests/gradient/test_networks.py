@@ -16,13 +16,13 @@ from fedsolve.errors import DataError
 from fedsolve.gradient import FedAvg, networks, slots
 from fedsolve.gradient.networks import (
     as_inputs,
+    batch_norms,
     build_network,
     features_of,
     float_buffers,
     float_parameters,
     head_of,
     input_shape,
-    normalises_by_batch,
     register_network,
     stacked_widths,
 )
@@ -556,9 +556,9 @@ def test_parameters_and_buffers_are_apart() -> None:
 
 
 def test_what_normalises_by_batch() -> None:
-    by_batch = {name for name in ALL if normalises_by_batch(build_network(name, 784, 10))}
+    by_batch = {name for name in ALL if batch_norms(build_network(name, 784, 10))}
     assert by_batch == {"mobilenet_v2", "resnet18", "resnet50"}
-    assert normalises_by_batch(Own())
+    assert batch_norms(Own())
 
 
 def test_stacked_widths() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import fedsolve as fs
 from fedsolve.federation.encoding import decode_request, encode_request
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import FedAvg, FedGen
 from tests.gradient.plain import CLASSES, WIDTH, federation, rows, uneven
 from tests.gradient.trials import HOSTS, ONE_SHOT

@@ -26,8 +26,7 @@ from fedsolve.gradient import (
 )
 from fedsolve.gradient.batches import plan_batches
 from fedsolve.gradient.networks import register_network
-from fedsolve.gradient.optimisers import Optimiser
-from fedsolve.gradient.schedules import factor_of
+from fedsolve.gradient.optimisers import Optimiser, factor_of
 from tests.command import document
 from tests.gradient import plain
 from tests.gradient.plain import far, federation, finished, rows, same_bits, uneven
@@ -427,12 +426,10 @@ def test_the_generators_rate_decays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_feddbe_keeps_of_a_discarded_round_the_mean_feature_alone() -> None:
-    fed, other = data(), data()
+    fed = data()
     method = made(FedDBE, consistency=2.0, discard_first=True)
     runs = plain.run(method, fed)
     run = next(runs)
-    kept = next(plain.run(made(FedDBE, consistency=2.0), other))
-    assert same_bits({"g": run.server.memory["anchor"]}, {"g": kept.server.memory["anchor"]})
     first = plain.weights(plain.built(method))
     assert same_bits(run.server.weights, first)
     assert all(np.all(state["shift"] == 0) for state in plain.states(fed, run).values())

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fedsolve import ClientData, LocalFederation, Participant, load_model, local_scores
+from fedsolve import ClientData, LocalFederation, Participant, client_scores, load_model
+from fedsolve.arrays import stream
 from fedsolve.errors import DataError
-from fedsolve.experiments.local_cells import run_locally
+from fedsolve.experiments.cells import run_locally
 from fedsolve.experiments.trials import LocalParts
 from fedsolve.federation.encoding import decode_request, decode_term, encode_request, encode_term
 from fedsolve.federation.followers import Followers
-from fedsolve.federation.local_scores import client_rows
 from fedsolve.federation.messages import Term, Total
 from fedsolve.gradient import Ditto, FedALA, FedAvg, FedAvgFT, FedProx, FedProxFT, FedSelect
 from fedsolve.gradient.fedala import LOSSES
 from fedsolve.gradient.fedselect import select
-from fedsolve.gradient.streams import stream
+from fedsolve.scoring.client_scores import client_rows
 from tests.command import document, fedsolve, refused
 from tests.gradient import plain
 from tests.gradient.plain import far, federation, network, rows, same_bits, uneven
@@ -560,7 +560,7 @@ def test_a_resumed_run_personalises_alike(kind: str, name: str, tmp_path: Any) -
             raise Stopped
 
     with pytest.raises(Stopped):
-        method.fit(small(), checkpoint=tmp_path / "run", progress=stop)
+        method.fit(small(), checkpoint=tmp_path / "run", follow=stop)
     again = small()
     resumed = method.fit(again, checkpoint=tmp_path / "run", resume=True)
     assert same_bits(resumed.weights, expected.weights)
@@ -783,8 +783,8 @@ def test_experiments_score_clients_own_models(kind: str) -> None:
     )
     found = run_locally(method, trial).values
     model = method.fit(fed)
-    expected = local_scores((model.personal(client) for client in fed.clients), parts.test, fed.clients)
-    shared = local_scores(model, parts.test, fed.clients)
+    expected = client_scores((model.personal(client) for client in fed.clients), parts.test, fed.clients)
+    shared = client_scores(model, parts.test, fed.clients)
     assert found["local"]["correct"] == expected.correct.tolist()
     assert found["local"]["shared"] == shared.correct.tolist()
     assert found["accuracy"] == expected.mean

@@ -11,7 +11,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.errors import CohortError, DataError
 from fedsolve.federation.messages import Term
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import MOON, FedAvg, FedDisco, FedDyn, Scaffold
 from fedsolve.gradient import answers as engine
 from fedsolve.gradient.watch import Watch
@@ -109,7 +109,7 @@ def test_images_in_bytes_are_read_alike_everywhere():
     assert accuracy > 0.8
     assert held.evaluate(model) == accuracy
     data = [participant.data for participant in held.participants]
-    assert fs.local_scores(model, data).pooled == pytest.approx(accuracy)
+    assert fs.client_scores(model, data).pooled == pytest.approx(accuracy)
 
 
 def test_bytes_beside_floats_are_scaled():
@@ -152,7 +152,7 @@ def test_a_run_without_checkpoint_leaves_the_states_of_another_alone(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        method.fit(held, checkpoint=path, progress=stop)
+        method.fit(held, checkpoint=path, follow=stop)
     method.fit(held)
     resumed = method.fit(federation(), checkpoint=path, resume=True)
     assert all(np.array_equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
@@ -173,7 +173,7 @@ def test_a_client_that_joined_is_found_after_a_restart(tmp_path):
 
     first = fs.LocalFederation(everybody[:3], classes=[0, 1, 2])
     with pytest.raises(KeyboardInterrupt):
-        method.fit(first, checkpoint=path, progress=stop_at(3, first))
+        method.fit(first, checkpoint=path, follow=stop_at(3, first))
     later = fs.LocalFederation(federation().participants, classes=[0, 1, 2])
     assert len(method.fit(later, checkpoint=path, resume=True).history) == 6
 
@@ -198,7 +198,7 @@ def test_updates_are_not_kept_after_drift_was_told():
     held = federation()
     FedAvg(rounds=2, track="drift", participation=0.5).fit(held)
     for participant in held.participants:
-        _, _, kept = participant.kept("move") or ("", 0, 0.0)
+        _, _, kept = participant.memory.cache.get("move") or ("", 0, 0.0)
         assert isinstance(kept, float)
 
 
@@ -206,7 +206,7 @@ def test_updates_are_not_kept_after_drift_was_told():
 def test_the_last_round_is_watched(track):
     features, labels = rows()
     watch = Watch(features, labels, every=4)
-    model = FedAvg(rounds=6, track=track).fit(federation(), watch=watch)
+    model = FedAvg(rounds=6, track=track).fit(federation(), follow=watch)
     seen = [record.step for record in model.history if "test_accuracy" in record.metrics]
     assert seen == [0, 4, 5]
 
@@ -311,8 +311,8 @@ def test_a_group_that_fails_where_its_clients_do_not_says_so(monkeypatch):
 def test_what_is_watched_is_the_model_that_comes_out():
     """FedDyn gives the mean of the local models, not the weights it sends next."""
     features, labels = rows()
-    model = FedDyn(rounds=3, rate=0.5).fit(federation(), watch=Watch(features, labels))
+    model = FedDyn(rounds=3, rate=0.5).fit(federation(), follow=Watch(features, labels))
     assert model.history[-1].metrics["test_accuracy"] == model.score(features, labels)
     both = Watch(features, labels, targets=("global", "aggregated"))
-    told = FedDyn(rounds=3, rate=0.5).fit(federation(), watch=both).history[-1].metrics
+    told = FedDyn(rounds=3, rate=0.5).fit(federation(), follow=both).history[-1].metrics
     assert told["aggregated_test_accuracy"] == model.score(features, labels)

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from fedsolve import ClientData, Participant
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, DivergenceError
 from fedsolve.federation.engine import Spec
+from fedsolve.gradient import networks
 from fedsolve.gradient.fedacg import FedACG
 from fedsolve.gradient.fedavg import FedAvg
 from fedsolve.gradient.fedavgm import FedAvgM
 from fedsolve.gradient.feddyn import FedDyn
+from fedsolve.gradient.fedopt import FedOpt
 from fedsolve.gradient.fedprox import FedProx
+from fedsolve.gradient.flfa import FLFA
 from fedsolve.gradient.scaffold import Scaffold, effective_steps
 from tests.gradient import plain
 from tests.gradient.personal_checks import small
@@ -153,6 +156,50 @@ def test_fedavgm_leaves_running_statistics_to_the_mean() -> None:
     momentum, mean = (finished(kind(**parameters), fed).server for kind in (FedAvgM, FedAvg))
     assert same_bits(momentum.buffers, mean.buffers)
     assert not any("running" in name for name in momentum.memory)
+
+
+@pytest.mark.parametrize("form", ["classic", "nesterov", "damped"])
+def test_fedavgm_with_momentum_on_running_statistics(form: Any) -> None:
+    """Running statistics move as weights do, towards the mean of the clients'."""
+    from tests.gradient.test_engine import Normalised
+
+    parameters: dict[str, Any] = COMMON | {"network": Normalised(), "rounds": 3, "server_form": form}
+    method = FedAvgM(**parameters, server_momentum=0.1, server_statistics=True)
+    fed, velocity, now = small(), {}, None
+    for run in plain.run(method, fed):
+        buffers = {name: array.copy() for name, array in run.server.buffers.items()}
+        if now is None:
+            first = finished(
+                FedAvg(**{n: getattr(method, n) for n in FedAvg().parameters()} | {"rounds": 1}), small()
+            )
+            now = {n: b.numpy() for n, b in networks.float_buffers(plain.built(method)).items()}
+            share = 0.9 if form == "damped" else 1.0
+            step = {n: first.server.buffers[n] - now[n] for n in now}
+            velocity = {n: share * step[n] for n in now}
+            ahead = {
+                n: now[n] + (step[n] + 0.1 * velocity[n] if form == "nesterov" else velocity[n]) for n in now
+            }
+            assert far(buffers, ahead) < 1e-12
+        assert set(velocity) == {
+            n.removeprefix("statistics.") for n in run.server.memory if n.startswith("stat")
+        }
+        now = buffers
+    plain_mean = finished(FedAvgM(**parameters, server_momentum=0.1), small()).server.buffers
+    assert far(now, plain_mean) > 1e-6
+    still = FedAvgM(**parameters, server_momentum=0.0, server_statistics=True)
+    assert same_bits(
+        finished(still, small()).server.buffers,
+        finished(FedAvg(**{n: getattr(still, n) for n in FedAvg().parameters()}), small()).server.buffers,
+    )
+
+
+def test_a_negative_running_variance_ends_the_run() -> None:
+    method = FedAvgM(network="mlp:5", server_statistics=True)
+    server = finished(FedAvg(**COMMON | {"network": "mlp:5", "rounds": 1}), small()).server
+    server.buffers = {"1.running_var": np.array([0.1])}
+    server.memory["statistics.1.running_var"] = np.array([-5.0])
+    with pytest.raises(DivergenceError, match="made the running variance"):
+        method.statistics(server, {"1.running_var": np.array([0.1])})
 
 
 # -- FedACG -----------------------------------------------------------------------------------------
@@ -428,3 +475,39 @@ def test_scaffold_sends_controls_both_ways() -> None:
 def test_parameters_are_checked(kind: Any, parameters: dict[str, Any], told: str) -> None:
     with pytest.raises(DataError, match=told):
         kind(**parameters)
+
+
+# -- FedOpt and FLFA --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "yogi", "adagrad"])
+def test_fedopt_equals_its_formulas(optimiser: Any) -> None:
+    fed = small()
+    method = made(FedOpt, "linear", **HARD, server_optimiser=optimiser, server_rate=0.05)
+    current, first = plain.weights(plain.built(method)), zeros(method)
+    squares = {key: value + 1e-6 for key, value in zeros(method).items()}
+    for round_, run in enumerate(plain.run(method, fed)):
+        clients = plain.trained(method, fed, current, round_).values()
+        step = difference(plain.mean([c.weights for c in clients], [c.rows for c in clients]), current)
+        for key, moved in step.items():
+            first[key] = 0.9 * first[key] + 0.1 * moved
+            if optimiser == "adagrad":
+                squares[key] = squares[key] + moved**2
+            elif optimiser == "adam":
+                squares[key] = 0.99 * squares[key] + 0.01 * moved**2
+            else:
+                squares[key] = squares[key] - 0.01 * moved**2 * torch.sign(squares[key] - moved**2)
+            current[key] = current[key] + 0.05 * first[key] / (squares[key].sqrt() + 1e-3)
+        assert far(run.server.weights, current) < 1e-10
+
+
+def test_flfa_is_fedavg_with_the_exact_score() -> None:
+    network = {"network": "mlp:8,6", "rounds": 3, "seed": 4}
+    found = FLFA(**network).fit(small())
+    expected = FedAvg(**network, feedback="lowest", feedback_sketch=0).fit(small())
+    assert same_bits(found.weights, expected.weights)
+    assert [r.metrics.get("feedback") for r in found.history] == [
+        r.metrics.get("feedback") for r in expected.history
+    ]
+    assert any(r.metrics.get("feedback") for r in found.history)
+    assert FLFA(feedback="hidden1").feedback_sketch == 0

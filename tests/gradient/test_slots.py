@@ -126,7 +126,7 @@ FEEDBACK = {"feedback": "lowest", "feedback_first": True}
 def test_recorded_steps_serve_every_client_and_round(method, workers, recorded, monkeypatch) -> None:
     found = method.fit(federation(workers))
     assert recorded["replayed"] > recorded["recorded"] > 0
-    if method.is_steady:
+    if method.uses_tensors_only:
         # A size is recorded once in a slot, not once a client and round.
         choices = {str(record.metrics.get("feedback")) for record in found.history}
         assert recorded["recorded"] <= workers * 8 * len(choices)
@@ -143,8 +143,8 @@ def test_who_inherits_a_steady_method_says_so_anew(recorded) -> None:
                 gradient.mul_(1 / (1 + step.group.round))
 
     method = Fading(**SETTING)
-    assert FedAvg(**SETTING).is_steady
-    assert not method.is_steady
+    assert FedAvg(**SETTING).uses_tensors_only
+    assert not method.uses_tensors_only
 
 
 def test_methods_from_outside_are_recorded_where_they_say_that_nothing_is_drawn_in_a_step(recorded) -> None:
@@ -156,7 +156,7 @@ def test_methods_from_outside_are_recorded_where_they_say_that_nothing_is_drawn_
 
     class Plain(GradientMethod):
         key = "tests.plain"
-        steady = True
+        tensors_only = True
 
     assert FedAvg(**SETTING).recordable
     assert Plain(**SETTING).recordable
@@ -180,7 +180,7 @@ def test_another_run_begins_with_nothing_recorded(recorded) -> None:
 
 def test_a_slot_keeps_the_graphs_used_last(monkeypatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 2)
-    latest = graphs.Latest()
+    latest = graphs.RecentRecordings()
     for size in (1, 2):
         latest[size, ()] = size
     assert latest[1, ()] == 1

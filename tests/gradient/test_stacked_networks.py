@@ -6,18 +6,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.gradient import (
-    FedACG,
-    FedAvg,
-    FedAvgM,
-    FedGen,
-    FedLC,
-    FedProx,
-    FedRS,
-    Scaffold,
-    group,
-    tensors,
-)
+from fedsolve.gradient import FedACG, FedAvg, FedAvgM, FedGen, FedLC, FedProx, FedRS, Scaffold, group, tensors
 from fedsolve.gradient.gradient_method import GradientMethod
 from fedsolve.gradient.learners import StackedNetworks
 
@@ -110,7 +99,7 @@ def test_a_sum_where_the_networks_are_has_the_bits_of_one_on_the_host(sizes, sta
 
 def test_what_a_method_does_to_a_term_leaves_the_weights_alone(stacks):
     class Halved(FedAvg):
-        steady = True
+        tensors_only = True
 
         def contribute(self, group, client, term):
             for name in group.names:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsolve import registry
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import (
     MOON,
     FedACG,

@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from fedsolve.federation.client_data import ClientData
+from fedsolve.labels import labels_note
+from fedsolve.privacy.census import CensusStage
+from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
-from fedsolve.privacy.ring import RingVector
+from fedsolve.privacy.ring import RingVector, add_wide, subtract_wide
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
 
@@ -33,6 +40,13 @@ def sign_as(name: str) -> Callable[[bytes], bytes]:
 
 def verify(name: str, message: bytes, signature: bytes) -> bool:
     return sign_as(name)(message) == signature
+
+
+def plus(total: RingVector, other: RingVector, sign: int = 1) -> None:
+    """Add a vector in place, or take it off."""
+    carry, combine = np.empty(total.wide, dtype=bool), add_wide if sign > 0 else subtract_wide
+    combine(total.low, total.high, other.low, other.high, carry)
+    (np.add if sign > 0 else np.subtract)(total.single, other.single, out=total.single)
 
 
 @dataclass
@@ -91,10 +105,41 @@ def ready(
     }
     for name, client in made.items():
         server.add_keys(name, client.advertise())
-    keys = server.keys()
+    keys = server.keys_for(server.members[0])
     active = {name: client for name, client in made.items() if name not in silent}
     for name, client in active.items():
         server.add_shares(name, client.share(keys))
     for name, client in active.items():
         client.receive(server.shares_for(name))
     return Cohort(active, server)
+
+
+def take_census(
+    accounts: Sequence[Disclosure],
+    rows: Sequence[ClientData],
+    classes: Any,
+    names: Sequence[str],
+    run: str,
+    heard: list[str] | None = None,
+) -> str:
+    """All stages of a census, as a server leads sites through them; the history at its end.
+
+    heard: takes the names of the stages.
+    """
+    known: list[dict[str, bool]] = [dict(account.accounts()) for account in accounts]
+    history = [each for each in known[0] if all(each in one for one in known)][-1]
+    name = "cells" if all(one[history] for one in known) else "columns"
+    note = None if classes is None else labels_note(classes)
+    stage: CensusStage | None = CensusStage(name, run, history, accounts[0].limits, note)
+    while stage is not None:
+        if heard is not None:
+            heard.append(stage.name)
+        terms = [account.counts(data, stage) for account, data in zip(accounts, rows, strict=True)]
+        total = sum(terms[1:], terms[0])
+        if stage.name != "cells":  # each has helped to open a sum
+            for account in accounts:
+                account.settle(run)
+        for account, data in zip(accounts, rows, strict=True):
+            account.admit(data, stage, total, names)
+        history, stage = stage.after(total), stage.following(total)
+    return history

@@ -11,24 +11,22 @@ import numpy as np
 import fedsolve as fs
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Request, Term
+from fedsolve.privacy.census import OFF
 from fedsolve.privacy.ledger import Ledger
-from fedsolve.privacy.notes import Setup, least_threshold
+from fedsolve.privacy.notes import Setup, least_threshold, octets, unpack
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.rules import Opening
-from fedsolve.privacy.secure_client import (
-    SecureClient,
-    context_of,
-    letter,
-    opened_note,
-    request_digest,
-)
+from fedsolve.privacy.secure_client import SecureClient, context_of, letter, opened_note, request_digest
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
-from .setups import repeatable, sign_as, verify
+from .setups import repeatable, sign_as, take_census, verify
 
 WIDTH, CLASSES, ROWS = 4, 2, 10
+
+OPEN: dict[str, Any] = {"fewest_rows": 1, "rows_per_width": 0.0, "told": 1e9}
+"""A policy without the disclosure rules."""
 
 
 class Sites:
@@ -64,7 +62,8 @@ class Sites:
                 colluders=colluders,
                 changing=changing,
                 # This server has no signatures to show.
-                policy=None if policy is None else dataclasses.replace(policy, verified=False),
+                policy=None if policy is None else dataclasses.replace(policy, verified=False, **OPEN),
+                limits=OFF,
                 ledger=own,
                 random=repeatable(p.name),
             )
@@ -76,11 +75,19 @@ class Sites:
         self.opened: list[Opening] = []
         self.requests: dict[int, str] = {}
         for name, client in self.clients.items():
-            self.server.add_keys(name, client.answer(letter("begin", self.setup, opened_note([]), {})))
-        keys = self.server.keys()
+            begun = client.answer(letter("begin", self.setup, opened_note([]), {}))
+            self.server.add_keys(name, octets(unpack(begun, "begun", self.setup)[0], "keys").tobytes())
+        keys = self.server.keys_for(self.server.members[0])
         for name, client in self.clients.items():
             self.server.add_shares(name, client.answer(keys))
         self.layout = Layout.of(self.term(self.names[0]))
+        self.census = self.counted()
+
+    def counted(self) -> str:
+        """Let every site take its rows in, as after a census; the history of the census."""
+        accounts = [client.disclosure for client in self.clients.values()]
+        rows = [client.participant.data for client in self.clients.values()]
+        return take_census(accounts, rows, self.federation.describe().classes, self.names, self.setup.run)
 
     def request(self, step: int = 0) -> Request:
         asked = self.run.request(self.names)
@@ -108,7 +115,7 @@ class Sites:
     def ask(
         self, slot: int, cohort: Collection[str], step: int = 0, silent: Collection[str] = ()
     ) -> MaskedSum:
-        context = context_of(request_digest(self.request(step)), self.layout)
+        context = context_of(request_digest(self.request(step)), self.layout, self.census)
         pending = self.server.sum(slot, cohort, self.layout.wide, self.layout.narrow, context)
         self.requests[slot] = request_digest(self.request(step))
         for name in sorted(set(cohort) - set(silent)):

@@ -13,7 +13,14 @@ import fedsolve as fs
 from fedsolve.container import from_bytes, to_bytes
 from fedsolve.federation.method import opening
 from fedsolve.privacy import joint_seed
-from fedsolve.privacy.joint_seed import MOST_ATTEMPTS, SeedBook, SeedSite, about_opening, draw_seed
+from fedsolve.privacy.joint_seed import (
+    MOST_ATTEMPTS,
+    SeedBook,
+    SeedSite,
+    about_opening,
+    draw_seed,
+    drawing_of,
+)
 
 from .setups import sign_as, verify
 
@@ -40,7 +47,7 @@ class Post:
         return SeedSite(name, sign_as(name), verify, book, random=lambda size: name.encode().ljust(size))
 
     def carry(
-        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+        self, channel: str, letters: Mapping[str, bytes], largest: int
     ) -> Iterator[tuple[str, bytes | Exception]]:
         for name, letter in letters.items():
             note = self.meddle(name, from_bytes(letter, what="", error=fs.TermError)[1])
@@ -53,17 +60,31 @@ class Post:
                 yield name, problem
 
 
+def asked(post: Post, letter: bytes) -> dict[str, Any]:
+    return {
+        name: from_bytes(site.answer(letter), what="", error=fs.TermError)[1]
+        for name, site in post.sites.items()
+    }
+
+
 def test_all_sites_find_one_seed_and_answer_only_for_it() -> None:
     post = Post()
-    seed = draw_seed(post, NAMES, "run", 0, ABOUT)
-    assert draw_seed(post, NAMES, "run", 0, ABOUT) == seed  # a repeat is a repeat
-    assert draw_seed(post, NAMES, "another", 0, ABOUT) != seed
+    seed = draw_seed(post, NAMES, 0, ABOUT)
+    assert draw_seed(post, NAMES, 0, ABOUT) == seed  # a repeat is a repeat
+    assert draw_seed(post, NAMES[:3], 1, ABOUT) != seed
+    another = {"ask": "commit", "run": "another", "attempt": 0, "about": ABOUT}
+    bound = {name: [n["value"], n["signature"]] for name, n in asked(post, to_bytes({}, another)).items()}
+    with pytest.raises(fs.TermError, match="a second seed is drawn for the same run and sites"):
+        asked(post, to_bytes({}, {**another, "ask": "reveal", "commitments": bound, "names": list(NAMES)}))
     book = post.sites["north"].book
-    book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC))
-    book.check(opening(fs.AFL(), SPEC))  # has no seed
+    book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC), NAMES)
+    book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC), None)
+    book.check(opening(fs.AFL(), SPEC), NAMES)  # has no seed
+    with pytest.raises(fs.TermError, match="was not drawn by all sites together"):  # a seed of other sites
+        book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC), NAMES[:3])
     for method in (METHOD, fs.DeepAFL(layers=2, width=8, seed=seed)):
         with pytest.raises(fs.TermError, match="was not drawn by all sites together"):
-            book.check(opening(method, SPEC))
+            book.check(opening(method, SPEC), NAMES)
 
 
 def dropped(name: str, note: dict[str, Any]) -> dict[str, Any]:
@@ -76,17 +97,19 @@ def dropped(name: str, note: dict[str, Any]) -> dict[str, Any]:
 def test_a_dropped_reveal_voids_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     post = Post(meddle=dropped)
     with pytest.raises(fs.CohortError, match=r"numbers of \['west'\] are missing"):
-        draw_seed(post, NAMES, "run", 0, ABOUT)
-    assert post.sites["north"].book.entry("run", 0).keys() == {"about", "number", "commitments"}  # type: ignore[union-attr]
+        draw_seed(post, NAMES, 0, ABOUT)
+    entry = post.sites["north"].book.entry(drawing_of(ABOUT, NAMES), 0)
+    assert entry is not None
+    assert entry.keys() == {"about", "number", "commitments"}
     for attempt in range(1, MOST_ATTEMPTS):
         with pytest.raises(fs.CohortError):
-            draw_seed(post, NAMES, "run", attempt, ABOUT)
+            draw_seed(post, NAMES, attempt, ABOUT)
     with pytest.raises(fs.CohortError, match="3 are allowed in a run"):
-        draw_seed(post, NAMES, "run", MOST_ATTEMPTS, ABOUT)
+        draw_seed(post, NAMES, MOST_ATTEMPTS, ABOUT)
     # Without the rule the server may choose: with or without any site that it likes.
     monkeypatch.setattr(joint_seed, "check_all_shown", lambda bound, shown: None)
-    chosen = draw_seed(Post(meddle=dropped), NAMES, "run", 0, ABOUT)
-    assert chosen != draw_seed(Post(), NAMES, "run", 0, ABOUT)
+    chosen = draw_seed(Post(meddle=dropped), NAMES, 0, ABOUT)
+    assert chosen != draw_seed(Post(), NAMES, 0, ABOUT)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +123,24 @@ def test_a_dropped_reveal_voids_the_attempt(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_a_server_that_meddles_is_refused(meddle: Meddle, words: str) -> None:
     with pytest.raises(fs.CohortError, match=words):
-        draw_seed(Post(meddle=meddle), NAMES, "run", 0, ABOUT)
+        draw_seed(Post(meddle=meddle), NAMES, 0, ABOUT)
 
 
 def test_a_number_is_shown_to_one_list_of_commitments(tmp_path: Path) -> None:
     post = Post(tmp_path)
-    first = draw_seed(post, NAMES, "run", 0, ABOUT)
+    first = draw_seed(post, NAMES, 0, ABOUT)
     post.sites = {name: post.start(name) for name in NAMES}  # all of them start again
-    assert draw_seed(post, NAMES, "run", 0, ABOUT) == first
-    with pytest.raises(fs.CohortError, match="it is bound to those"):
-        draw_seed(post, NAMES[:3], "run", 0, ABOUT)
+    assert draw_seed(post, NAMES, 0, ABOUT) == first
+    forged = {name: [value.replace("0", "1"), by] for name, (value, by) in _commitments(post).items()}
+    letter = {"ask": "reveal", "run": drawing_of(ABOUT, NAMES), "attempt": 0, "about": ABOUT}
+    letter["names"] = list(NAMES)
+    with pytest.raises(fs.TermError, match="is not signed by"):
+        asked(post, to_bytes({}, {**letter, "commitments": forged}))
+    fewer = {name: told for name, told in _commitments(post).items() if name != "west"}
+    with pytest.raises(fs.TermError, match="it is bound to those"):
+        asked(post, to_bytes({}, {**letter, "commitments": fewer}))
+
+
+def _commitments(post: Post) -> dict[str, list[str]]:
+    letter = {"ask": "commit", "run": drawing_of(ABOUT, NAMES), "attempt": 0, "about": ABOUT}
+    return {name: [n["value"], n["signature"]] for name, n in asked(post, to_bytes({}, letter)).items()}

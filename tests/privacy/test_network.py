@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
+from fedsolve.federation.followers import hears
 from fedsolve.federation.participant import Participant
 from fedsolve.network.answering import Answerer
-from fedsolve.network.flower import FlowerFederation
+from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.running import State, run_method
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.joint_seed import SeedBook, SeedSite
@@ -23,12 +24,12 @@ from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.secure_client import CHANNEL, SecureClient, read_letter
 from tests.conftest import Dataset
-from tests.flower.pretended import PretendedLink
-from tests.flower.sites import CLASSES, Sites, relative_difference, same_bits
+from tests.network.pretended import PretendedLink
+from tests.network.sites import CLASSES, Sites, relative_difference, same_bits
 
 from .setups import sign_as, verify
 
-pytestmark = pytest.mark.flower
+pytestmark = pytest.mark.network
 
 NAMES = ("east", "north", "south", "west")
 METHOD = fs.DeepAFL(layers=2, width=24, exchange="single")
@@ -75,18 +76,24 @@ class Houses:
             self.masked.setdefault((name, f"{note['setup']}/{note['slot']}"), set()).add(reply)
         return reply
 
+    def plain(self, names: tuple[str, ...] = NAMES) -> fs.LocalFederation:
+        """The rows and columns that take part, in the open."""
+        shown = {n: c.disclosure.rows(c.participant.data) for n, c in self.clients.items() if n in names}
+        parts = {n: fs.ClientData(d.features(slice(None)), d.own_labels()) for n, d in sorted(shown.items())}
+        return fs.LocalFederation([Participant(n, part) for n, part in parts.items()], classes=CLASSES)
+
     def link(self) -> PretendedLink:
         return PretendedLink([self.start(name) for name in self.sites.names])
 
 
-def train(link: PretendedLink, state: Path, method: Any = METHOD, **options: Any) -> Any:
-    """As `fedsolve server` does it, but for the mark under which a seed is drawn: it is always the same."""
+def train(link: PretendedLink, state: Path, method: Any = METHOD, follow: Any = (), **options: Any) -> Any:
+    """As `fedsolve server` does it."""
     settings = {"clients": 4, "classes": CLASSES, "interval": 0.0, "grace": 0.0, "missing": "wait", **options}
 
-    def federate(spec: Any, report: Any) -> FlowerFederation:
-        return FlowerFederation(link, spec=spec, report=report, secure=True, **settings)
+    def federate(spec: Any, report: Any) -> NetworkFederation:
+        return NetworkFederation(link, spec=spec, report=report, secure=True, **settings)
 
-    def around(federation: FlowerFederation, heard: Any) -> SecureFederation:
+    def around(federation: NetworkFederation, heard: Any) -> SecureFederation:
         goes_on = settings["missing"] == "continue"
         return SecureFederation(
             federation,
@@ -96,9 +103,7 @@ def train(link: PretendedLink, state: Path, method: Any = METHOD, **options: Any
             report=heard,
         )
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedsolve.privacy.secure.seed_mark", lambda: "mark")
-        return run_method(method, federate, State(state), (), around)
+    return run_method(fs.Recipe(method), federate, State(state), follow, around)
 
 
 def drawn(state: Path) -> int:
@@ -122,8 +127,9 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, place: str, number: int, after: boo
         if place in str(path) and count == number and after:
             raise Killed
 
-    for module in ("privacy.run_store", "privacy.ledger", "privacy.verifying", "container"):
-        monkeypatch.setattr(f"fedsolve.{module}.write_atomically", write)
+    for module in ("run_store", "ledger", "disclosure", "verifying"):
+        monkeypatch.setattr(f"fedsolve.privacy.{module}.write_atomically", write)
+    monkeypatch.setattr("fedsolve.container.write_atomically", write)
     return lambda: count
 
 
@@ -133,10 +139,33 @@ def test_a_network_gives_what_one_process_gives(sites: Sites, tmp_path: Path) ->
     method = dataclasses.replace(METHOD, seed=drawn(tmp_path / "state"))
     local = method.fit(SecureFederation(sites.local()))
     assert same_bits(model, local)
-    assert relative_difference(model, method.fit(sites.local())) < 1e-10
+    assert relative_difference(model, method.fit(houses.plain())) < 1e-10
+    assert len(houses.plain().clients) == 4
+    assert sum(map(len, houses.plain().participants)) > 0.98 * len(sites.owners)
     assert local.history[-1].error_bounds == model.history[-1].error_bounds
     assert [record.cohort for record in model.history] == [NAMES] * len(model.history)
-    assert engine.evaluate(model) == sites.local().evaluate(model)
+    assert engine.evaluate(model) == houses.plain().evaluate(model)
+
+
+def test_a_departure_is_told_before_anything_masked_is_sent(sites: Sites, tmp_path: Path) -> None:
+    """In the middle of a run a site is taken off the list: nobody is asked for anything more."""
+    houses = Houses(sites, tmp_path / "sites")
+    link = houses.link()
+    sent: list[int] = []
+
+    def leave(record: Any, expected: int) -> None:
+        if record.exchange == 0:
+            link.listed = frozenset(NAMES[:-1])
+            link.present.discard(link.number(NAMES[-1]))
+            sent.append(sum(map(len, houses.masked.values())))
+
+    told = f"{NAMES[-1]} took part in earlier sums.*Nothing was sent.*all 3 who stay accept.*--epsilon"
+    with pytest.raises(fs.CohortError, match=told):
+        train(link, tmp_path / "state", follow=[hears("advanced", leave)])
+    assert sent == [sum(map(len, houses.masked.values()))]
+    # Started again, the server says so at once instead of waiting for it.
+    with pytest.raises(fs.CohortError, match=told):
+        train(link, tmp_path / "state")
 
 
 @pytest.mark.slow
@@ -210,7 +239,7 @@ def test_sites_killed_at_every_step_give_the_same_total(
 
 def test_a_site_answers_in_the_open_only_where_it_allows_it(sites: Sites, tmp_path: Path) -> None:
     houses = Houses(sites, tmp_path)
-    federation = FlowerFederation(
+    federation = NetworkFederation(
         houses.link(), clients=4, classes=CLASSES, interval=0.0, grace=0.0, patience=0.05
     )
     with pytest.raises(fs.CohortError, match="wants the sums of 'east' in the open"):
@@ -220,7 +249,7 @@ def test_a_site_answers_in_the_open_only_where_it_allows_it(sites: Sites, tmp_pa
         train(plain, tmp_path / "state", patience=0.05)
     # A server that pretends otherwise gets nothing either.
     link = houses.link()
-    sly = FlowerFederation(link, clients=4, classes=CLASSES, interval=0.0, grace=0.0, secure=True)
+    sly = NetworkFederation(link, clients=4, classes=CLASSES, interval=0.0, grace=0.0, secure=True)
     with pytest.raises(fs.DataError, match="secure sums only"):
         fs.AFL().fit(sly)
 
@@ -273,7 +302,7 @@ def test_a_run_goes_on_without_a_site_only_where_both_sides_allow_it(
         return
     model, _ = train(link, tmp_path / "state", fs.AFL(ridge=1.0), missing="continue")
     assert model.history[0].cohort == NAMES[:3]
-    assert relative_difference(model, fs.AFL(ridge=1.0).fit(sites.local(NAMES[:3]))) < 1e-10
+    assert relative_difference(model, fs.AFL(ridge=1.0).fit(houses.plain(NAMES[:3]))) < 1e-10
 
 
 def test_participation_below_one_stops_and_says_why(sites: Sites, tmp_path: Path) -> None:
@@ -283,7 +312,7 @@ def test_participation_below_one_stops_and_says_why(sites: Sites, tmp_path: Path
         train(houses.link(), tmp_path / "state", method)
 
 
-def test_changed_rows_are_refused(sites: Sites, tmp_path: Path) -> None:
+def test_new_rows_wait(sites: Sites, tmp_path: Path) -> None:
     houses = Houses(sites, tmp_path / "sites")
     train(houses.link(), tmp_path / "one", fs.AFL(ridge=1.0))
     data = sites.client_data("north")
@@ -293,10 +322,17 @@ def test_changed_rows_are_refused(sites: Sites, tmp_path: Path) -> None:
     )
     link = houses.link()
     shown: list[Any] = []
+    houses.options["tell"] = shown.append
     link.sites[link.number("north")] = houses.start("north", more, show=shown.append)
+    model, _ = train(link, tmp_path / "two", fs.AFL(ridge=2.0))
+    assert relative_difference(model, fs.AFL(ridge=2.0).fit(houses.plain())) < 1e-10
+    waiting = len(data) + 1 - len(houses.plain(("north",)).participants[0])
+    assert any(f" of {len(data) + 1} rows take part; {waiting} wait (class " in event.text for event in shown)
+    fewer = data.taking(np.arange(len(data)) > 3)
+    link.sites[link.number("north")] = houses.start("north", fewer, show=shown.append)
     with pytest.raises(fs.DataError, match=r"north.*DataError"):
-        train(link, tmp_path / "two", fs.AFL(ridge=2.0))
-    assert any("1 rows were added and 0 removed" in event.text for event in shown)
+        train(link, tmp_path / "three", fs.AFL(ridge=2.0))
+    assert any("rows of earlier totals are missing" in event.text for event in shown)
 
 
 def test_a_ledger_that_was_lost_sits_the_run_out(sites: Sites, tmp_path: Path) -> None:
@@ -310,14 +346,14 @@ def test_a_ledger_that_was_lost_sits_the_run_out(sites: Sites, tmp_path: Path) -
         link.sites[link.number("north")] = houses.start("north")
 
     settings = {"clients": 4, "classes": CLASSES, "interval": 0.0, "grace": 0.0, "secure": True}
-    federation = SecureFederation(FlowerFederation(link, **settings))
-    method = federation.seeded(METHOD, federation.describe())
+    federation = SecureFederation(NetworkFederation(link, **settings))
+    method = federation.seeded(fs.Recipe(METHOD), federation.describe())
     with pytest.raises(fs.CohortError, match=r"'north' is not part of the setup .* sits the run out"):
-        method.fit(federation, progress=lose)
+        method.fit(federation, follow=lose)
 
 
 def test_a_seed_of_the_servers_own_is_refused(sites: Sites, tmp_path: Path) -> None:
     link = Houses(sites, tmp_path / "sites").link()
     settings = {"clients": 4, "classes": CLASSES, "interval": 0.0, "grace": 0.0, "secure": True}
     with pytest.raises(fs.CohortError, match="the seed 0 of this run was not drawn by all sites together"):
-        METHOD.fit(SecureFederation(FlowerFederation(link, **settings)))
+        METHOD.fit(SecureFederation(NetworkFederation(link, **settings)))

@@ -1,0 +1,76 @@
+"""The commands describe, glm, cox, survival and mixed, on files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedsolve as fs
+from tests.command import document, fedsolve, refused
+from tests.statistics.tables import federation, near, table
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three hospitals, and all rows with a column of hospitals."""
+    frame, paths = table("gbsg2"), []
+    for place, name in enumerate(("north", "south", "west")):
+        paths.append(tmp_path / f"{name}.csv")
+        frame.iloc[place::3].to_csv(paths[-1], index=False)
+    frame.assign(hospital=[("north", "south", "west")[row % 3] for row in range(len(frame))]).to_csv(
+        tmp_path / "all.csv", index=False
+    )
+    return paths
+
+
+def test_files_and_a_column_of_sites_are_the_same(files: list[Path], tmp_path: Path) -> None:
+    formula = "Surv(time, cens) ~ age + C(horTh)"
+    one = document("cox", formula, *files)
+    other = document("cox", formula, tmp_path / "all.csv", "--client-column", "hospital", "--secure")
+    for mine, theirs in zip(one["table"], other["table"], strict=True):
+        near([mine["coefficient"], mine["se"]], [theirs["coefficient"], theirs["se"]], 1e-9)
+    assert one["sites"] == other["sites"] == 3
+
+
+def test_a_schema_with_a_label_and_a_saved_result(files: list[Path], tmp_path: Path) -> None:
+    schema, saved = tmp_path / "schema.toml", tmp_path / "glm.safetensors"
+    assert fedsolve("schema", files[0], "--label", "cens", "--out", schema).exit_code == 0
+    told = document(
+        "glm", "cens ~ age + C(tgrade)", *files, "--family", "binomial", "--schema", schema, "--out", saved
+    )
+    expected = fs.GLM("cens ~ age + C(tgrade)", family="binomial").fit(federation(table("gbsg2"), 3))
+    near([line["coefficient"] for line in told["table"]], expected.coefficient, 1e-8)
+    printed = fedsolve("info", saved)
+    assert "C(tgrade)[T.III]" in printed.stdout
+
+
+@pytest.mark.parametrize("suffix", ["md", "tex", "json", "csv"])
+def test_tables_as_files(files: list[Path], tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"table.{suffix}"
+    told = fedsolve("mixed", "estrec ~ age", *files, "--table", target, "-q")
+    assert told.exit_code == 0, told.output
+    assert "age" in target.read_text()
+
+
+def test_what_is_refused(files: list[Path], tmp_path: Path) -> None:
+    refused(fedsolve("glm", "cens ~ agee", *files), 2, "no column 'agee'. Did you mean 'age'?")
+    refused(fedsolve("glm", "cens ~ age", *files, "--table", tmp_path / "t.xls"), 2, "a table is written as")
+    refused(fedsolve("survival", *files, "--time", "time"), 2, "time and event must be named")
+    refused(fedsolve("describe", *files, "--plot", tmp_path / "p.svg"), 2, "has no figure")
+
+
+def test_words_for_missing_numbers_do_not_make_a_category_of_a_column(
+    files: list[Path], tmp_path: Path
+) -> None:
+    frame = table("gbsg2").astype({"age": object})
+    frame.loc[::50, "age"] = "?"
+    frame.to_csv(tmp_path / "odd.csv", index=False)
+    told = document("glm", "cens ~ age", tmp_path / "odd.csv", "--family", "binomial")
+    assert [line["term"] for line in told["table"]] == ["Intercept", "age"]
+    assert told["left_out"] == {"age": 14}
+    frame["age"] = [f"{row} years" for row in range(len(frame))]
+    frame.to_csv(tmp_path / "odd.csv", index=False)
+    refused(fedsolve("glm", "cens ~ age", tmp_path / "odd.csv"), 2, "column 'age' is no number")
+    described = document("describe", tmp_path / "odd.csv")
+    assert "age" not in [line["column"] for line in described["table"]]

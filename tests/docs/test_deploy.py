@@ -1,0 +1,170 @@
+"""What is in deploy/: units that systemd accepts, an image of pinned packages, a compose file to fit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import fedsolve
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = ("fedsolve-server.service", "fedsolve-client.service")
+PROGRAM = "/opt/fedsolve/bin/fedsolve"
+
+analyze = shutil.which("systemd-analyze")
+with_systemd = pytest.mark.skipif(analyze is None, reason="systemd-analyze is not installed here")
+
+
+@with_systemd
+def test_systemd_accepts_the_units(tmp_path):
+    # The program must exist for this: another one stands in for it.
+    units = []
+    for name in UNITS:
+        units.append(tmp_path / name)
+        units[-1].write_text((DEPLOY / "systemd" / name).read_text().replace(PROGRAM, "/bin/true"))
+
+    def verify():
+        line = [str(analyze), "verify", "--man=no", *map(str, units)]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        return result.returncode, [line for line in result.stderr.splitlines() if str(tmp_path) in line]
+
+    assert verify() == (0, [])
+    units[0].write_text(units[0].read_text().replace("MemoryMax=8G", "MemoryMaximum=8G"))
+    assert "Unknown key 'MemoryMaximum'" in verify()[1][0]
+
+
+@with_systemd
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_calls_the_units_hardened(name):
+    line = [str(analyze), "security", "--offline=yes", "--no-pager", str(DEPLOY / "systemd" / name)]
+    told = subprocess.run(line, capture_output=True, text=True, timeout=60).stdout
+    exposure = re.search(r"Overall exposure level for .*: ([\d.]+)", told)
+    assert exposure is not None, told
+    assert float(exposure[1]) <= 2.0  # of 10; 9.6 is a unit without any of it
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n", " ", (DEPLOY / "Containerfile").read_text())
+    return [
+        (line.split()[0], line.partition(" ")[2].strip())
+        for line in text.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+def argument(name: str) -> str:
+    return dict(words.split("=", 1) for kind, words in instructions() if kind == "ARG")[name]
+
+
+def test_the_image_is_pinned_and_does_not_run_as_root():
+    said = instructions()
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-bookworm", argument("BASE"))
+    assert all(words.split()[0] == "${BASE}" for kind, words in said if kind == "FROM")
+    (user,) = [words for kind, words in said if kind == "USER"]
+    assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
+    after = [kind for kind, _ in said[[kind for kind, _ in said].index("USER") :]]
+    assert not {"RUN", "COPY", "ADD"} & set(after)
+    ignored = (DEPLOY / "Containerfile.dockerignore").read_text().split()
+    for kind, words in said:
+        if kind == "COPY" and not words.startswith("--from"):
+            for source in words.split()[:-1]:
+                assert (ROOT / source).exists(), source
+                assert f"!{source}" in ignored
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(argument("EXTRAS").split(",")) <= set(project["optional-dependencies"])
+
+
+def test_every_package_of_the_image_has_its_version_in_constraints():
+    pinned = {
+        canonicalize_name(line.split("==")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = list(project["dependencies"])
+    for extra in argument("EXTRAS").split(","):
+        waiting += project["optional-dependencies"][extra]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        wanted = Requirement(waiting.pop())
+        name, chosen = canonicalize_name(wanted.name), frozenset(wanted.extras)
+        if (name, chosen) in seen:
+            continue
+        seen.add((name, chosen))
+        try:
+            needs = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            pytest.skip(f"{name} is not installed here")
+        for need in map(Requirement, needs):
+            if need.marker is None or any(need.marker.evaluate({"extra": each}) for each in (*chosen, "")):
+                waiting.append(str(need).partition(";")[0])
+    assert {name for name, _ in seen} - pinned == set()
+    assert len(seen) > 30
+
+
+SERVICE_KEYS = {
+    *("image", "build", "user", "restart", "stop_grace_period", "read_only", "cap_drop", "security_opt"),
+    *("tmpfs", "mem_limit", "pids_limit", "ulimits", "logging", "profiles", "command", "ports", "volumes"),
+}
+
+
+def test_the_compose_file_fits_the_image_and_the_configuration():
+    yaml = pytest.importorskip("yaml")
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert set(compose["services"]) == {"server", "site"}
+    (user,) = [words for kind, words in instructions() if kind == "USER"]
+    for name, service in compose["services"].items():
+        assert set(service) <= SERVICE_KEYS  # one misspelt would have no effect
+        assert service["image"] == f"fedsolve:{fedsolve.__version__}"
+        assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+        assert service["user"] == user
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        mounts = {mount.rsplit(":", 2 if mount.endswith(":ro") else 1)[1] for mount in service["volumes"]}
+        assert {"/etc/fedsolve", "/var/lib/fedsolve"} <= mounts
+        command, flag, path = service["command"]
+        settings = tomllib.loads((DEPLOY / Path(path).name).read_text())[command]
+        assert flag == "--config"
+        for place in ("keys", "state", "data", "store", "out"):
+            if place in settings:
+                assert any(settings[place].startswith(mount + "/") for mount in mounts), place
+        listed = [mount.split(":")[0] for mount in service["volumes"]]
+        assert {each for each in listed if each.endswith("-state")} <= set(compose["volumes"]), name
+    assert compose["services"]["server"]["ports"] == ["${FEDSOLVE_PORT:-9092}:9092"]
+    assert "ports" not in compose["services"]["site"]
+
+
+def test_the_page_names_files_that_exist():
+    page = (ROOT / "docs" / "operations.md").read_text()
+    named = set(re.findall(r"deploy/[\w./-]*\.[a-z]+|deploy/Containerfile", page))
+    assert len(named) >= 6
+    for path in named:
+        assert (ROOT / path).exists(), path
+    assert f"fedsolve:{fedsolve.__version__}" in page
+
+
+@pytest.mark.slow
+def test_the_image_is_built_where_a_builder_has_its_base(tmp_path):
+    base = next(
+        words.partition("=")[2] for kind, words in instructions() if kind == "ARG" and "BASE" in words
+    )
+    for builder in ("podman", "docker", "buildah"):
+        known = [builder, "inspect", "--type", "image", base]
+        if shutil.which(builder) and subprocess.run(known, capture_output=True).returncode == 0:
+            break
+    else:
+        pytest.skip(f"no podman, docker or buildah here that has {base}")
+    line = [builder, "build", "-f", "deploy/Containerfile", "-t", "fedsolve:test", "."]
+    subprocess.run(line, cwd=ROOT, check=True, timeout=1200)
+    line = [builder, "run", "--rm", "fedsolve:test", "--version"]
+    said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert said == f"fedsolve {fedsolve.__version__}\n"

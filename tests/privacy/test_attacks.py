@@ -1,0 +1,400 @@
+"""What a dishonest server tries: each attack shows rows where its rule is off, and is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import fedsolve as fs
+from fedsolve.closedform.projections import projection
+from fedsolve.federation.folds import Part, folds
+from fedsolve.federation.messages import Request
+from fedsolve.privacy import SecureFederation
+from fedsolve.privacy.census import OFF, Limits
+from fedsolve.privacy.disclosure import Disclosure
+from fedsolve.privacy.joint_seed import about_opening, draw_seed, drawing_of
+from fedsolve.privacy.ledger import Ledger
+from fedsolve.privacy.sizes import KnownTotals
+from fedsolve.tables.encoder import encode
+
+from .setups import take_census
+
+SITES = pytest.mark.parametrize("sites", [3, 4, 6])
+ROWS = 600
+
+
+def digits(rows: int = ROWS) -> tuple[Any, Any]:
+    features, labels = load_digits(return_X_y=True)
+    return features[:rows], labels[:rows]
+
+
+def secure(features: Any, labels: Any, sites: int, limits: Limits | None = None) -> SecureFederation:
+    owners = np.arange(len(labels)) % sites
+    return SecureFederation(fs.LocalFederation.from_arrays(features, labels, owners), limits=limits)
+
+
+def shown(columns: Any, features: Any) -> set[int]:
+    """Which rows stand, to the last digit, in the columns of a matrix."""
+    found = set()
+    for column in np.asarray(columns).T:
+        error = np.abs(features - column).max(axis=1)
+        if error.min() < 1e-6 and np.abs(column).max() > 0:
+            found.add(int(error.argmin()))
+    return found
+
+
+def first(federation: SecureFederation, method: Any, **more: Any) -> tuple[Request, Any]:
+    run = method.start(federation.describe())
+    request = run.request(federation.clients)
+    assert request is not None
+    return dataclasses.replace(request, note={**request.note, **more}), run.chain
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def crosses(federation: SecureFederation, parts: list[Part]) -> list[Any]:
+    """AFL's own question about some parts of the rows."""
+    found = []
+    for part in parts:
+        request, chain = first(federation, fs.AFL(ridge=1.0), **part.note())
+        found.append(federation.exchange(request, chain)["cross"])
+    return found
+
+
+@SITES
+def test_hundreds_of_folds(sites: int) -> None:
+    features, labels = digits()
+    parts = [Part((fold,), 768) for fold in range(12)]
+    found = crosses(secure(features, labels, sites, OFF), parts)
+    assert len(set().union(*(shown(cross, features) for cross in found))) > 3
+    with pytest.raises(fs.CohortError, match=r"some of 768 folds; rows lie in 2.*keeps 10 rows"):
+        crosses(secure(features, labels, sites), parts)
+
+
+@SITES
+@pytest.mark.parametrize("count", [48, 384])
+def test_windows_that_slide(sites: int, count: int) -> None:
+    features, labels = digits(1000)
+    parts = [Part(tuple(range(step, step + count // 2)), count) for step in range(8)]
+    found = crosses(secure(features, labels, sites, OFF), parts)
+    between = [b - a for a, b in itertools.pairwise(found)]
+    if count > 48:
+        assert set().union(*(shown(d, features) | shown(-d, features) for d in between))
+        with pytest.raises(fs.CohortError, match="asked about some of 384 folds"):
+            crosses(secure(features, labels, sites), parts)
+        return
+    found = crosses(secure(features, labels, sites), parts)
+    assert len({cross.tobytes() for cross in found}) <= 3  # whole cells come and go
+
+
+@SITES
+def test_a_class_of_one_row(sites: int) -> None:
+    features, labels = digits()
+    labels = np.where(np.arange(ROWS) == 77, 99, labels)
+
+    def cross(limits: Limits) -> Any:
+        federation = secure(features, labels, sites, limits)
+        return federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["cross"]
+
+    assert shown(cross(OFF), features) == {77}
+    found = cross(Limits())
+    assert shown(found, features) == set()
+    assert np.all(found[:, -1] == 0)  # it waits
+
+
+@SITES
+def test_one_row_more_than_last_week(sites: int) -> None:
+    features, labels = digits(ROWS + 1)
+    owners = np.arange(ROWS + 1) % sites
+
+    def difference(limits: Limits) -> Any:
+        inner = fs.LocalFederation.from_arrays(features, labels, owners)
+        inner.participants[0].data, whole = (
+            inner.participants[0].data.taking(np.arange(len(inner.participants[0].data)) > 0),
+            inner.participants[0].data,
+        )
+        federation = SecureFederation(inner, limits=limits)
+        before = federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["cross"]
+        inner.participants[0].data = whole
+        inner.participants[0].forget()
+        federation.plan(1)
+        return federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["cross"] - before
+
+    assert shown(difference(OFF), features) == {0}
+    assert np.all(difference(Limits()) == 0)
+
+
+@SITES
+def test_a_few_rows_less_than_last_week(sites: int) -> None:
+    features, labels = digits()
+    inner = fs.LocalFederation.from_arrays(features, labels, np.arange(ROWS) % sites)
+    federation = SecureFederation(inner)
+    federation.exchange(*first(federation, fs.AFL(ridge=1.0)))
+    data = inner.participants[0].data
+    inner.participants[0].data = data.taking(np.arange(len(data)) > 2)
+    request, chain = first(federation, fs.AFL(ridge=1.0))
+    with pytest.raises(fs.DataError, match=r"middle of this run"):
+        federation.exchange(dataclasses.replace(request, exchange=1), chain)
+    with pytest.raises(fs.DataError, match=r"3 rows of earlier totals are missing.*Put them back"):
+        federation.exchange(*first(federation, fs.AFL(ridge=2.0)))
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+@SITES
+def test_an_indicator_of_one_row(sites: int) -> None:
+    """An honest run on a table with a category of one row."""
+    rng = np.random.default_rng(0)
+    features = np.column_stack(
+        [rng.standard_normal((ROWS, 5)), np.arange(ROWS) == 77, rng.random(ROWS) < 0.5]
+    )
+    labels = rng.integers(0, 2, ROWS)
+
+    def gram(limits: Limits) -> Any:
+        federation = secure(features, labels, sites, limits)
+        return federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["gram"]
+
+    assert shown(gram(OFF), features) == {77}
+    found = gram(Limits())
+    assert shown(found, features) == set()
+    assert np.all(found[5] == 0)
+    assert np.allclose(found[6, 6], features[:, 6].sum())
+
+
+@SITES
+def test_two_indicators_that_differ_in_one_row(sites: int) -> None:
+    rng = np.random.default_rng(0)
+    half = rng.random(ROWS) < 0.5
+    half[77] = False
+    features = np.column_stack([rng.standard_normal((ROWS, 4)), half, half | (np.arange(ROWS) == 77)])
+    labels = rng.integers(0, 2, ROWS)
+
+    def difference(limits: Limits) -> Any:
+        federation = secure(features, labels, sites, limits)
+        gram = federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["gram"]
+        return (gram[:, 5] - gram[:, 4])[:, None]
+
+    assert shown(difference(OFF), features) == {77}
+    assert shown(difference(Limits()), features) == set()
+
+
+@SITES
+def test_an_indicator_of_one_row_of_a_fold(sites: int) -> None:
+    """Set in enough rows of all, and in one of a fold: it is left out where the question is about folds."""
+    rng = np.random.default_rng(0)
+    features, labels = np.column_stack([rng.standard_normal((ROWS, 4)), np.ones(ROWS)]), np.arange(ROWS) % 2
+    of_set = folds(features, labels)  # the flag is part of what decides the fold
+    alone = int(np.flatnonzero(of_set == 0)[0])
+    features[:, 4] = ((of_set > 0) & (np.arange(ROWS) % 5 == 0)) | (np.arange(ROWS) == alone)
+    part = Part((0,)).note()
+
+    def grams(limits: Limits) -> tuple[Any, Any]:
+        federation = secure(features, labels, sites, limits)
+        of_part = federation.exchange(*first(federation, fs.AFL(ridge=1.0), **part))["gram"]
+        return of_part, federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["gram"]
+
+    assert shown(grams(OFF)[0][:, 4:], features) == {alone}
+    of_part, whole = grams(Limits())
+    assert np.all(of_part[4] == 0)
+    assert whole[4, 4] == features[:, 4].sum()
+
+
+@SITES
+def test_an_outlier_in_two_moments(sites: int) -> None:
+    """A number that is far larger than all others stands in the sums of a table's preparation; with bounds in
+    the schema it does not."""
+    rng = np.random.default_rng(0)
+    age = np.where(np.arange(ROWS) == 77, 4000.0, rng.normal(60, 12, ROWS))
+    labels = np.arange(ROWS) % 2
+
+    def read_off(bounds: tuple[float, ...]) -> float:
+        schema = fs.Schema((fs.Column("age", reference=60, scale=10, bounds=bounds), fs.Column("b")))
+        features = encode(schema, {"age": age, "b": rng.standard_normal(ROWS)})
+        inner = fs.LocalFederation.from_arrays(features, labels, np.arange(ROWS) % sites, schema=schema)
+        recipe = fs.Recipe(fs.AFL(ridge=1.0), schema)
+        federation = SecureFederation(inner)
+        run = recipe.start(federation.describe())
+        request = run.request(federation.clients)
+        assert request is not None
+        _, first, second = federation.exchange(request, run.chain)["moments"]
+        return float(60 + 10 * np.sign(first[0]) * np.sqrt(second[0]))
+
+    assert abs(read_off(()) - 4000) < 15
+    assert abs(read_off((0.0, 120.0)) - 4000) > 3000
+
+
+@SITES
+def test_a_batch_that_is_small_for_its_width(sites: int) -> None:
+    """New rows wait until they are enough for the products that were told before: their own would show."""
+    features, labels = digits(ROWS + 40)
+    last = np.arange(len(labels)) >= ROWS
+    labels = np.where(last, 3, labels)  # forty rows of one class
+
+    def difference(limits: Limits, arrived: Any = last) -> Any:
+        inner = fs.LocalFederation.from_arrays(features, labels, np.arange(len(labels)) % sites)
+        wholes = [participant.data for participant in inner.participants]
+        for participant, whole in zip(inner.participants, wholes, strict=True):
+            assert whole.rows is not None
+            participant.data = whole.taking(~arrived[whole.rows])
+        federation = SecureFederation(inner, limits=limits)
+        before = federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["gram"]
+        for participant, whole in zip(inner.participants, wholes, strict=True):
+            participant.data = whole
+            participant.forget()
+        federation.plan(1)
+        return federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["gram"] - before
+
+    alone = difference(OFF)
+    assert np.linalg.matrix_rank(alone) <= 40  # fewer rows than columns: it is about them alone
+    assert np.allclose(alone, features[last].T @ features[last])
+    assert np.all(difference(Limits()) == 0)
+    some = np.arange(len(labels)) % 2 == 0  # 320 rows of all classes: enough for 64 columns
+    assert np.any(difference(Limits(), some) != 0)
+
+
+@SITES
+def test_a_row_that_arrives_alone_is_not_counted_by_column(sites: int) -> None:
+    """Two censuses differ by what came between them; nothing but the size of its cell is told of it."""
+    rng = np.random.default_rng(0)
+    features = np.column_stack([rng.standard_normal((ROWS, 3)), rng.random((ROWS, 4)) < 0.5])
+    labels, owners = np.arange(ROWS) % 2, np.arange(ROWS) % sites
+    there = np.arange(ROWS) != 77
+    accounts = [Disclosure(Limits(), bytes([site])) for site in range(sites)]
+    names = [f"site {site}" for site in range(sites)]
+
+    def counted(rows: Any, run: str) -> list[str]:
+        held = [fs.ClientData(features, labels, np.flatnonzero(rows & (owners == s))) for s in range(sites)]
+        heard: list[str] = []
+        take_census(accounts, held, np.arange(2), names, run, heard)
+        return heard
+
+    assert counted(there, "first")[:2] == ["cells", "columns"]
+    assert counted(np.ones(ROWS, dtype=bool), "second") == ["cells"]
+
+
+def test_pairs_are_counted_where_the_rows_of_a_site_do_not_hide_each_other() -> None:
+    """A flag of one row in all, of many rows elsewhere, and of none: two sums of a census, or four."""
+    rng = np.random.default_rng(0)
+    rare, labels = np.arange(ROWS) == 77, np.arange(ROWS) % 2
+    for third, stages in ((rare, 4), (rare | (np.arange(ROWS) % 3 == 1), 4), (labels, 2)):
+        features = np.column_stack([rng.standard_normal(ROWS), rng.random((ROWS, 2)) < 0.5, third])
+        held = [fs.ClientData(features, labels, np.arange(ROWS)[site::3]) for site in range(3)]
+        heard: list[str] = []
+        accounts = [Disclosure(Limits(), bytes([site])) for site in range(3)]
+        take_census(accounts, held, np.arange(2), ["a", "b", "c"], "run", heard)
+        assert heard == ["cells", "columns", "pairs", "crowded"][:stages]
+
+
+def unit_rows(sites: int, limits: Limits, **settings: Any) -> tuple[Any, Any]:
+    """One honest question of DeepAFL: sums of hidden units times features, and the features of all rows."""
+    features, labels = digits()
+    method = fs.DeepAFL(layers=1, width=64, exchange="single", ridge=1.0, **settings)
+    federation = secure(features, labels, sites, limits)
+    total = federation.exchange(*first(federation, method))["hidden_feature"]
+    drawn = projection(method.seed, "zero", 0, 64, 64, 1.0, "float64")
+    return total, np.tanh(features @ drawn.weight + drawn.bias)
+
+
+@SITES
+def test_units_that_fire_for_one_row(sites: int) -> None:
+    total, own = unit_rows(sites, OFF, activation="relu", hidden_width=1024)
+    fired = total[np.linalg.norm(total, axis=1) > 0]
+    alike = (fired / np.linalg.norm(fired, axis=1)[:, None]) @ (own / np.linalg.norm(own, axis=1)[:, None]).T
+    assert (alike > 1 - 1e-12).any()  # a row of the answer is a row of the table but for its length
+    open_told = Limits(told=100)
+    for settings, why in (
+        ({"activation": "relu"}, "activation='relu' with a gain of 1 can make features that are"),
+        ({"gain": 1000.0}, "activation='gelu' with a gain of 1000 can make features"),
+        ({"hidden_width": 1024}, r"1,024 columns over 600 rows.*rows_per_width"),
+    ):
+        with pytest.raises(fs.CohortError, match=why):
+            unit_rows(sites, open_told, **settings)
+
+
+# -- told ------------------------------------------------------------------------------------------
+
+
+@SITES
+def test_layers_upon_layers(sites: int) -> None:
+    features, labels = digits()
+    deep = fs.DeepAFL(layers=20, width=64)
+    with pytest.raises(fs.CohortError, match=r"% of the numbers that these rows hold would have been told"):
+        deep.fit(secure(features, labels, sites))
+    federation = secure(features, labels, sites)
+    for _ in range(5):  # a repeat tells nothing new
+        fs.AFL(ridge=1.0).fit(federation)
+    deep.fit(secure(features, labels, sites, Limits(told=100)))
+
+
+# -- layouts, seeds --------------------------------------------------------------------------------
+
+
+def possible(sites: int, heard: list[int]) -> int:
+    """How many counts of the sites, in one class, fit totals with the exponents 0, -1, -2 and so on."""
+    states: Counter[tuple[int, ...]] = Counter({(0,) * len(heard): 1})
+    for _ in range(sites):
+        new: Counter[tuple[int, ...]] = Counter()
+        for state, ways in states.items():
+            for count in range(heard[0] - state[0] + 1):
+                more = tuple(int(np.rint(count / 2**k)) * 2**k for k in range(len(heard)))
+                there = tuple(np.add(state, more).tolist())
+                if all(a <= b for a, b in zip(there, heard, strict=True)):
+                    new[there] += ways
+        states = new
+    return states[tuple(heard)]
+
+
+@SITES
+def test_the_same_question_in_many_layouts(sites: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each site rounds its own counts: totals in steps of 1, 2, 4, 8 narrow down what each of them has."""
+    features, labels = digits(120)
+
+    def asked(limits: Limits | None, exponents: list[int]) -> list[Any]:
+        federation, steps = secure(features, labels, sites, limits), iter(exponents)
+        monkeypatch.setattr(KnownTotals, "bounded", lambda *given: {"label_square": next(steps)})
+        question = first(federation, fs.AFL(ridge=1.0))
+        return [federation.exchange(*question)["label_square"] for _ in exponents]
+
+    with pytest.raises(fs.CohortError, match="has been answered in another layout"):
+        asked(Limits(fewest_rows=2, rows_per_width=0.5), [50, 51])
+    with pytest.raises(fs.CohortError, match="an exponent of -1"):
+        asked(Limits(fewest_rows=2, rows_per_width=0.5), [-1])
+    # With the rules off: any layout, as often as one likes.
+    monkeypatch.setattr(Ledger, "lay_out", lambda *given: None)
+    monkeypatch.setattr("fedsolve.privacy.ring_layout.LEAST_EXPONENT", -20)
+    monkeypatch.setattr(KnownTotals, "check_accuracy", lambda *given: {})
+    monkeypatch.setattr(KnownTotals, "too_coarse", lambda *given: set())
+    found = asked(OFF, [0, -1, -2, -3])
+    heard = np.rint(found).astype(int).T.tolist()
+    left = math.prod(possible(sites, totals) for totals in heard)
+    assert 0 < 10**6 * left < math.prod(possible(sites, totals[:1]) for totals in heard)
+
+
+@SITES
+def test_the_best_of_forty_seeds(sites: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = digits()
+    federation = secure(features, labels, sites)
+    method = fs.DeepAFL(layers=1, width=16)
+    federation.seeded(fs.Recipe(method), federation.describe())
+    about = about_opening(method.start(federation.describe()).chain.opening)
+    seeds = {draw_seed(federation._engine, federation.clients, 0, about) for _ in range(40)}
+    assert len(seeds) == 1
+    real, named = drawing_of(about, federation.clients), "fedsolve.privacy.joint_seed.drawing_of"
+    names = itertools.chain(["another drawing"], itertools.repeat(real))
+    monkeypatch.setattr(named, lambda *given: next(names))  # the server's name, then what the sites expect
+    with pytest.raises(fs.CohortError, match="a second seed is drawn for the"):
+        draw_seed(federation._engine, federation.clients, 0, about)
+    drawn = set()
+    for number in range(5):  # with the rule off, any name is taken
+        monkeypatch.setattr(named, lambda *given, name=f"drawing {number}": name)
+        drawn.add(draw_seed(federation._engine, federation.clients, 0, about))
+    assert len(drawn) == 5  # and one of them may be chosen

@@ -1,0 +1,134 @@
+"""Descriptions against pandas on the pooled rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsolve as fs
+from fedsolve import Describe
+from fedsolve.federation.messages import Request
+from fedsolve.federation.participant import Memory, kind_of
+from fedsolve.privacy import SecureFederation
+from fedsolve.statistics.describe import QUANTILES
+from fedsolve.testing import check_method
+from tests.statistics.tables import federation, near, table
+
+
+def rows() -> Any:
+    frame = table("gbsg2").copy()
+    frame.loc[::7, "age"] = np.nan
+    frame.loc[::14, "tsize"] = np.nan
+    return frame
+
+
+@pytest.mark.parametrize("sites", [1, 5, 50])
+def test_moments_are_exact_and_quantiles_within_their_bin(sites: int) -> None:
+    frame = rows()
+    model = Describe().fit(federation(frame, sites))
+    lines = {line["column"]: line for line in model.records()}
+    for name in frame.select_dtypes("number"):
+        line = lines[name]
+        near(
+            [line["rows"], line["mean"], line["sd"]],
+            [frame[name].count(), frame[name].mean(), frame[name].std()],
+            1e-9,
+        )
+        assert line["missing"] == frame[name].isna().sum()
+        exact = frame[name].quantile(QUANTILES, interpolation="lower").to_numpy()
+        upper = frame[name].quantile(QUANTILES, interpolation="higher").to_numpy()
+        found, within = np.array(line["quantiles"]), np.array(line["within"])
+        assert np.all(found >= exact - within)
+        assert np.all(found <= upper + within)
+        assert sum(line["bins"]) == line["rows"]
+        assert len(line["bins"]) <= 20
+    for name in ("horTh", "tgrade"):
+        assert lines[name]["categories"] == frame[name].value_counts().sort_index().to_dict()
+    near(model.tables["correlation"], frame[list(model.names)].corr(), 1e-9)
+    assert model.facts["complete_rows"] == len(frame.dropna())
+    both = int((frame.age.isna() & frame.tsize.isna()).sum())
+    places = [list(lines).index(name) for name in ("age", "tsize")]
+    assert model.tables["gaps"][places[0], places[1]] == both
+    counts = {
+        "none of them": len(frame.dropna()),
+        "age": int(frame.age.isna().sum()) - both,
+        "age, tsize": both,
+    }
+    assert {each["missing"]: each["rows"] for each in model.patterns} == counts
+    assert "Missing together" in str(model)
+    assert model.document()["patterns"] == model.patterns
+
+
+def test_groups_and_sites_of_ten_rows_and_more() -> None:
+    frame = rows().reset_index(drop=True)
+    frame["tgrade"] = frame.tgrade.where((frame.tgrade != "I") | (frame.index % 9 == 0), "II")
+    few = int((frame.tgrade == "I").sum())
+    assert 0 < few < 10
+    groups = {group["group"]: group for group in Describe(by="tgrade").fit(federation(frame)).groups}
+    assert groups["I"] == {"group": "I", "rows": None}
+    kept = frame[frame.tgrade != "I"]  # a mean over all rows would tell that of the few
+    whole = {line["column"]: line for line in Describe(by="tgrade").fit(federation(frame)).records()}
+    near([whole["time"]["rows"], whole["time"]["mean"]], [len(kept), kept.time.mean()], 1e-9)
+    assert whole["menostat"]["categories"] == kept.menostat.value_counts().sort_index().to_dict()
+    told = Describe(by="tgrade").fit(federation(frame))
+    assert "Means by group" in str(told)
+    assert told.document()["groups"][0] == {"group": "I", "rows": None}
+    assert told.caveat is None
+    near(groups["III"]["means"]["pnodes"], frame[frame.tgrade == "III"].pnodes.mean(), 1e-9)
+    owners = np.arange(len(frame)) % 3
+    sites = Describe(by="site").fit(federation(frame, owners)).groups
+    near(sites[1]["means"]["time"], frame[owners == 1].time.mean(), 1e-9)
+
+
+def test_secure_sums_change_nothing() -> None:
+    plain, secure = Describe().fit(federation(rows())), Describe().fit(SecureFederation(federation(rows())))
+    for one, other in zip(plain.records(), secure.records(), strict=True):
+        near([other.get("mean", 1), other.get("sd", 1)], [one.get("mean", 1), one.get("sd", 1)], 1e-9)
+
+
+def test_the_page_has_a_picture_of_every_column(tmp_path: Any) -> None:
+    model = Describe(by="horTh").fit(federation(rows()))
+    page = model.page()
+    assert page.count("<svg") == len(model.names)
+    assert "Missing together" in page
+    model.save(tmp_path / "d.safetensors")
+    assert fs.load_model(tmp_path / "d.safetensors").page() == page
+
+
+def test_columns_of_few_or_no_rows_do_not_coarsen_the_others() -> None:
+    frame = table("gbsg2").assign(nothing=np.nan, few=np.where(np.arange(686) < 25, np.arange(686.0), np.nan))
+    lines = {line["column"]: line for line in Describe().fit(federation(frame)).records()}
+    assert lines["nothing"]["mean"] is None
+    assert lines["nothing"]["quantiles"] == [None] * 5
+    assert len(lines["few"]["bins"]) == 2
+    assert sum(lines["few"]["bins"]) == 25
+    assert len(lines["time"]["bins"]) == 20
+    assert abs(lines["time"]["quantiles"][2] - frame.time.median()) <= lines["time"]["within"][2] < 120
+    assert "nothing" in Describe().fit(federation(frame)).page()
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(fs.DataError, match="every group of 'site' has fewer than 10 rows"):
+        Describe(by="site").fit(federation(table("gbsg2").head(20), 4))
+    with pytest.raises(fs.DataError, match="no column 'grade'"):
+        Describe(by="grade").fit(federation(rows()))
+    request = Request(
+        "describe-counts", 0, 0, (), {"rows": 686, "gaps": [], "large": [True]}, {"edges": np.zeros((640, 7))}
+    )
+    client = federation(rows(), 1).participants[0]
+    with pytest.raises(fs.DataError, match="641 bins are asked for"):
+        kind_of("describe-counts").step(client.data, request, Memory())
+
+
+def test_laws() -> None:
+    check_method(Describe)
+
+
+def test_secure_sums_describe_no_single_site():
+    features = np.random.default_rng(0).normal(size=(240, 2))
+    labels, owners = (features[:, 0] > 0).astype(int), np.arange(240) % 4
+    federation = fs.LocalFederation.from_arrays(features, labels, owners)
+    with pytest.raises(fs.FedsolveError, match="tells each site's own sums, which secure sums hide"):
+        fs.Describe(by="site").fit(fs.privacy.SecureFederation(federation))
