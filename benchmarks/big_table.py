@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedsolve as fs
-from fedsolve.schema import Column, Schema
+from fedsolve.tables.schema import Column, Schema
 
 COLUMNS = 30
 
@@ -47,9 +47,9 @@ WORK: dict[str, tuple[str, str]] = {
     ),
     "pandas, reading": ("import pandas", "assert len(pandas.read_csv(DATA)) == ROWS"),
     "fedsolve, reading": (
-        "import pyarrow.csv\nimport fedsolve as fs\nfrom fedsolve.data.table_files import read_described",
+        "import pyarrow.csv\nimport fedsolve as fs\nfrom fedsolve.tables.table_file import read_table",
         "schema = fs.load_model(MODEL).schema\n"
-        "assert len(read_described(DATA, schema, labelled=False, keep=['id'])) == ROWS",
+        "assert len(read_table(DATA, schema, labelled=False, keep=['id'])) == ROWS",
     ),
     "fedsolve predict": (
         "import pyarrow.csv\nfrom fedsolve.cli.main import main",

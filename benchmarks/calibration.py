@@ -19,7 +19,7 @@ from sklearn.model_selection import train_test_split
 import fedsolve as fs
 from benchmarks.data import Rows, from_file, owners_of
 from benchmarks.machine import progress
-from fedsolve.federation.evaluation import evaluation_of
+from fedsolve.scoring.evaluation import evaluation_of
 
 CLIENTS, ALPHA = 20, 0.3
 TABLE = (
@@ -62,7 +62,7 @@ def measure(path: Path | None = None) -> list[dict[str, Any]]:
         federation = fs.LocalFederation.from_arrays(rows.features, rows.labels, owners, CLIENTS)
         for title, method in METHODS[kind].items():
             progress(f"calibration: {name}, {title}")
-            model = fs.Calibrated(method).fit(federation)
+            model = fs.Recipe(method, calibrate=True).fit(federation)
             after = evaluation_of(model, rows.test_features, rows.test_labels)
             told = model.predict_proba(rows.test_features)
             told = told[:, 1] if told.shape[1] == 2 else told

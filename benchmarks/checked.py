@@ -28,7 +28,7 @@ class _Timed(fs.LocalFederation):
         self.told: dict[str, list[tuple[float, int, int]]] = {}
 
     def carry(
-        self, channel: str, letters: Mapping[str, bytes], largest: int | None = None
+        self, channel: str, letters: Mapping[str, bytes], largest: int
     ) -> Iterator[tuple[str, bytes | Exception]]:
         for name in sorted(letters):
             started = time.perf_counter()

@@ -5,7 +5,7 @@
     python -m benchmarks.digests --compare before.json [--network]   train again, print a table; 1: differ
 
     --only TEXT    only models whose name contains TEXT (may be repeated)
-    --network      also models trained over Flower: `fedsolve server` and three `fedsolve client` on 127.0.0.1
+    --network      also models of `fedsolve server` and three `fedsolve client` on 127.0.0.1
 
 The file holds {name: {"arrays": {array name: sha256}, "predictions": sha256, "scores": sha256}}. A digest
 covers dtype, shape and bytes. It is that of one machine and one set of libraries: compare where it was
@@ -42,7 +42,7 @@ from sklearn.datasets import load_digits
 import fedsolve as fs
 
 Digest = dict[str, Any]
-NETWORK = "flower/"
+NETWORK = "network/"
 PATIENCE = 300.0
 
 DEEP: dict[str, Any] = {"layers": 3, "width": 128}
@@ -165,7 +165,7 @@ def resumed(method: Any) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
         with suppress(Stopped):
-            method().fit(data().federation(), checkpoint=path, progress=stop)
+            method().fit(data().federation(), checkpoint=path, follow=stop)
             raise RuntimeError("the run was not stopped: it has fewer than two exchanges")
         model = method().fit(data().federation(), checkpoint=path, resume=True)
         yield "", digests(model)
@@ -185,6 +185,66 @@ def in_batches() -> Found:
     for rows in np.array_split(np.arange(len(data().x)), 3):
         made.partial_fit(data().x[rows], data().y[rows], classes=np.arange(10))
     yield "", digests(made.model_, made)
+
+
+def secured(method: Any) -> Found:
+    """Trained from secure sums in this process."""
+    federation = fs.privacy.SecureFederation(data().federation())
+    yield "", digests(method().fit(federation))
+
+
+def in_ray(method: Any) -> Found:
+    """Trained by two workers of a Ray cluster of its own."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        federation = fs.RayFederation.from_arrays(data().x, data().y, data().owners, 10, workers=2)
+        yield "", digests(method().fit(federation))
+    finally:
+        ray.shutdown()
+
+
+TABLE_ROWS = 600
+
+
+def write_table(path: Path) -> None:
+    """A table as hospitals have it: numbers with gaps, a category, a date, an owner and an outcome."""
+    random = np.random.default_rng(5)
+    age = random.integers(18, 91, TABLE_ROWS)
+    sugar = np.round(random.normal(5.5, 1.2, TABLE_ROWS), 2)
+    ward = random.choice(["medicine", "surgery", "intensive care"], TABLE_ROWS)
+    day = random.integers(0, 900, TABLE_ROWS)
+    risk = (
+        0.05 * (age - 50)
+        + 0.8 * (sugar - 5.5)
+        + (ward == "intensive care")
+        + random.logistic(size=TABLE_ROWS)
+    )
+    lines = ["age,sugar,ward,admitted,hospital,outcome"]
+    for row in range(TABLE_ROWS):
+        admitted = np.datetime64("2021-01-01") + int(day[row])
+        shown = "" if random.random() < 0.1 else f"{sugar[row]}"
+        outcome = "died" if risk[row] > 1 else "alive"
+        lines.append(f"{age[row]},{shown},{ward[row]},{admitted},{'nsw'[row % 3]},{outcome}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def table_command(*words: Any) -> Found:
+    """`fedsolve train` on such a table with the schema that `fedsolve schema` proposes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, schema, out = (Path(folder, name) for name in ("table.csv", "schema.toml", "model.safetensors"))
+        write_table(path)
+        for line in (
+            ("schema", path, "--label", "outcome", "--client-column", "hospital", "--out", schema),
+            ("train", path, "--schema", schema, "--out", out, *words),
+        ):
+            done = subprocess.run(command(*line), capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise RuntimeError(f"{line} ended with {done.returncode}: {done.stderr}")
+        arrays = fs.load_model(out).contents()[0]
+        named = {name: digest(array) for name, array in sorted(arrays.items())}
+        yield "", {"arrays": named, "predictions": together(named), "scores": together(named)}
 
 
 def own_network() -> Found:
@@ -258,6 +318,27 @@ def local_tasks() -> dict[str, Task]:
     for name in ("DeepAFLClassifier", "DeepAFLRegressor"):
         tasks[name] = partial(estimator, name, **given)
     tasks["AFLClassifier partial_fit"] = in_batches
+
+    add("softmax", shared, fs.Softmax)
+    add("softmax ridge 3", shared, fs.Softmax, ridge=3.0)
+    add("softmax ridge 3 resumed", resumed, fs.Softmax, ridge=3.0)
+    for solver in ("direct", "steps"):
+        add(f"kernelafl {solver}", shared, fs.KernelAFL, landmarks=200, solver=solver)
+    add("kernelafl steps resumed", resumed, fs.KernelAFL, landmarks=200, solver="steps")
+    add("kernelsoftmax", shared, fs.KernelSoftmax, landmarks=120)
+    add("auto", shared, fs.Auto, methods="afl,softmax,kernelafl")
+    tasks["AutoClassifier"] = partial(estimator, "AutoClassifier")
+    for name in ("afl", "softmax", "deepafl", "auto"):
+        words = ("--layers", 2, "--width", 64) if name == "deepafl" else ()
+        tasks[f"table {name} uncalibrated"] = partial(
+            table_command, "--method", name, *words, "--no-calibrate"
+        )
+    tasks["table afl calibrated"] = partial(table_command, "--method", "afl")
+    tasks["table default"] = table_command
+    add("secure afl", secured, fs.AFL, ridge=1.0)
+    add("secure deepafl", secured, fs.DeepAFL, **DEEP)
+    add("ray afl", in_ray, fs.AFL, ridge=1.0)
+    add("ray deepafl", in_ray, fs.DeepAFL, **DEEP)
 
     g = fs.gradient
     one_shot = {"rounds": 1, "epochs": 3, "rate": 0.05}
@@ -333,7 +414,7 @@ def local_tasks() -> dict[str, Task]:
     return tasks
 
 
-# -- models over Flower: real processes ----------------------------------------------------------------------
+# -- models over a network: real processes -------------------------------------------------------------------
 
 SITES = ("north", "south", "west")
 
@@ -344,11 +425,8 @@ class Sites:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="digests-")
         self.folder = Path(self._folder.name)
-        own = {name: str(self.folder) for name in ("HOME", "FLWR_HOME", "FEDSOLVE_STORE")}
+        own = {name: str(self.folder) for name in ("HOME", "FEDSOLVE_STORE")}
         quiet = {
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             # The fedsolve of this process, also where the path was given relative to its folder.
             "PYTHONPATH": os.pathsep.join(
                 [str(Path(fs.__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -388,6 +466,7 @@ class Sites:
                 self._command("keys", "client", name, "--keys", keys)
             public = [keys / "clients" / f"{name}.pub" for name in SITES]
             self._command("keys", "register", *public, "--keys", keys)
+            self._command("keys", "roster", *public, "--keys", keys)
             self._keys = keys
         return self._keys
 
@@ -397,6 +476,8 @@ class Sites:
         folder.mkdir()
         address = f"127.0.0.1:{free_port()}"
         safety = ("--plain", "--keys", self.keys()) if secure else ("--plain", "--insecure")
+        if "secure" in title:
+            safety = ("--keys", self.keys())
         out = folder / "model.safetensors"
         with ExitStack() as stack:
             start = partial(self._started, stack, folder)
@@ -514,6 +595,7 @@ def network_tasks(sites: Callable[[], Sites]) -> dict[str, Task]:
     runs: dict[str, tuple[bool, tuple[Any, ...]]] = {
         "afl": (False, ("--method", "afl", "--ridge", 1.0)),
         "deepafl": (True, ("--method", "deepafl", "--layers", 2, "--width", 128)),
+        "afl secure sums": (True, ("--method", "afl", "--ridge", 1.0)),
         "fedavg": (False, ("--method", "fedavg", *network)),
         "scaffold": (True, ("--method", "scaffold", *network)),
     }

@@ -28,7 +28,7 @@ LEAST_SECONDS = 0.3
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "AFL": lambda: fs.AFL(ridge=1.0),
-    "AFL, calibrated": lambda: fs.Calibrated(fs.AFL(ridge=1.0)),
+    "AFL, calibrated": lambda: fs.Recipe(fs.AFL(ridge=1.0), calibrate=True),
     "Softmax": lambda: fs.Softmax(ridge=1.0),
     "DeepAFL, T=5, width 512": lambda: fs.DeepAFL(layers=5, width=512, ridge=1.0),
     "DeepAFL, T=20, width 512, ridge 0.01": lambda: fs.DeepAFL(layers=20, width=512, ridge=0.01),

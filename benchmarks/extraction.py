@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import OtherWork, progress
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 from fedsolve.data.backbones import Backbone, efficientnet_lite, load_backbone
 from fedsolve.data.backbones.preprocessing import prepare
 from fedsolve.data.backbones.torch_callable import TorchBackbone

@@ -26,7 +26,7 @@ from benchmarks.paired import ARMS, FIRST, LAST, ROUNDS, draw, report, results
 from benchmarks.sharing import Job, run_jobs, shared_gpu, tell
 from fedsolve import container
 from fedsolve.data.datasets import load_dataset
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import FedAvg, FedAvgM, FedLC
 from fedsolve.gradient.watch import Watch
 
@@ -130,7 +130,7 @@ def run_arm(
     watch = Watch(data.test, data.truth)
     before = time.time()
     for record in exchanges(run, federation):
-        record.metrics.update(watch.look(run))
+        record.metrics.update(watch.measured(run))
         now = time.time()
         accuracy = record.metrics["test_accuracy"]
         print(f"ROUND {arm} {seed} {run.server.round} {now:.2f} {accuracy:.4f}", flush=True)
@@ -391,7 +391,7 @@ def main(words: Sequence[str] | None = None) -> None:
     first, last = (int(number) for number in given.score.split("-"))
     print(report(told, first, last))
     if given.figure is not None:
-        from fedsolve.experiments.figures.style import render
+        from fedsolve.pages.plots import render
 
         given.figure.write_bytes(render(draw(told), "png"))
 

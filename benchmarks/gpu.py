@@ -6,6 +6,8 @@
     authors   a transcription of the authors' formulation in torch, on the same device and data, with their
               data path (rows in host memory, batches of 512 collated and copied in every pass) and with
               everything resident
+    kernel    KernelAFL on random features with --landmarks: seconds from `fit` to a model on the host, beside
+              its counted operations; predictions of 10,000 rows on the device
     wide      d = 8192, three layers, beside products at the measured rate plus the factorisations
 
 Features are random, labels those of a noisy teacher: times depend on shapes alone.
@@ -31,7 +33,7 @@ from benchmarks.machine import progress
 from benchmarks.operations import lean_operations
 from benchmarks.torch_transcription import Authors
 from fedsolve.backends import kernels_on
-from fedsolve.federation.device_pools import DevicePool
+from fedsolve.federation.batch import Batch
 
 CLIENTS, ALPHA, SEEDS = 100, 0.1, (1, 2, 3, 4, 5)
 
@@ -175,7 +177,7 @@ def product_kernels(place: Place, federation: Any, method: Any, operations: int)
         return None
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    plain = DevicePool.answer
+    plain = Batch.ask
 
     def answer(self: Any, *asked: Any) -> Any:
         with record_function("participants"):
@@ -183,12 +185,12 @@ def product_kernels(place: Place, federation: Any, method: Any, operations: int)
             place.wait()
         return term
 
-    DevicePool.answer = answer  # type: ignore[method-assign]
+    Batch.ask = answer  # type: ignore[method-assign]
     try:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             method.fit(federation)
     finally:
-        DevicePool.answer = plain  # type: ignore[method-assign]
+        Batch.ask = plain  # type: ignore[method-assign]
     events = list(seen.events())
     spans = [
         (event.time_range.start, event.time_range.end)
@@ -291,12 +293,56 @@ def measure_wide(place: Place, data: Any, layers: int, width: int) -> dict[str, 
     }
 
 
+def kernel_operations(rows: int, features: int, landmarks: int, classes: int, steps: int) -> float:
+    """Multiplications and additions of KernelAFL: kernels once, factors, and what a step multiplies."""
+    kernels = 2.0 * (rows + landmarks) * landmarks * (features + 2)
+    factors = 2 * landmarks**3 / 3 + 2.0 * landmarks**3  # two Cholesky factors and LᵀL
+    exchange = 4.0 * rows * landmarks * classes + 5 * 2.0 * landmarks**2 * classes
+    return kernels + factors + (steps + 1) * exchange
+
+
+def measure_kernel(place: Place, landmarks: int, rows: int = 50_000, features: int = 512) -> dict[str, Any]:
+    """One fit after a smaller one that does not count, and predictions on the device."""
+    classes = 100
+    x, y, owners = rows_of(rows, features, classes)
+    fs.KernelAFL(landmarks=2048, solver="steps", steps=2).fit(
+        fs.LocalFederation.from_arrays(x, y, owners, CLIENTS, device=place.device)
+    )
+    federation = fs.LocalFederation.from_arrays(x, y, owners, CLIENTS, device=place.device)
+    federation.place_rows()
+    cuda = place.torch_device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(place.torch_device)
+    place.wait()
+    started = time.perf_counter()
+    model = fs.KernelAFL(landmarks=landmarks, solver="steps").fit(federation)
+    place.wait()
+    taken = time.perf_counter() - started
+    peak = torch.cuda.max_memory_allocated(place.torch_device) if cuda else 0
+    model.device = place.device
+    model.decision_function(x[:100])
+    began = time.perf_counter()
+    model.decision_function(x[:10_000])
+    scoring = time.perf_counter() - began
+    rate = max(place.rate(8192, 4096).values())
+    floor = kernel_operations(rows, features, landmarks, classes, 12) / rate
+    return {
+        "landmarks": landmarks,
+        "seconds": taken,
+        "exchanges": [round(record.seconds, 4) for record in model.history],
+        "floor": floor,
+        "share": floor / taken,
+        "predict_10000": scoring,
+        "peak_bytes": peak,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--part", action="append", choices=("fit", "cpu", "authors", "wide"))
+    parser.add_argument("--part", action="append", choices=("fit", "cpu", "authors", "wide", "kernel"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--features", type=int, default=1280)
@@ -304,8 +350,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--wide", type=int, default=8192)
     parser.add_argument("--classes", type=int, action="append")
+    parser.add_argument("--landmarks", type=int, action="append", help="of part kernel; 16384 and 32768")
     given = parser.parse_args()
-    parts = given.part or ["fit", "cpu", "authors", "wide"]
+    parts = given.part or ["fit", "cpu", "authors", "wide", "kernel"]
     place = Place(given.device)
     results: dict[str, Any] = {"machine": place.describe()}
 
@@ -318,7 +365,11 @@ def main() -> None:
     results["rate"] = rate = place.rate(given.rows, given.width)
     results["solves"] = solves(place, given.width)
     progress(f"product {rate['product'] / 1e12:.1f}, Gram {rate['gram'] / 1e12:.1f} TFLOP/s")
-    for classes in given.classes or (10, 100):
+    for landmarks in (given.landmarks or (16_384, 32_768)) if "kernel" in parts else ():
+        found = results[f"kernel_{landmarks}"] = measure_kernel(place, landmarks, given.rows)
+        progress(f"{landmarks} landmarks: {found['seconds']:.2f} s, {found['share']:.0%} of the rate")
+        store()
+    for classes in () if parts == ["kernel"] else (given.classes or (10, 100)):
         data = rows_of(given.rows, given.features, classes)
         ours = measure_fit(place, data, given.layers, given.width, beside_cpu="cpu" in parts)
         inside = sum(ours["exchange_seconds"].values())

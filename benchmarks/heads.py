@@ -23,7 +23,7 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.data import Rows, owners_of
 from benchmarks.machine import OtherWork, peak_memory, progress
-from fedsolve.cli.tried import tried_table
+from fedsolve.cli.train_report import tried_table
 from fedsolve.federation.method import Record
 
 ENTRIES: dict[str, Callable[[], Any]] = {
@@ -111,7 +111,7 @@ def train(task: dict[str, Any]) -> dict[str, Any]:
         model, parameters = method.fit(np.asarray(x), y).model_, method.get_params()
     else:
         quiet = isinstance(method, fs.gradient.FedAvg)
-        model, parameters = method.fit(federation, progress=None if quiet else told), method.parameters()
+        model, parameters = method.fit(federation, follow=None if quiet else told), method.parameters()
     seconds = time.perf_counter() - started
     if "scores" in task:
         np.save(task["scores"], model.decision_function(np.asarray(x_test)))

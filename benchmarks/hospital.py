@@ -32,10 +32,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from benchmarks.machine import progress
+from fedsolve.arrays import Array
 from fedsolve.cli.main import main as command
-from fedsolve.container import Array
-from fedsolve.data.table_files import read_described
 from fedsolve.model import Model, load_model
+from fedsolve.tables.table_file import read_table
 
 HOSPITALS = ("north", "south", "east", "west")
 MISSING = 0.1
@@ -125,7 +125,7 @@ def measured(folder: Path, raw: Raw, split: int, by_area: bool, partitions: int 
         write_csv(folder / "test.csv", raw, test, np.full(len(test), HOSPITALS[0]))
         schema = model.schema
         assert schema is not None
-        rows = read_described(folder / "test.csv", schema, extra="ignore")
+        rows = read_table(folder / "test.csv", schema, extra="ignore")
         scores.append(model.decision_function(rows.features))
     classes = model.classes
     assert classes is not None

@@ -1,33 +1,48 @@
 """fedsolve as people get it: built, installed into an empty environment, and tried there.
 
-    python -m benchmarks.installed [--experiments small] [--extras flower,privacy] [--json FILE]
+    python -m benchmarks.installed [--experiments small] [--extras network] [--json FILE]
+    python -m benchmarks.installed --smoke [--lowest] [--python python3.12]
 
 Builds wheel and source archive of this checkout, installs the wheel (with the versions of constraints.txt)
 into a new environment, and prints how large that is, how long `import fedsolve` and `fedsolve --version`
 take, and how the demo and the small experiments fare there. Seconds are of the processor, the least of
 several starts, so that other work on the machine counts little. `--experiments` may name one of them:
 small/afl-table-a1.
+
+`--smoke` tries what people do first instead: demo, training, a regression, an export, a network of three
+sites. It prints with which versions they ran. `--lowest` installs the oldest versions that pyproject.toml
+allows, and `--dist` keeps wheel and archive.
 """
 
 from __future__ import annotations
 
 import argparse
+import email
 import json
 import os
+import re
 import resource
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.machine import progress
 
 ROOT = Path(__file__).parents[1]
 STARTS = 7
+SMOKE = ("network", "statistics", "privacy", "onnx", "export")
+"""Extras of a smoke test: all that need neither torch nor a cluster."""
 READY = "import fedsolve; fedsolve.LocalFederation, fedsolve.DeepAFL"
 GOALS = {"import fedsolve": 0.5, "fedsolve --version": 0.7}
 """Seconds that people do not notice."""
@@ -55,6 +70,11 @@ class Environment:
         if told.returncode:
             raise RuntimeError(f"{' '.join(line)} ended with {told.returncode}:\n{told.stdout}{told.stderr}")
         return told
+
+    def start(self, line: Sequence[str]) -> subprocess.Popen[str]:
+        """A command that goes on."""
+        said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(line, cwd=self.work, env=self._clean(), **said)
 
     def seconds(self, line: Sequence[str], starts: int = STARTS) -> float:
         """Processor seconds of a command: the least of several starts, after one that compiles."""
@@ -89,13 +109,42 @@ def build(folder: Path) -> tuple[Path, Path]:
     return wheel, archive
 
 
-def install(folder: Path, wheel: Path, extras: str = "") -> Environment:
+def check_metadata(wheel: Path) -> None:
+    """Refuse a wheel whose page on a package index would lack something."""
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (each for each in opened.namelist() if each.endswith(".dist-info/METADATA"))
+        about = email.message_from_bytes(opened.read(name))
+    for field in ("Name", "Version", "Summary", "License-Expression", "Author", "Requires-Python"):
+        if not about[field]:
+            raise RuntimeError(f"the wheel's metadata have no {field}")
+
+
+def lowest(folder: Path) -> Path:
+    """Constraints that hold every direct dependency at the oldest version that is allowed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for extra in SMOKE for line in project["optional-dependencies"][extra]),
+    ]
+    floors = {re.split(r"[>=<\[]", line)[0]: line.partition(">=")[2].partition(",")[0] for line in lines}
+    path = folder / "lowest.txt"
+    path.write_text("".join(f"{name}=={floor}\n" for name, floor in floors.items() if floor))
+    return path
+
+
+def install(
+    folder: Path,
+    wheel: Path,
+    extras: str = "",
+    python: str = sys.executable,
+    constraints: Path = ROOT / "constraints.txt",
+) -> Environment:
     """A new environment with this wheel and nothing else."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "environment")], check=True)
+    subprocess.run([python, "-m", "venv", str(folder / "environment")], check=True)
     made = Environment(folder / "environment", folder / "work")
     made.work.mkdir()
     what = f"{wheel}[{extras}]" if extras else str(wheel)
-    quiet = ["--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
+    quiet = ["--quiet", "--disable-pip-version-check", "-c", str(constraints)]
     subprocess.run([made.python, "-m", "pip", "install", *quiet, what], check=True)
     made.run([made.python, "-m", "pip", "check"])
     return made
@@ -140,6 +189,79 @@ def tried(made: Environment, experiments: str) -> dict[str, Any]:
     }
 
 
+def make_table(folder: Path) -> None:
+    """Patients of three hospitals, and a file for each of them."""
+    rng = np.random.default_rng(0)
+    names, rows = ("north", "south", "west"), 900
+    age, dose = rng.normal(60, 10, rows), rng.normal(5, 2, rows)
+    ill = age + 4 * dose + rng.normal(0, 10, rows) > 80
+    lines = [f"{names[n % 3]},{age[n]:.1f},{dose[n]:.2f},{'yes' if ill[n] else 'no'}" for n in range(rows)]
+    head = "hospital,age,dose,outcome"
+    (folder / "patients.csv").write_text("\n".join([head, *lines]) + "\n")
+    for name in names:
+        own = [line for line in lines if line.startswith(name)]
+        (folder / f"{name}.csv").write_text("\n".join([head, *own]) + "\n")
+
+
+def network(made: Environment) -> None:
+    """Keys, a server and three sites on this machine; ends when all have ended well."""
+    names, place = ("north", "south", "west"), f"127.0.0.1:{_free_port()}"
+    made.run(made.line("keys", "init", "--host", "127.0.0.1"))
+    for name in names:
+        made.run(made.line("keys", "client", name))
+    public = [f"keys/clients/{name}.pub" for name in names]
+    made.run(made.line("keys", "register", *public))
+    made.run(made.line("keys", "roster", *public))
+    server = made.line(
+        "server", "--listen", place, "--clients", "3", "--classes", "no,yes", "--method", "afl"
+    )
+    lines = [[*server, "--out", "joint.safetensors"]]
+    for name in names:
+        site = ("--server", place, "--name", name, "--data", f"{name}.csv", "--label", "outcome", "--drop")
+        lines.append(made.line("client", *site, "hospital", "--once"))
+    started = [made.start(line) for line in lines]
+    for line, process in zip(lines, started, strict=True):
+        told, _ = process.communicate(timeout=180)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(line)} ended with {process.returncode}:\n{told}")
+
+
+def smoke(made: Environment) -> dict[str, str]:
+    """The first things that people do, as far as they need no torch; the versions with which they worked."""
+    make_table(made.work)
+    data = ("patients.csv", "--label", "outcome", "--client-column", "hospital")
+    for line in (
+        ("--version",),
+        ("demo", "--clients", "8"),
+        ("train", *data, "--out", "model.safetensors"),
+        ("evaluate", "model.safetensors", "patients.csv"),
+        ("predict", "model.safetensors", "patients.csv", "--probabilities", "--out", "predictions.csv"),
+        ("train", *data, "--method", "afl", "--secure", "--out", "secure.safetensors"),
+        (
+            "glm",
+            "outcome ~ age + dose",
+            "patients.csv",
+            "--client-column",
+            "hospital",
+            "--family",
+            "binomial",
+        ),
+        ("export", "model.safetensors", "--onnx", "model.onnx"),
+    ):
+        progress(f"fedsolve {' '.join(line)}")
+        made.run(made.line(*line))
+    progress("a network of three sites")
+    network(made)
+    listed = json.loads(made.run([made.python, "-m", "pip", "list", "--format", "json"]).stdout)
+    return {each["name"]: each["version"] for each in listed}
+
+
+def _free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
 def _children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -152,9 +274,40 @@ def _size(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--experiments", default="small", help="what `fedsolve experiment run` is given")
-    parser.add_argument("--extras", default="", help="extras to install, such as flower,privacy")
+    parser.add_argument("--extras", default="", help="extras to install, such as network")
     parser.add_argument("--json", help="write the numbers to this file as well")
+    parser.add_argument(
+        "--smoke", action="store_true", help="try the first things that people do, and no more"
+    )
+    parser.add_argument("--lowest", action="store_true", help="with the oldest versions that are allowed")
+    parser.add_argument("--dist", type=Path, help="keep wheel and archive here")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the new environment")
     given = parser.parse_args()
+    if given.smoke:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            wheel, archive = build(folder)
+            check_metadata(wheel)
+            if given.dist is not None:
+                given.dist.mkdir(exist_ok=True)
+                for path in (wheel, archive):
+                    print(shutil.copy(path, given.dist))
+            constraints = lowest(folder) if given.lowest else ROOT / "constraints.txt"
+            made = install(folder, wheel, ",".join(SMOKE), given.python, constraints)
+            versions = smoke(made)
+        for name in (
+            "fedsolve",
+            "numpy",
+            "scipy",
+            "scikit-learn",
+            "pyarrow",
+            "click",
+            "httpx",
+            "cryptography",
+        ):
+            print(f"{name:24} {versions[name]}")
+        print("all of it ran")
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         progress("building")

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.machine import progress
-from fedsolve.gradient.graphs import Pool, by_hand, capture
+from fedsolve.gradient.graphs import Pool, capture, on_thread_of_size
 from fedsolve.gradient.learners import laid_out
 from fedsolve.gradient.networks import normalisation
 from fedsolve.gradient.networks.mobilenet import MobileNetV2
@@ -47,9 +47,9 @@ class Training:
 
         with torch.cuda.stream(self.stream):
             for _ in range(WARM):
-                by_hand(rows, step)
+                on_thread_of_size(rows, step)
             self._pool = Pool()
-            self.replay, (self.loss,) = by_hand(rows, lambda: capture(step, self._pool))
+            self.replay, (self.loss,) = on_thread_of_size(rows, lambda: capture(step, self._pool))
 
 
 def milliseconds(trainings: list[Training], steps: int) -> float:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from benchmarks.machine import OtherWork, progress
 from fedsolve.federation.messages import Term
+from fedsolve.privacy.census import OFF
 from fedsolve.privacy.key_streams import add_masks
 from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import Setup, least_threshold
@@ -77,7 +78,7 @@ def uploads(layers: tuple[int, ...] = (5, 20), clients: int = 4) -> dict[str, fl
             method = fs.DeepAFL(layers=count, width=64, exchange=plan)
             plain, secure = (
                 sum(record.bytes_up for record in method.fit(over).history)
-                for over in (federation, SecureFederation(federation))
+                for over in (federation, SecureFederation(federation, limits=OFF))
             )
             found[f"{plan}, {count} layers"] = secure / plain
     return found
@@ -95,7 +96,7 @@ def weight_uploads(clients: int = 4, rounds: int = 3) -> dict[str, float]:
     method = fs.gradient.FedAvg(network="mlp:512", rounds=rounds)
     plain, secure = (
         [record.bytes_up for record in method.fit(over).history]
-        for over in (federation, SecureFederation(federation))
+        for over in (federation, SecureFederation(federation, limits=OFF))
     )
     ratios = [some / others for some, others in zip(secure, plain, strict=True)]
     return {"fedavg, float32, first round": ratios[0], "fedavg, float32, later rounds": max(ratios[1:])}
@@ -132,8 +133,8 @@ def ring_rates(mebibytes: int = 16, repeats: int = 5) -> dict[str, float]:
 
 
 def signature_seconds(repeats: int = 5) -> dict[str, float]:
-    """Seconds to sign and to verify the keys of one client with P-384."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    """Seconds to sign and to verify the keys of one client with P-256."""
+    key = ec.generate_private_key(ec.SECP256R1())
     sign, verify = signer(key), verifier({"site": key.public_key()})
     signature = sign(b"keys")
     return {
@@ -205,7 +206,7 @@ def _made(names: list[str], setup: Setup, slots: int) -> tuple[dict[str, Client]
         return made, server
 
     timed, server = advertised(Setup(setup.run, setup.epoch, slots, setup.threshold))
-    keys = server.keys()
+    keys = server.keys_for(server.members[0])
     started = time.perf_counter()
     shares = timed[names[0]].share(keys)
     cost = {
@@ -215,7 +216,7 @@ def _made(names: list[str], setup: Setup, slots: int) -> tuple[dict[str, Client]
     }
     cost["setup_up"] += len(timed[names[0]].advertise())
     made, server = advertised(setup)
-    keys = server.keys()
+    keys = server.keys_for(server.members[0])
     for name, client in made.items():
         server.add_shares(name, client.share(keys))
     for name, client in made.items():

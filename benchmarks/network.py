@@ -1,4 +1,4 @@
-"""`python -m benchmarks.network [exchange|large]`: what a federation over Flower costs.
+"""`python -m benchmarks.network [exchange|large]`: what a federation over a network costs.
 
 exchange   seconds per exchange with nodes that are small processes of this machine
 large      memory of the server process while answers of hundreds of megabytes are summed
@@ -7,6 +7,7 @@ large      memory of the server process while answers of hundreds of megabytes a
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,12 +24,18 @@ from rich.table import Table
 import fedsolve as fs
 from benchmarks.machine import Memory
 from fedsolve.closedform.deepafl_client import KIND
-from fedsolve.network.children import free_port
-from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.gate_link import GateLink
+from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.network.service import serving
 
 CLASSES = 10
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -98,7 +105,7 @@ def _table(title: str, columns: tuple[str, ...], lines: list[tuple[Any, ...]]) -
 
 @click.group()
 def main() -> None:
-    """What a federation over Flower costs."""
+    """What a federation over a network costs."""
 
 
 @main.command()
@@ -109,7 +116,7 @@ def main() -> None:
 def exchange(nodes: int, layers: int, width: int, insecure: bool) -> None:
     """Seconds per exchange of DeepAFL's single plan, small terms."""
     with federation(nodes, 200, 32, not insecure) as (link, _):
-        engine = FlowerFederation(link, clients=nodes, classes=list(range(CLASSES)))
+        engine = NetworkFederation(link, clients=nodes, classes=list(range(CLASSES)))
         model = fs.DeepAFL(layers=layers, width=width).fit(engine)
     seconds = [record.seconds for record in model.history]
     title = f"{nodes} nodes, width {width}, {'plain HTTP' if insecure else 'TLS and authentication'}"
@@ -127,7 +134,7 @@ def large(nodes: int, width: int, insecure: bool) -> None:
     Only the exchange is measured, not what a method does with the sum. The limit is three terms.
     """
     with federation(nodes, 64, 16, not insecure) as (link, _):
-        engine = FlowerFederation(link, clients=nodes, classes=list(range(CLASSES)))
+        engine = NetworkFederation(link, clients=nodes, classes=list(range(CLASSES)))
         run = fs.DeepAFL(layers=1, width=width, exchange="single").start(engine.describe())
         ask = ["hidden_gram", "hidden_feature", "hidden_cross"]
         note = {"phase": "block", "ask": ask, "track": False}

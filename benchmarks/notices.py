@@ -26,7 +26,7 @@ fedsolve is under the Apache License 2.0 (the file LICENSE). Its package contain
 what it needs is installed beside it, each under its own licence. Below stands what
 `pip install 'fedsolve[EXTRA]'` brings, by extra, with the needs of those needs, on Linux with Python 3.11. An
 extra lists what the core does not have, `dev` what no other extra has. The built documentation site contains
-the styles and scripts of Material for MkDocs.
+the styles and scripts of Sphinx and of the PyData theme.
 
 Versions are those of the environment in which this page was made, licences what each distribution says of
 itself. Made by `python -m benchmarks.notices --out THIRD-PARTY-NOTICES.md`.

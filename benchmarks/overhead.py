@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 import fedsolve as fs
 from benchmarks.machine import progress
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import FedAvg, FedGen, FedProx
 from fedsolve.gradient.networks import stacked_widths
 

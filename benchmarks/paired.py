@@ -141,8 +141,10 @@ LOOKS = ("", "lowest", "highest")
 
 def draw(told: Sequence[dict[str, Any]]) -> Any:
     """Test accuracy round by round, with and without feedback alignment; a panel for each host."""
-    from fedsolve.experiments.figures.lines import ACCURACY, Axis, Series, panels
-    from fedsolve.experiments.significance import mean_error
+    from fedsolve.experiments import plot_words
+    from fedsolve.experiments.observations import mean_error
+    from fedsolve.pages.plots import Axis, Panel, Series
+    from fedsolve.pages.plots import draw as draw_panels
 
     curves: dict[str, dict[str, list[list[float]]]] = {}
     for one in sorted(told, key=lambda one: _place(one["arm"])):
@@ -158,4 +160,5 @@ def draw(told: Sequence[dict[str, Any]]) -> Any:
             look = LOOKS.index(choice)
             series.append(Series(name, look, tuple(range(1, len(means) + 1)), means, errors))
         groups.append((host, series))
-    return panels(groups, Axis("round", whole=True), Axis(ACCURACY))
+    rounds = Axis("round", whole=True)
+    return draw_panels([Panel(series, rounds, plot_words.ACCURACY, host) for host, series in groups])

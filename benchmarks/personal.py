@@ -24,22 +24,13 @@ from benchmarks.data import Array, Rows
 from benchmarks.machine import progress
 from fedsolve.closedform.dual_stream import PersonalModel
 from fedsolve.data.partitions import heterogeneity
-from fedsolve.experiments.figures.gains import sorted_gains
-from fedsolve.experiments.figures.lines import Axis, Series, lines
-from fedsolve.experiments.figures.style import render
-from fedsolve.experiments.significance import mean_and_error, mean_error
-from fedsolve.federation.local_scores import LocalScores, Predictor, client_rows, local_scores
-from fedsolve.gradient import (
-    Ditto,
-    FedALA,
-    FedAS,
-    FedAvgFT,
-    FedDBE,
-    FedPCL,
-    FedProxFT,
-    FedSelect,
-)
+from fedsolve.experiments.observations import mean_and_error, mean_error
+from fedsolve.experiments.run_figures import gain_plot
+from fedsolve.gradient import Ditto, FedALA, FedAS, FedAvgFT, FedDBE, FedPCL, FedProxFT, FedSelect
 from fedsolve.gradient.gradient_method import GradientMethod
+from fedsolve.pages import plots
+from fedsolve.pages.plots import Axis, Panel, Series
+from fedsolve.scoring.client_scores import ClientScores, Predictor, client_rows, client_scores
 
 GRID = tuple(round(0.1 * step, 1) for step in range(11))
 """Balances among which the test rows choose the best, to hold the automatic one against."""
@@ -141,8 +132,8 @@ class Cell:
             self._models[kind] = method.fit(federation)
         return self._models[kind]
 
-    def score(self, predictors: Predictor | Iterable[Predictor]) -> LocalScores:
-        return local_scores(predictors, self.test, self.names)
+    def score(self, predictors: Predictor | Iterable[Predictor]) -> ClientScores:
+        return client_scores(predictors, self.test, self.names)
 
 
 def _own(over: str, ridge: Literal["auto"] | None = None) -> Entry:
@@ -348,15 +339,19 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
             )
         )
     figures = {
-        "personal-gains.png": sorted_gains(gains),
-        "personal-heterogeneity.png": lines(
-            series,
-            Axis("heterogeneity of the clients' classes (0 even, 1 one class each)"),
-            Axis("local accuracy, mean over clients (%)"),
+        "personal-gains.png": gain_plot("", "", gains).figure,
+        "personal-heterogeneity.png": plots.draw(
+            [
+                Panel(
+                    series,
+                    Axis("heterogeneity of the clients' classes (0 even, 1 one class each)"),
+                    Axis("local accuracy, mean over clients (%)"),
+                )
+            ]
         ),
     }
     for name, figure in figures.items():
-        (folder / name).write_bytes(render(figure, "png"))
+        (folder / name).write_bytes(plots.render(figure, "png"))
     return [folder / name for name in figures]
 
 
@@ -368,7 +363,7 @@ def _losing(cell: dict[str, Any]) -> float:
 
 def _gains(entries: dict[str, Any], reference: str) -> Array:
     own, other = (
-        LocalScores(tuple(e["clients"]), np.array(e["correct"]), np.array(e["rows"]))
+        ClientScores(tuple(e["clients"]), np.array(e["correct"]), np.array(e["rows"]))
         for e in (entries["APFL, auto"], entries[reference])
     )
     return 100 * own.gains(other)

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.scale [clients|machines|rows]`: many clients, workers in Ray, rows beyond memory.
+"""`python -m benchmarks.scale [clients|engines|machines|rows]`: many clients, Ray, rows beyond memory.
 
 clients    AFL over 10,000 and 100,000 clients in one process, beside scikit-learn's Ridge on the pooled rows
-machines   AFL over 1,000 clients in Ray with 1, 2 and 4 workers, beside the local engine
+engines    five methods in Ray with two workers, beside the local engine
+machines   strong and weak scaling in Ray over 1, 2, 4, 8 and 16 workers, beside the local engine
 rows       AFL and DeepAFL on rows that are mapped or read from parquet, growing to 2,000,000 x 512
 Every measurement is a process of its own. --json stores the table with the machine and its load.
 """
@@ -67,21 +68,72 @@ def clients(size: tuple[str, ...], json_path: Path | None) -> None:
 
 @main.command()
 @_json
-@click.option("--clients", "count", default=1000, show_default=True)
-@click.option("--rows-each", default=20, show_default=True)
+@click.option("--clients", "count", default=40, show_default=True)
+@click.option("--rows-each", default=500, show_default=True)
+@click.option("--width", default=64, show_default=True)
+@click.option("--workers", default=2, show_default=True)
+def engines(count: int, rows_each: int, width: int, workers: int, json_path: Path | None) -> None:
+    """The best of three runs of each method by each engine, once everything has started."""
+    found = _apart("engines", clients=count, rows=rows_each, width=width, workers=workers)
+    lines = found.pop("lines")
+    _store([found | line for line in lines], json_path)
+    _finish("Ray beside one process", ("method", "exchanges", "local", "ray", "ratio", "apart"), lines)
+
+
+@main.command()
+@_json
+@click.option("--method", "keys", multiple=True, default=("afl", "deepafl", "kernelafl"), show_default=True)
+@click.option("--workers", multiple=True, type=int, default=(1, 2, 4, 8, 16), show_default=True)
+@click.option("--clients", "count", default=128, show_default=True, help="At the most workers.")
+@click.option("--rows-each", default=2000, show_default=True)
 @click.option("--width", default=512, show_default=True)
-@click.option("--workers", multiple=True, type=int, default=(1, 2, 4), show_default=True)
+@click.option("--deep", default=1024, show_default=True, help="Width of DeepAFL, and landmarks of KernelAFL.")
+@click.option("--layers", default=5, show_default=True)
+@click.option("--kill/--no-kill", default=True, show_default=True, help="A run in which a worker is killed.")
 def machines(
-    count: int, rows_each: int, width: int, workers: tuple[int, ...], json_path: Path | None
+    keys: tuple[str, ...],
+    workers: tuple[int, ...],
+    count: int,
+    rows_each: int,
+    width: int,
+    deep: int,
+    layers: int,
+    kill: bool,
+    json_path: Path | None,
 ) -> None:
-    """AFL in Ray, started here with so many workers, and in this process."""
-    size = {"clients": count, "rows": rows_each, "width": width}
-    lines = []
-    for engine, number in [("local", 0), *(("ray", number) for number in workers)]:
-        lines.append(_apart("machines", engine=engine, workers=number, **size))
+    """The same rows over ever more workers (strong), and as many rows for each worker (weak).
+
+    Efficiency: seconds of one worker / (workers x seconds), of weak scaling without the workers. `between` is
+    what workers send each other and `here` what comes to the driver, in MB of terms, in the whole run.
+    """
+    from fedsolve.threads import usable_cores
+
+    usable = sorted(number for number in workers if number <= usable_cores()) or [1]
+    if len(usable) < len(workers):
+        click.echo(
+            f"{usable_cores()} cores here: {', '.join(map(str, usable))} workers are measured.", err=True
+        )
+    size = {"rows": rows_each, "width": width, "deep": deep, "layers": layers}
+    lines: list[dict[str, Any]] = []
+
+    def add(scaling: str, method: str, number: int, clients: int) -> None:
+        found = _apart("machines", scaling=scaling, method=method, workers=number, clients=clients, **size)
+        first = next((x["seconds"] for x in lines if (x["scaling"], x["method"]) == (scaling, method)), None)
+        shares = 1 if scaling == "weak" else number
+        found["efficiency"] = 1.0 if first is None else first / (shares * found["seconds"])
+        lines.append(found)
         _store(lines, json_path)
-    columns = ("engine", "workers", "clients", "rows", "width", "start", "seconds", "model", "others")
-    _finish("AFL by both engines", columns, lines)
+
+    for method in keys:
+        add("local", method, usable[-1], count)
+        for number in usable:
+            add("strong", method, number, count)
+        for number in usable:
+            add("weak", method, number, max(1, count * number // usable[-1]))
+        if kill and method == "deepafl":
+            add("killed", method, usable[-1], count)
+    columns = ("scaling", "method", "workers", "clients", "rows", "start", "seconds", "efficiency")
+    _finish("Strong and weak scaling", (*columns, "exchanges", "between", "here", "model", "others"), lines)
 
 
 @main.command()
@@ -202,30 +254,89 @@ def measure_clients(what: str, clients: int, rows: int, width: int) -> dict[str,
     }
 
 
-def measure_machines(engine: str, workers: int, clients: int, rows: int, width: int) -> dict[str, Any]:
-    """The second of two runs: the first one waits for everything to start."""
+def _methods(layers: int, deep: int) -> dict[str, Callable[[], Any]]:
+    import fedsolve as fs
+
+    return {
+        "afl": lambda: fs.AFL(ridge=1.0),
+        "deepafl": lambda: fs.DeepAFL(layers=layers, width=deep),
+        "kernelafl": lambda: fs.KernelAFL(landmarks=deep, ridge=1.0),
+        "softmax": lambda: fs.Softmax(ridge=1.0),
+        "fedavg": lambda: fs.gradient.FedAvg(rounds=layers, network="mlp:64"),
+    }
+
+
+def measure_engines(clients: int, rows: int, width: int, workers: int) -> dict[str, Any]:
+    """Each method by both engines; apart: how far their scores differ."""
+    import fedsolve as fs
+
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((clients * rows, width))
+    noise = rng.standard_normal((len(features), CLASSES))
+    labels = np.argmax(features[:, :CLASSES] + noise, axis=1)
+    given = features, labels, np.arange(len(features)) % clients
+    local, lines = fs.LocalFederation.from_arrays(*given), []
+    with fs.RayFederation.from_arrays(*given, workers=workers) as ray:
+        for name, method in _methods(3, 512).items():
+            seconds, scores = {}, []
+            for engine, federation in (("local", local), ("ray", ray)):
+                runs = []
+                for _ in range(4):
+                    with _Timed() as timed:
+                        model = method().fit(federation)
+                    runs.append(timed.found["seconds"])
+                seconds[engine] = min(runs[1:])
+                scores.append(model.decision_function(features[:500]))
+            line = {"method": name, "exchanges": len(model.history), **seconds}
+            apart = f"{np.max(np.abs(scores[0] - scores[1])):.0e}"
+            lines.append(line | {"ratio": seconds["ray"] / seconds["local"], "apart": apart})
+    return {"lines": lines}
+
+
+def measure_machines(
+    scaling: str, method: str, workers: int, clients: int, rows: int, width: int, deep: int, layers: int
+) -> dict[str, Any]:
+    """A run after one of AFL, which waits for everything to start."""
     import hashlib
+    import signal
 
     import fedsolve as fs
     from fedsolve.container import to_bytes
 
+    methods = _methods(layers, deep)
     rng = np.random.default_rng(0)
-    features = rng.standard_normal((clients * rows, width))
-    labels = np.arange(len(features)) % CLASSES
+    features = rng.standard_normal((clients * rows, width), dtype=np.float32)
+    labels = np.argmax(features[:, :CLASSES], axis=1)
     owners = np.repeat(np.arange(clients), rows)
+    # Whatever is derived from rows stays in memory: this measures workers, not disks.
+    keywords = {"workers": workers, "memory_budget": 4 * 8 * len(features) * max(width, deep)}
     with _Timed() as started:
-        federation: Any
-        if engine == "local":
-            federation = fs.LocalFederation.from_arrays(features, labels, owners, clients)
-        else:
-            federation = fs.RayFederation.from_arrays(features, labels, owners, clients, workers=workers)
-        fs.AFL(ridge=1.0).fit(federation)
+        engine = fs.LocalFederation if scaling == "local" else fs.RayFederation
+        federation: Any = engine.from_arrays(features, labels, owners, clients, **keywords)
+        methods["afl"]().fit(federation)
+    if scaling == "killed":
+        pids = federation.pids
+
+        def kill(answered: int, asked: int) -> None:
+            if pids and answered < asked:
+                os.kill(pids.pop(), signal.SIGKILL)
+                pids.clear()
+
+        federation.progress = kill
     with _Timed() as timed:
-        model = fs.AFL(ridge=1.0).fit(federation)
-    if engine == "ray":
+        model = methods[method]().fit(federation)
+    if scaling != "local":
         federation.close()
     digest = hashlib.sha256(to_bytes(*model.contents())).hexdigest()[:12]
-    return timed.found | {"start": started.found["seconds"], "model": digest}
+    here = sum(record.bytes_up / len(record.cohort) for record in model.history) / 1e6
+    return timed.found | {
+        "start": started.found["seconds"],
+        "model": digest,
+        "exchanges": len(model.history),
+        "exchange_seconds": sum(record.seconds for record in model.history),
+        "between": here * (min(workers, clients) - 1) * (scaling != "local"),
+        "here": here * (scaling != "local"),
+    }
 
 
 def measure_rows(
@@ -267,6 +378,7 @@ class _Timed:
 
 _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "clients": measure_clients,
+    "engines": measure_engines,
     "machines": measure_machines,
     "rows": measure_rows,
 }

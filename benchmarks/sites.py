@@ -1,8 +1,10 @@
-"""`python -m benchmarks.sites --sites 20,50,100,200`: what many sites cost one server.
+"""`python -m benchmarks.sites --sites 20,50,100,200,1000`: what many sites cost one server.
 
-Sites are light, in a few processes, but each has its own key and its own connections, through TLS and the
-gate. Measured are whole exchanges of AFL (the server asks all, each answers, the sum is there), the largest
-memory of every process, and the seconds of processor time that each took for an exchange.
+Sites are light, in a few processes, but each has its own key, roster, ledger and connections, through TLS and
+the gate. A DeepAFL of a few layers is trained as `fedsolve server` trains by default: in secure sums, with
+questions that sites check. The first exchange holds what a run begins with: the seed that all draw, the keys,
+the census of rows. Measured are its seconds and those of the exchanges after it, what travels to and from a
+site, the largest memory of every kind of process, and the processor time that each took.
 """
 
 from __future__ import annotations
@@ -12,64 +14,106 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from rich.console import Console
 from rich.table import Table
 
 import fedsolve as fs
 from benchmarks.machine import OtherWork
-from benchmarks.network import CLASSES, process, site_keys
-from fedsolve.errors import CohortError
-from fedsolve.network import require_flower
+from benchmarks.network import CLASSES, free_port, process, site_keys
+from fedsolve.container import from_bytes
+from fedsolve.errors import TermError
+from fedsolve.federation.participant import Participant
+from fedsolve.federation.recipe import Recipe
+from fedsolve.network import require_network
 from fedsolve.network.answering import Answerer
-from fedsolve.network.flower import FlowerFederation
 from fedsolve.network.keyfolder import Keys
-from fedsolve.network.node import Connection, FleetNode
+from fedsolve.network.network_federation import NetworkFederation
+from fedsolve.network.node import Connection, SiteNode
+from fedsolve.network.security import load_client_key, registered
 from fedsolve.network.service import serving
+from fedsolve.privacy import SecureFederation
+from fedsolve.privacy.policy import SitePolicy
+from fedsolve.privacy.secure_client import SecureClient
+from fedsolve.privacy.signatures import Verify, signer, verifier
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KINDS = {"network.gate": "gate", "benchmarks.sites": "sites"}
 
 
-def site(number: int, rows: int, features: int) -> Answerer:
-    """A site with random rows, the same whenever it is made."""
-    rng = np.random.default_rng(number)
+def site(number: int, rows: int, features: int, keys: Keys, verify: Verify | None) -> Answerer:
+    """A site with random rows, the same whenever it is made. verify: None where sums are plain."""
+    rng, name = np.random.default_rng(number), f"site-{number}"
     data = fs.ClientData(rng.standard_normal((rows, features)), np.arange(rows) % CLASSES)
-    return Answerer(f"site-{number}", data)
+    if verify is None:
+        return Answerer(name, data)
+    sign = signer(load_client_key(keys, name))
+
+    def attend(participant: Participant) -> None:
+        SecureClient(participant, sign, verify, policy=SitePolicy()).attend()
+
+    return Answerer(name, data, attend=attend)
+
+
+class CountedFederation(NetworkFederation):
+    """Counts the bytes of letters and of replies by what they are about."""
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        self.down, self.up, self.seconds = Counter[str](), Counter[str](), Counter[str]()
+
+    def carry(
+        self, channel: str, letters: Mapping[str, bytes], largest: int
+    ) -> Iterator[tuple[str, bytes | Exception]]:
+        kinds = {}
+        for name, letter in letters.items():
+            arrays, note = from_bytes(letter, what="a letter", error=TermError)
+            kinds[name] = str(note.get("message", "seed"))
+            sealed = arrays["sealed"].nbytes if "sealed" in arrays else 0
+            self.down["sealed"] += sealed
+            self.down[kinds[name]] += len(letter) - sealed
+        started = time.perf_counter()
+        for name, reply in super().carry(channel, letters, largest):
+            self.up[kinds[name]] += 0 if isinstance(reply, Exception) else len(reply)
+            yield name, reply
+        self.seconds[next(iter(kinds.values()))] += time.perf_counter() - started
 
 
 @contextmanager
-def federation(sites: int, processes: int, rows: int, features: int) -> Iterator[FlowerFederation]:
+def federation(
+    sites: int, processes: int, rows: int, features: int, plain: bool
+) -> Iterator[CountedFederation]:
     """A server in this process, and sites in a few others."""
     with tempfile.TemporaryDirectory(prefix="fedsolve-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         keys = site_keys(folder, sites)
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         link = stack.enter_context(serving(folder / "server", address, keys))
         for numbers in np.array_split(np.arange(sites), min(processes, sites)):
             words = [sys.executable, "-m", "benchmarks.sites", "--at", address, "--keys", str(keys)]
             words += ["--rows", str(rows), "--features", str(features)]
-            words += ["--sites", ",".join(map(str, numbers))]
+            words += ["--sites", ",".join(map(str, numbers))] + ["--plain"] * plain
             stack.enter_context(process(words, folder / "sites.log"))
-        yield FlowerFederation(
-            link, clients=sites, classes=list(range(CLASSES)), patience=LIMIT, gather=3 * LIMIT
+        yield CountedFederation(
+            link,
+            clients=sites,
+            classes=list(range(CLASSES)),
+            patience=LIMIT,
+            gather=3 * LIMIT,
+            secure=not plain,
         )
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-LIMIT = 100.0
+LIMIT = 600.0
 """Seconds after which an exchange counts as one that does not end."""
 
 
@@ -104,43 +148,49 @@ def processor(pids: Sequence[int]) -> float:
     return total
 
 
-def measure(sites: int, processes: int, exchanges: int, rows: int, features: int) -> list[str]:
+def measure(sites: int, processes: int, exchanges: int, rows: int, features: int, plain: bool) -> list[str]:
     """A line of the table."""
     other = OtherWork()
-    with federation(sites, processes, rows, features) as engine:
-        seconds: list[float] = []
-        gathered = "-"
+    with federation(sites, processes, rows, features, plain) as engine:
+        engine.describe()
         there = running()
-        before = {}
-        try:
-            engine.describe()
-            gathered = "yes"
-            before = {kind: processor(pids) for kind, pids in there.items()}
-            for _ in range(exchanges):
-                seconds.append(fs.AFL(ridge=1.0).fit(engine).history[0].seconds)
-        except CohortError as problem:
-            click.echo(str(problem), err=True)
+        before = {kind: processor(pids) for kind, pids in there.items()}
+        whole = engine if plain else SecureFederation(engine)
+        method = fs.DeepAFL(layers=exchanges, width=features)
+        ended = [time.perf_counter()]
+        recipe = Recipe(method)
+        if isinstance(whole, SecureFederation):
+            recipe = whole.seeded(recipe, whole.describe())
+        recipe.fit(whole, follow=[lambda record, expected: ended.append(time.perf_counter())])
         took = {kind: processor(pids) for kind, pids in there.items()}
-        spent = [
-            f"{kind} {memory(pids):.0f} MB"
-            + (f", {(took[kind] - before[kind]) / len(seconds):.2f} s" if seconds else "")
-            for kind, pids in there.items()
-        ]
+        spent = [f"{k} {memory(pids):.0f} MB, {took[k] - before[k]:.1f} s" for k, pids in there.items()]
+        for kind in sorted(engine.down):
+            down, up = (part[kind] / sites / 1e6 for part in (engine.down, engine.up))
+            told = f"{kind}: {down:.3f} MB down, {up:.3f} up for a site, {engine.seconds[kind]:.1f} s"
+            click.echo(f"  {told}", err=True)
+        setup = sum((engine.down + engine.up)[kind] for kind in SETUP) / sites / 1e6
+        first = sum(engine.seconds[kind] for kind in SETUP)
     share = other.share()
-    times = (
-        [f"{min(seconds):.2f}", f"{np.median(seconds):.2f}", f"{max(seconds):.2f}"] if seconds else ["-"] * 3
-    )
+    seconds = np.diff(ended)
+    later = f"{np.median(seconds[1:]):.2f}" if len(seconds) > 1 else "-"
     busy = f"{os.getloadavg()[0]:.1f}"
-    return [str(sites), gathered, *times, "\n".join(spent), busy, "-" if share is None else f"{share:.0%}"]
+    times = [f"{first:.1f}", f"{setup:.2f}", f"{seconds[0]:.1f}", later]
+    return [str(sites), *times, "\n".join(spent), busy, "-" if share is None else f"{share:.0%}"]
 
 
-def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, features: int) -> None:
+SETUP = ("seed", "begin", "members", "sealed")
+"""What a letter is about that makes keys."""
+
+
+def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, features: int, plain: bool) -> None:
     """Be these sites, in one process, until it is ended."""
-    require_flower()
+    require_network()
+    roster = {site.name: site.pem for site in registered(keys).values()}
+    verify = None if plain else verifier({name: load_pem_public_key(pem) for name, pem in roster.items()})
     threads = []
     for number in numbers:
         connection = Connection(address, keys.authority, keys.client_key(f"site-{number}"))
-        node = FleetNode(site(number, rows, features), connection)
+        node = SiteNode(site(number, rows, features, keys, verify), connection)
         threads.append(threading.Thread(target=node.serve, daemon=True))
         threads[-1].start()
     for thread in threads:
@@ -149,30 +199,40 @@ def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, featur
 
 @click.command()
 @click.option(
-    "--sites", default="20,50,100,200", show_default=True, help="Numbers of sites, one after the other."
+    "--sites", default="20,50,100,200,1000", show_default=True, help="Numbers of sites, one after the other."
 )
 @click.option("--processes", default=4, show_default=True, help="Processes that the sites are in.")
 @click.option("--exchanges", default=3, show_default=True, help="Exchanges to measure.")
 @click.option("--rows", default=100, show_default=True, help="Rows of a site.")
 @click.option("--features", default=64, show_default=True)
+@click.option("--plain", is_flag=True, help="No secure sums.")
 @click.option("--at", help="Be sites of the server at this address.", hidden=True)
 @click.option("--keys", hidden=True)
 def main(
-    sites: str, processes: int, exchanges: int, rows: int, features: int, at: str | None, keys: str | None
+    sites: str,
+    processes: int,
+    exchanges: int,
+    rows: int,
+    features: int,
+    plain: bool,
+    at: str | None,
+    keys: str | None,
 ) -> None:
     """Seconds per exchange and memory of each process with many sites on this machine."""
     numbers = [int(word) for word in sites.split(",")]
     if at is not None and keys is not None:
-        be_sites(numbers, at, Keys(keys), rows, features)
+        be_sites(numbers, at, Keys(keys), rows, features, plain)
         return
-    table = Table(title=f"AFL, {features} features, TLS and keys", title_justify="left")
-    for column in ("sites", "gathered", "least s", "median s", "most s"):
+    how = "plain sums" if plain else "secure sums, checked questions"
+    title = f"DeepAFL of {exchanges} exchanges, {features} features, {how}"
+    table = Table(title=title, title_justify="left")
+    for column in ("sites", "setup s", "setup MB a site", "first s", "next s"):
         table.add_column(column, justify="right")
-    table.add_column("largest memory; processor time an exchange")
+    table.add_column("largest memory; processor time")
     table.add_column("load", justify="right")
     table.add_column("others", justify="right")
     for number in numbers:
-        table.add_row(*measure(number, processes, exchanges, rows, features))
+        table.add_row(*measure(number, processes, exchanges, rows, features, plain))
     Console(width=120, highlight=False).print(table)
 
 

@@ -16,18 +16,16 @@ from benchmarks.fashion_mnist import ALPHA, CLIENTS, pixel_rows
 from benchmarks.machine import progress
 from fedsolve.container import with_prefix
 from fedsolve.federation.messages import Term, Total
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import FedAvg, alignment
 from fedsolve.gradient.group import ClientGroup
 from fedsolve.gradient.server_state import ServerState, Weights
-from fedsolve.registry import Info, register
+from fedsolve.registry import register
 
 WITHIN = 0.01
 
 
-@register(
-    Info("fedavg-sketched", "FedAvg, sketches beside whole updates", "none", "rounds", "both", "weights")
-)
+@register("fedavg-sketched", up="both")
 @dataclass(frozen=True, kw_only=True)
 class FedAvgSketched(FedAvg):
     """FedAvg with feedback alignment by whole updates, whose clients send sketches too."""
@@ -92,7 +90,7 @@ def measure(
         "layers": len(run.layers),
         "sketch": sketch,
         "entries": sum(sizes.values()),
-        "sent": sum(alignment.sent_lengths(sizes, sketch)),
+        "sent": alignment._spans(sizes, sketch)[-1].stop,
         "largest_error": max(errors),
         "same_layer": {choice: sum(found) / rounds for choice, found in same.items()},
         "right": {choice: sum(found) / rounds for choice, found in right.items()},

@@ -23,7 +23,7 @@ import numpy as np
 
 import fedsolve as fs
 from benchmarks.machine import progress
-from fedsolve.federation.method import exchanges
+from fedsolve.federation.recipe import exchanges
 from fedsolve.gradient import FedAvg
 from fedsolve.gradient.networks import build_network
 from fedsolve.threads import usable_cores

@@ -33,7 +33,7 @@ from sklearn.svm import SVC
 
 import fedsolve as fs
 from benchmarks.machine import progress
-from fedsolve.container import Array
+from fedsolve.arrays import Array
 
 SPLITS = 20
 TEST_SHARE = 0.25
@@ -114,7 +114,8 @@ Task = tuple[str, int, str]
 
 
 def measured(task: Task) -> dict[str, Any]:
-    """Test accuracy of one fit, and the seconds of processor time it took."""
+    """Test accuracy of one fit, the seconds of processor time it took, and the bytes that a client sent and
+    was sent."""
     table, split, method = task
     features, labels = TABLES[table]()
     parts = train_test_split(features, labels, test_size=TEST_SHARE, stratify=labels, random_state=split)
@@ -124,7 +125,11 @@ def measured(task: Task) -> dict[str, Any]:
         estimator = METHODS[method]().fit(parts[0], parts[2])
     seconds = time.process_time() - started
     found = {"table": table, "split": split, "method": method}
-    return {**found, "accuracy": float(estimator.score(parts[1], parts[3])), "seconds": round(seconds, 3)}
+    model = getattr(estimator, "model", getattr(estimator, "model_", None))
+    history = () if model is None else model.history
+    travelled = sum(record.bytes_up + record.bytes_down for record in history)
+    score = float(estimator.score(parts[1], parts[3]))
+    return {**found, "accuracy": score, "seconds": round(seconds, 3), "bytes": travelled}
 
 
 def all_measured(tasks: list[Task], jobs: int, limit: float | None) -> Iterator[dict[str, Any]]:
@@ -219,7 +224,7 @@ def show(
     found: dict[Task, dict[str, Any]], tables: tuple[str, ...], methods: tuple[str, ...], splits: list[int]
 ) -> None:
     """The table of means, in percent, with the standard error of the mean and seconds per fit."""
-    title = f"mean of {len(splits)} splits (± standard error; s of processor time per fit)"
+    title = f"mean of {len(splits)} splits (± standard error; s of processor time, bytes up and down per fit)"
     page = Table("test accuracy, %", *methods, title=title)
     scores = np.array(
         [[[100 * found[t, split, m]["accuracy"] for split in splits] for m in methods] for t in tables]
@@ -228,7 +233,9 @@ def show(
         cells = []
         for method, own in zip(methods, row, strict=True):
             seconds = np.mean([found[table, split, method]["seconds"] for split in splits])
-            cells.append(f"{own.mean():.2f} ± {_error(own):.2f} ({seconds:.2f})")
+            megabytes = np.mean([found[table, split, method].get("bytes", 0) for split in splits]) / 1e6
+            told = f"{seconds:.2f}, {megabytes:.2f} MB" if megabytes else f"{seconds:.2f}"
+            cells.append(f"{own.mean():.2f} ± {_error(own):.2f} ({told})")
         page.add_row(table, *cells)
     page.add_section()
     # Of the mean over tables of one split, since the splits are what was drawn.

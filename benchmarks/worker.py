@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import fedsolve as fs
 from benchmarks import transcription
 from benchmarks.machine import OtherWork, peak_memory, resident_memory
-from fedsolve.federation.history import totals
+from fedsolve.federation.card import totals
 from fedsolve.threads import usable_cores
 
 Array = NDArray[Any]
