@@ -26,6 +26,7 @@ from fedsolve.privacy.ring import RingVector, decode, encode
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.signatures import signer, verifier
 from fedsolve.privacy.unmasking import Server
+from fedsolve.privacy.witness import WordSum
 
 MOST_SUMMED = 50
 """With more clients only one client's part is timed: in one process all of them would take minutes."""
@@ -121,7 +122,7 @@ def ring_rates(mebibytes: int = 16, repeats: int = 5) -> dict[str, float]:
     for name, exponents in (("one limb", {("x", numbers.shape): 40}), ("two limbs", {})):
         layout = Layout.of(term, exponents)
         vector = encode(term, layout, 20)
-        total = vector.copy()
+        total = WordSum.zeros(layout.wide, layout.narrow)
         rates[f"adding, {name}"] = vector.nbytes / _best(lambda t=total, v=vector: t.add(v), repeats)
         rates[f"encoding, {name}"] = vector.nbytes / _best(
             lambda layout=layout: encode(term, layout, 20), repeats

@@ -294,7 +294,8 @@ class Model(ABC):
                     f"in the order of training ({self.features} of them)."
                 )
             values = encode(self.schema, values)
-        features: Array = values if isinstance(values, np.ndarray) else np.asarray(values)
+        # In one layout: a product with another one may differ in its last digit.
+        features: Array = np.ascontiguousarray(values)
         if features.ndim != 2 or features.shape[1] != self.features:
             raise DataError(
                 f"this model takes rows of {self.features} features; got an array of shape {features.shape}."

@@ -36,7 +36,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             if hasattr(shown, "_repr_html_"):
                 assert shown._repr_html_().startswith("<table>")
     if path.stem == "hospital-tables":
-        assert scope["rounds"] == 21
+        assert scope["rounds"] == 17
 
 
 def test_objects_show_themselves(digits: Dataset) -> None:

@@ -585,8 +585,8 @@ def check_resume(method: Any, data: tuple[Any, Any, Any], folder: Any, after: in
     assert [r.cohort for r in resumed.history] == [r.cohort for r in expected.history]
     for left, right in zip(fresh.participants, whole.participants, strict=True):
         run = method.start(whole.describe()).chain.digests[1]
-        assert (newest(left.states, run) is None) == (newest(right.states, run) is None)
-        assert same_bits(newest(left.states, run) or {}, newest(right.states, run) or {})
+        assert (newest(left.memory.states, run) is None) == (newest(right.memory.states, run) is None)
+        assert same_bits(newest(left.memory.states, run) or {}, newest(right.memory.states, run) or {})
     assert (folder / "run.clients").exists() == method.stateful
 
 

@@ -43,7 +43,7 @@ def test_few_rows_are_found_and_noise_hides_them():
     assert of(found, "plain", "membership AUC").harm
     assert of(found, "plain", "epsilon above").value > 1.5
     assert of(found, "private", "epsilon above").value < 1.0
-    noisy = audit(*site(600, 60), fs.AFL(), fs.Private("afl", epsilon=8.0), sites=1)
+    noisy = audit(*site(600, 60), fs.AFL(), fs.Private("afl", epsilon=1.0), sites=1)
     assert of(noisy, "private", "membership AUC").value < of(noisy, "plain", "membership AUC").value - 0.1
     assert not of(found, "private", "noise").harm
 
