@@ -67,8 +67,6 @@ def _verifier(keys: Keys) -> Any:
 
 
 class WithdrawOptions(KeyFolderOptions):
-    """Who leaves, and whom."""
-
     site: str = required(argument=True, metavar="SITE")
     cohort: tuple[str, ...] = option((), "Another site of the training; once for each.", metavar="SITE")
     out: str | None = option(None, "Where it is written.", metavar="FILE", none="SITE.withdrawal")
@@ -87,8 +85,6 @@ def withdraw(options: WithdrawOptions, output: Output) -> None:
 
 
 class AcceptOptions(KeyFolderOptions):
-    """Whose ledger."""
-
     paper: str = required(argument=True, metavar="WITHDRAWAL")
     ledger: str = required("The ledger of this site, in its folder.", metavar="DIR")
 
@@ -107,8 +103,6 @@ def accept(options: AcceptOptions, output: Output) -> None:
 
 
 class MakeOptions(KeyFolderOptions):
-    """The two models."""
-
     paper: str | None = option(None, "Of the site that left.", flag="--withdrawal", metavar="FILE")
     before: str = required("The model with the site.", metavar="MODEL")
     after: str = required("The model without it.", metavar="MODEL")
@@ -129,8 +123,6 @@ def make(options: MakeOptions, output: Output) -> None:
 
 
 class SignOptions(KeyFolderOptions):
-    """Who signs."""
-
     paper: str = required(argument=True, metavar="CERTIFICATE")
     name: str = required("The site that signs.", metavar="SITE")
     model: str = required("The model that this site was given.", metavar="MODEL")
@@ -152,8 +144,6 @@ def sign(options: SignOptions, output: Output) -> None:
 
 
 class VerifyOptions(KeyFolderOptions):
-    """What is checked."""
-
     paper: str = required(argument=True, metavar="CERTIFICATE")
     model: str | None = option(None, "Also that it is of this model.", metavar="MODEL", none="not looked at")
 

@@ -32,8 +32,6 @@ _USUAL = ("afl", "softmax", "deepafl")
 
 
 class ClientSiteOptions(DeviceOptions, SiteOptions):
-    """The server, and how this site works for it."""
-
     title = SITE
     server: str = required("The server's address.", metavar="HOST:PORT", group=_NET)
     insecure: bool = option(False, "No TLS and no authentication: for trials on one machine.", group=_NET)

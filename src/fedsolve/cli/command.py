@@ -103,11 +103,9 @@ class Command(Explained):
         self.write_examples(formatter)
 
     def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
-        """Whether the help page has this option."""
         return isinstance(param, click.Option)
 
     def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """The options of the help page under the titles of their groups."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -168,7 +166,6 @@ class ExamplesGroup(Explained, click.Group):
 
 
 def config_table(path: str, command: str) -> dict[str, Any]:
-    """The table of a command in a TOML file."""
     document = read_toml(path)
     table = document.get(command, {})
     if not isinstance(table, dict) or not table:

@@ -36,8 +36,6 @@ _SIGNS = {
 
 
 class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions):
-    """What this machine is in a federation, and what it has."""
-
     title = READING
     server: str | None = option(None, "A site: where its server is.", metavar="HOST:PORT", group=_ROLE)
     name: str | None = option(None, "A site: its name, which is its key's.", metavar="NAME", group=_ROLE)

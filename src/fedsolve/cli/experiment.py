@@ -46,16 +46,12 @@ def experiment() -> None:
 
 
 class RunFolderOptions(Options):
-    """Which experiment files, and where their runs are."""
-
     title = "Where things are"
     files: tuple[str, ...] = option((), argument=True, metavar="[FILE...]")
     runs: str = option("runs", "Folder of all runs, one each.", metavar="DIR")
 
 
 class ExperimentOptions(TrackerOptions, WatchOptions, StoreOptions, DatasetOptions, RunFolderOptions):
-    """What of the files is run."""
-
     title = "What runs"
     files: tuple[str, ...] = required(argument=True, metavar="FILE...")
     dataset: tuple[str, ...] = option((), "Only these datasets of the files.", metavar="NAME")
@@ -65,8 +61,6 @@ class ExperimentOptions(TrackerOptions, WatchOptions, StoreOptions, DatasetOptio
 
 
 class TablesOptions(Options):
-    """Which runs, and how their tables are written."""
-
     title = LAST
     runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
     style: Literal["markdown", "latex"] = option("markdown", "How tables are written.", flag="--format")
@@ -300,8 +294,6 @@ def _show_checks(page: Console, checks: Mapping[str, Sequence[Check]]) -> None:
 
 
 class ReportOptions(Options):
-    """Which runs, and where their page goes."""
-
     title = LAST
     runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
     out: str = option("report.html", "The HTML file to write.", metavar="FILE")
@@ -311,8 +303,6 @@ class ReportOptions(Options):
 
 
 class FigureOptions(Options):
-    """Which runs, and where their figures go."""
-
     title = LAST
     runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
     out: str = option("figures", "Folder for the files.", metavar="DIR")

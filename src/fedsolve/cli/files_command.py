@@ -39,8 +39,6 @@ def files() -> None:
 
 
 class AskOptions(RunOptions):
-    """The answers that came, and the run that they belong to."""
-
     title = "The run"
     answers: tuple[str, ...] = option((), argument=True, metavar="[ANSWER.fst]...")
     state: str = option("fedsolve-files")
@@ -144,8 +142,6 @@ def _waiting_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 class AnswerOptions(SiteOptions):
-    """The request, and where the answer goes."""
-
     title = SITE
     request_file: str = required(argument=True, metavar="REQUEST.fsq")
     out: str | None = option(None, "The answer.", metavar="FILE", none="NAME.fst")
@@ -210,7 +206,6 @@ def _answer(site: AnswerOptions, rows: SiteDataOptions, output: Output, out: Pat
 
 
 def _asks(note: dict[str, Any]) -> str:
-    """What a request is about, in words."""
     if note.get("ask") == "describe":
         return "what this site has"
     if note.get("ask") == "letter":

@@ -21,8 +21,6 @@ from fedsolve.statistics.results import StatisticModel
 
 
 class InfoOptions(ModelOptions):
-    """How the card is written."""
-
     markdown: bool = option(False, "Print Markdown: the model card.", group=LAST)
     out: str | None = option(None, "Write the Markdown to a file.", metavar="FILE", none="stdout", group=LAST)
 
@@ -68,8 +66,6 @@ def _show(page: Console, told: dict[str, Any]) -> None:
 
 
 class ExportOptions(ModelOptions):
-    """What is written."""
-
     title = "Export"
     target: str = required("The ONNX file to write.", flag="--onnx", metavar="FILE")
     precision: str = option(

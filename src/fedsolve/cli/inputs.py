@@ -30,8 +30,6 @@ READING = "Reading the data"
 
 
 class DialectOptions(Options):
-    """How a csv file is spelled."""
-
     title = READING
     delimiter: str = option(
         "auto", "csv: what separates cells; 'tab', or 'auto' to guess.", metavar="CHAR", more=True
@@ -45,7 +43,6 @@ class DialectOptions(Options):
     encoding: str = option("utf-8", "csv: of its text.", metavar="NAME", more=True)
 
     def dialect(self) -> Dialect:
-        """The same as the reader of tables takes it."""
         return Dialect(
             delimiter=self.delimiter,
             decimal=self.decimal,
@@ -55,8 +52,6 @@ class DialectOptions(Options):
 
 
 class TableOptions(DialectOptions):
-    """How to read a file of rows."""
-
     features_key: str | None = option(
         None,
         "npz: array of features.",
@@ -90,8 +85,6 @@ class TableOptions(DialectOptions):
 
 
 class RowOptions(StoreOptions, DatasetOptions, TableOptions):
-    """How to read rows: of a table, or of a dataset by the backbone that makes features of its images."""
-
     title = READING
     backbone: str | None = option(
         None, "Makes features of images.", metavar="B", none=f"the model's, or {DEFAULT_BACKBONE}"
@@ -153,8 +146,6 @@ class Division:
 
 
 class ClientOptions(Options):
-    """A partition by its parameters, or the column that names owners."""
-
     title = "Who owns which rows"
     clients: int = option(20, "How many clients.")
     partition: str = option("iid", f"{', '.join(KINDS)}.", choices=tuple(KINDS), metavar="KIND")

@@ -48,8 +48,6 @@ class _KeysCommand(Command):
 
 
 class KeyFolderOptions(Options):
-    """The folder of keys."""
-
     title = _FILES
     keys: str | None = option(
         None, "Folder made by 'fedsolve keys'.", metavar="DIR", none="FEDSOLVE_KEYS, else keys"
@@ -57,13 +55,10 @@ class KeyFolderOptions(Options):
 
     @property
     def key_folder(self) -> Keys:
-        """The folder of keys: as named, else by the environment."""
         return Keys(self.keys or os.environ.get("FEDSOLVE_KEYS") or "keys")
 
 
 class ServerKeyOptions(KeyFolderOptions):
-    """The server's certificate."""
-
     days: int = option(
         certificates.SERVER_DAYS,
         "Days for which the server's certificate is valid.",
@@ -82,14 +77,10 @@ class ServerKeyOptions(KeyFolderOptions):
 
 
 class NewServerOptions(ServerKeyOptions):
-    """The same where there is none yet."""
-
     hosts: tuple[str, ...] = required()
 
 
 class SiteNameOptions(KeyFolderOptions):
-    """Which site."""
-
     name: str = required(argument=True)
 
 
@@ -155,8 +146,6 @@ def client(options: SiteNameOptions, output: Output) -> None:
 
 
 class RegisterOptions(KeyFolderOptions):
-    """The keys of sites to let in."""
-
     files: tuple[str, ...] = required(argument=True, metavar="NAME.pub...")
     name: str | None = option(None, "Name of the site.", metavar="NAME", none="as in the file")
 
@@ -193,8 +182,6 @@ def remove(options: SiteNameOptions, output: Output) -> None:
 
 
 class RosterOptions(KeyFolderOptions):
-    """The sites to know, and those to forget."""
-
     files: tuple[str, ...] = option((), argument=True, metavar="[NAME.pub...]")
     gone: tuple[str, ...] = option((), "Take this site off.", flag="--remove", metavar="NAME")
 

@@ -108,7 +108,6 @@ def _report(problem: BaseException, as_json: bool, debug: bool) -> int:
 
 
 def _verdict(problem: BaseException) -> tuple[str, int, str]:
-    """Kind, exit code and message of an error."""
     message = one_line(str(problem))
     if isinstance(problem, Interrupted):
         return "interrupted", 130, message

@@ -50,7 +50,6 @@ def method_keys() -> list[str]:
 
 
 def method_keys_of(gradient: bool) -> list[str]:
-    """Keys of the methods of one family."""
     return [key for key in method_keys() if is_gradient(key) == gradient]
 
 
@@ -138,7 +137,6 @@ def groups(key: str) -> dict[str, list[Description]]:
 
 
 def own_title(key: str) -> str:
-    """The title over a method's own parameters."""
     return f"Parameters of {key} ({registry.info(key).paper})"
 
 

@@ -12,8 +12,6 @@ from fedsolve.registry import allowing
 
 
 class AllowOptions(Options):
-    """Code from outside that somebody else may name to have it run."""
-
     networks: tuple[str, ...] = option(
         (),
         "Function package.module:function that may be imported and called to make a network of that name. "
@@ -33,8 +31,6 @@ class AllowOptions(Options):
 
 
 class DeviceOptions(Options):
-    """Where to compute."""
-
     device: str = option(
         "cpu",
         "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.",
@@ -44,8 +40,6 @@ class DeviceOptions(Options):
 
 
 class ModelOptions(AllowOptions):
-    """Which model."""
-
     title = "Model"
     model: str = required(argument=True)
 
@@ -63,7 +57,6 @@ class ModelOptions(AllowOptions):
         return model
 
     def classifier(self) -> tuple[Model, Array]:
-        """The model of the file, and its classes."""
         model = self.predictor()
         if model.classes is None:
             raise DataError(f"{self.model} is a regression model; this command is for classifiers.")

@@ -98,7 +98,6 @@ class Options:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def source(self, name: str) -> Source:
-        """Where the value of this option came from."""
         return self.sources.get(name, Source.DEFAULT)
 
     def given(self, *names: str) -> list[str]:
@@ -242,7 +241,6 @@ def _shown_fields(cls: type[Options]) -> list[Field[Any]]:
 
 
 def source_of(ctx: click.Context, name: str) -> Source:
-    """Where a command line has the value of an option from."""
     found = ctx.get_parameter_source(name)
     return Source.DEFAULT if found is None else _SOURCES.get(found, Source.DEFAULT)
 

@@ -151,7 +151,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 
 def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
-    """Print names and values in two columns."""
     page.print(fact_grid(lines))
 
 
@@ -169,7 +168,6 @@ def fact_grid(lines: Sequence[tuple[str, str]]) -> Table:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole file in one step."""
     from fedsolve import container
 
     container.write_atomically(path, text.encode())

@@ -22,8 +22,6 @@ _SITE = "The site"
 
 
 class PersonaliseOptions(UseOptions):
-    """The site, and what it kept."""
-
     data: str = required(argument=True)
     out: str = required("The site's own model; mode 0600.", metavar="FILE", group=_SITE)
     name: str | None = option(
@@ -88,7 +86,6 @@ def personalise(options: PersonaliseOptions, reading: RowOptions, output: Output
 
 
 def _site(options: PersonaliseOptions) -> tuple[str, Path | None]:
-    """The site's name, and where it keeps its states."""
     if options.state is None:
         return options.name or "a site that joins", None
     if options.name is None:

@@ -43,8 +43,6 @@ from fedsolve.tables.preparation import far_outside
 
 
 class UseOptions(ModelOptions):
-    """A model that is used on rows."""
-
     device: str | None = option(
         None,
         "Where to compute: cpu, cuda, cuda:1, or auto for a GPU where there is one.",
@@ -68,12 +66,9 @@ class UseOptions(ModelOptions):
 
 
 class DepthOptions(UseOptions):
-    """A model that may be read at an earlier layer."""
-
     layers: int | None = option(None, "Stop after this many blocks of a deep model.", none="all")
 
     def depth(self, model: Model) -> dict[str, Any]:
-        """What the predictions of a model take for it."""
         if self.layers is None:
             return {}
         if not isinstance(model, StagedModel):
@@ -86,8 +81,6 @@ _PREDICTIONS = "Predictions"
 
 
 class PredictOptions(DepthOptions):
-    """Which rows, and what is written of them."""
-
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
     out: str | None = option(
         None, "Where to write the csv.", metavar="FILE", none="stdout", group=_PREDICTIONS
@@ -184,8 +177,6 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
 
 
 class EvaluateOptions(DepthOptions):
-    """Which rows, and what is measured."""
-
     data: str = required(argument=True)
     staged: bool = option(False, "Accuracy after 0, 1, ..., T blocks instead.")
     by: str | None = option(
@@ -210,7 +201,6 @@ class EvaluateOptions(DepthOptions):
     )
 
     def check(self) -> None:
-        """Refuse options that exclude each other."""
         if self.column and not self.importance:
             raise click.UsageError("--column says whose --importance; add that")
         if self.staged and self.layers is not None:

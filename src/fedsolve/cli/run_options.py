@@ -21,8 +21,6 @@ _SITES = "The sites"
 
 
 class RunOptions(KeyFolderOptions, MethodOptions):
-    """A run over sites: the method, what sites have in common, and what may be seen of them."""
-
     title = "The run"
     insecure: bool = False
     missing: Literal["wait", "continue", "error"] = "wait"
@@ -89,7 +87,6 @@ class RunOptions(KeyFolderOptions, MethodOptions):
         return None if note is None else Schema.from_note(note)
 
     def class_names(self) -> list[Any] | None:
-        """The classes that --classes or the schema name."""
         named = named_classes(self.classes)
         if self.kind == "regression" and named is not None:
             raise DataError("--classes are of a classification; leave them out of a regression.")

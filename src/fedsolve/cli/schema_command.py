@@ -25,8 +25,6 @@ from fedsolve.tables.schema_file import to_toml, write_schema
 
 
 class SchemaOptions(DatasetOptions, DialectOptions):
-    """Which rows, and what is known about them."""
-
     title = READING
     file: str = required(argument=True, metavar="DATA")
     out: str | None = option(

@@ -50,8 +50,6 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
 
 
 class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
-    """Where sites connect, whom to wait for, and how the run is followed."""
-
     title = "The run"
     listen: str = option(
         f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", metavar="HOST:PORT", group=_NET
@@ -117,7 +115,6 @@ class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
 
     @property
     def authority(self) -> Path | None:
-        """The folder of keys; None where none are used."""
         if self.engine == "flower":
             return None
         if not self.insecure:
@@ -243,7 +240,6 @@ def _run(
 
 
 def _score(engine: Federation, model: Model) -> dict[str, float]:
-    """Accuracy, or R², on the sites' rows."""
     from fedsolve.scoring.evaluation import evaluate
 
     return {"r2" if model.classes is None else "accuracy": evaluate(engine, model)}
@@ -353,7 +349,6 @@ def secured(options: RunOptions, held: Any, lasting: bool = False) -> Any:
 
 
 def _said_of_checks(options: ServerOptions) -> str:
-    """Whether sites check what this server asks."""
     from fedsolve.privacy.notes import least_verified, signatures_needed
 
     clients, least = options.clients, least_verified(options.colluders)
@@ -420,7 +415,6 @@ def _interrupt(*_: object) -> None:
 
 
 def run_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """What people see of a complete run."""
     lines = [
         ("method", told["method"]),
         *(("chosen", f"{one['method']}, of {len(told['tried'])}") for one in told["tried"] if one["chosen"]),

@@ -44,8 +44,6 @@ _UNCHECKED = "It answers what nobody has checked, too (its policy: verified = fa
 
 
 class SiteOptions(KeyFolderOptions, AllowOptions):
-    """Who this site is, what it agrees to, and what of it may be seen."""
-
     title = SITE
     insecure: bool = False
     plain: bool = option(False, "No secure sums: let the server see this site's own sums.")
@@ -74,13 +72,10 @@ class SiteOptions(KeyFolderOptions, AllowOptions):
 
     @property
     def folder(self) -> Path:
-        """Where this site keeps its state."""
         return Path(self.state or f"fedsolve-client-{self.name}")
 
 
 class SiteDataOptions(RowOptions):
-    """Where this site's rows are, and how to read them."""
-
     title = "This site's data"
     data: str = required("File or address, as for 'train'.", metavar="DATA")
     backbone: str | None = option(None, "What turns images into features.", none=DEFAULT_BACKBONE)
@@ -254,7 +249,6 @@ class Diary:
             stream.write(json.dumps(line) + "\n")
 
     def sent(self, sent: Sent) -> None:
-        """Enter what a secure sum sends."""
         from fedsolve.network.answering import Event
 
         request = sent.request

@@ -31,8 +31,6 @@ _AWAY = 30.0
 
 
 class StatusOptions(Options):
-    """Which run, and how often to look."""
-
     where: str = option("fedsolve-server", argument=True, metavar="[FOLDER|PORT]")
     once: bool = option(False, "Show the state once and exit.")
     every: float = option(1.0, "Time between two updates.", metavar="SECONDS", least=0.2, most=3600)
@@ -82,7 +80,6 @@ def _follow(where: str, document: dict[str, Any], every: float) -> dict[str, Any
 
 
 def _look(where: str) -> dict[str, Any]:
-    """The state of the run now, from its folder or its page."""
     return _from_page(int(where)) if where.isdecimal() else _from_folder(Path(where))
 
 
@@ -109,7 +106,6 @@ def _from_page(port: int) -> dict[str, Any]:
 
 
 def drawn(document: Mapping[str, Any]) -> RenderableType:
-    """The state of the run, for a terminal."""
     return Group(*_parts(document))
 
 

@@ -53,13 +53,10 @@ if TYPE_CHECKING:
 
 
 def is_personal(key: str) -> bool:
-    """Whether a method gives every client a model of its own."""
     return issubclass(registry.method_class(key), (APFL, PersonalMethod))
 
 
 class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
-    """What is trained, on what, and where it goes."""
-
     title = "Training"
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
     out: str | None = option(None, "Where to save the model (.safetensors).", metavar="FILE")

@@ -112,7 +112,6 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
 
 
 def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the page says of the clients' own models."""
     lines = []
     if told["local_accuracy"] is not None:
         shared, own = (told["local_accuracy"][name] for name in ("shared", "personal"))
@@ -136,7 +135,6 @@ def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was trained by gradient, and how it ended."""
     parameters = told["parameters"]
     drift = "" if told["drift"] is None else f", drift {told['drift']:.4g}"
     loss = "" if told["loss"] is None else f", local loss {told['loss']:.4f} in the last"

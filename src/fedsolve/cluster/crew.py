@@ -181,7 +181,6 @@ class Crew:
             getattr(actor, method).remote(*words)
 
     def pids(self) -> list[int]:
-        """The processes of the workers; those that were lost too often have none."""
         found = self._each("pid", dict.fromkeys(range(len(self._actors)), ()))
         return [pid for pid in found.values() if not isinstance(pid, WorkerLost)]
 
@@ -316,7 +315,6 @@ class Crew:
         self._generations[worker] += 1
 
     def close(self) -> None:
-        """End the workers, and the connection where it was made here."""
         if not self._ray.is_initialized():
             return
         for actor in getattr(self, "_actors", ()):

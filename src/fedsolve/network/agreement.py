@@ -66,12 +66,15 @@ class Agreement:
         """The class list as it is sent to sites; None while it is not known."""
         return labels_note(self._declared)
 
+    def asking(self, ask: str, **about: Any) -> Note:
+        """The note of a message that sites answer with their rows: the classes and columns of the run."""
+        digest = None if self.columns is None else str(self.columns["digest"])
+        return {**self.note(ask), **about, "classes": self.classes_note(), "columns": digest}
+
     def schema_note(self) -> Any:
-        """The schema as sites are told it."""
         return None if self.schema is None else self.schema.to_note()
 
     def take(self, name: str, note: Note) -> None:
-        """Keep how a site describes itself."""
         self._described[name] = note
 
     def forget(self, name: str) -> None:
@@ -110,10 +113,6 @@ class Agreement:
             return None
         labels = {note["label"] for note in named}
         return {**named[0], "label": labels.pop() if len(labels) == 1 else None}
-
-    def columns_digest(self) -> str | None:
-        """The digest of the columns that were settled, as sites are told it."""
-        return None if self.columns is None else str(self.columns["digest"])
 
     def unnamed(self) -> list[str]:
         """Sites without names of columns where others have them: nobody can compare theirs."""

@@ -42,7 +42,6 @@ class Doorway(socket.socket):
 
     @classmethod
     def at(cls, host: str, port: int) -> Doorway:
-        """Listening at this address."""
         family, _, _, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -73,7 +72,6 @@ class Doorway(socket.socket):
         self._strangers.pop(peer, None)
 
     def gone(self, visitor: _Visitor) -> None:
-        """A connection is closed."""
         entry = self._strangers.get(visitor.peer)
         if entry is not None and entry[1] is visitor:
             del self._strangers[visitor.peer]

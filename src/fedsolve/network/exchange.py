@@ -14,7 +14,6 @@ from fedsolve.federation.cohort import Answer, CohortReport, Missing, RunningSum
 from fedsolve.federation.encoding import encode_request, read_term
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.network.link import Reply
-from fedsolve.network.parcels import Note
 from fedsolve.network.questions import TRIES, Questions, Talk, check_reply
 
 
@@ -40,9 +39,7 @@ class Exchange:
 
     def _send(self, names: Sequence[str]) -> list[str]:
         request = self._requests[names[0]]  # several are asked together at the start only, all the same
-        agreed = self._agreement
-        note = agreed.note("answer") | {"exchange": request.exchange, "classes": agreed.classes_note()}
-        note["columns"] = agreed.columns_digest()
+        note = self._agreement.asking("answer", exchange=request.exchange)
         return self._roster.send(names, note, encode_request(request))
 
     def answer(self, name: str, sums: RunningSum) -> Answer:
@@ -86,14 +83,8 @@ def _read(name: str, reply: Reply, request: Request, run: str, sums: RunningSum)
 
 def _term(name: str, reply: Reply, request: Request, run: str) -> Term | Needs:
     """The term of a reply to this very request; anything else is refused by name."""
-    wanted: Note = {
-        "name": name,
-        "run": run,
-        "exchange": request.exchange,
-        "kind": request.kind,
-        "digest": request.digest,
-    }
-    check_reply(name, reply, wanted)
+    about = {"exchange": request.exchange, "kind": request.kind, "digest": request.digest}
+    check_reply(name, reply, {"name": name, "run": run, **about})
     if reply.payload is None:
         raise TermError(f"'{name}' answered without a term.")
     answer = read_term(reply.payload)
@@ -115,9 +106,7 @@ class Letters:
         self._questions.ask(list(letters))
 
     def _send(self, names: Sequence[str]) -> list[str]:
-        agreed = self._agreement
-        note = agreed.note("letter") | {"channel": self._channel, "classes": agreed.classes_note()}
-        note["columns"] = agreed.columns_digest()
+        note = self._agreement.asking("letter", channel=self._channel)
         alike: dict[int, list[str]] = {}
         for name in names:
             alike.setdefault(id(self._letters[name]), []).append(name)

@@ -73,7 +73,6 @@ class Envelope:
         return container.to_bytes(arrays, {**about, "signature": signature.hex()}, sealed=True)
 
     def signed_by(self, key: Any, signature: str) -> bool:
-        """Whether the holder of this public key signed it."""
         try:
             text = _TAG + container.to_bytes(*self._parts())
             key.verify(bytes.fromhex(signature), text, ec.ECDSA(hashes.SHA256()))

@@ -101,7 +101,6 @@ class Gate:
         self._logged: dict[str, float] = {}
 
     def app(self) -> Starlette:
-        """The gate as an ASGI application."""
         from starlette.applications import Starlette
         from starlette.routing import Route
 
@@ -209,7 +208,6 @@ class Gate:
         return await self._about(request, caller)
 
     async def _pull(self, request: Request, caller: Caller) -> Response:
-        """The next message, when there is one."""
         from starlette.requests import ClientDisconnect
         from starlette.responses import Response as Plain
         from starlette.responses import StreamingResponse
@@ -253,7 +251,6 @@ class Gate:
         return StreamingResponse(pieces(), headers=headers)
 
     async def _answer(self, request: Request, caller: Caller) -> Response:
-        """Take an answer and write it to disk."""
         hole = self.mailbox.hole(caller)
         post = self.mailbox.wanted(hole, request.path_params["message"])
         try:
@@ -369,7 +366,6 @@ def _sender(request: Request) -> str:
 
 
 async def whole(request: Request) -> bytes:
-    """A small body."""
     declared_size(request.headers, _SMALL)
     return b"".join([piece async for piece in _in_time(request)])
 

@@ -99,13 +99,11 @@ class GateClient:
         return message, note, payload
 
     def answer(self, message: str, parcel: Parcel) -> None:
-        """Bring the answer to a message."""
         pieces = (bytes(piece) for piece in parcel.pieces())
         size = {"content-length": str(len(parcel))}
         _refused(self._http.post(f"{ANSWER}{message}", content=pieces, headers=size))
 
     def leave(self) -> None:
-        """Say that this site goes, if it came."""
         if self._came:
             _refused(self._http.post(LEAVE, timeout=5.0))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.backends.devices import resolve
@@ -28,9 +28,6 @@ from fedsolve.network.roster import Roster
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema
 from fedsolve.watching.board import SiteStanding
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["CohortReport", "NetworkFederation", "Policy"]
 
@@ -270,7 +267,6 @@ class NetworkFederation(Federation):
         self._report(report)
 
     def tell_all(self, message: str, over: bool = False) -> None:
-        """Show the people at every node a message; `over` says that the run has ended."""
         self._roster.tell_all(message, over, self._grace)
 
     def _tell_once(self, text: str) -> None:

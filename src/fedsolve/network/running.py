@@ -47,8 +47,6 @@ _AFRESH = "Put a copy of it back, or start afresh with another state folder."
 
 
 class State:
-    """The state folder of one run."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.reports: list[dict[str, Any]] = []

@@ -163,7 +163,6 @@ def begin_log(path: Path, style: Style = "text") -> BinaryIO:
 
 
 def last_line(path: Path) -> str:
-    """The last line that the newest process wrote to its log."""
     try:
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:

@@ -146,7 +146,6 @@ class Board(Follower):
         self._enter(phase="gathering", secure=secure)
 
     def entitle(self, title: str) -> None:
-        """Set another title, such as that of the next experiment."""
         self._enter(title=title)
 
     def sites_from(self, standings: Callable[[], Sequence[SiteStanding]]) -> None:
@@ -154,7 +153,6 @@ class Board(Follower):
         self._standings = standings
 
     def note(self, text: str) -> None:
-        """A remark, as the terminal shows it."""
         with self._lock:
             self._notes.append((time.time(), text))
 
@@ -259,7 +257,6 @@ class Board(Follower):
     # -- what it gives -----------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """The state of the run as JSON values."""
         standings = [vars(one) for one in self._standings()]
         with self._lock:
             under_way = self._state["under_way"]

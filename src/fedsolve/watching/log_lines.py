@@ -39,7 +39,6 @@ def line(
     fields: Mapping[str, Any] | None = None,
     at: float | None = None,
 ) -> str:
-    """One line, without its end."""
     at = time.time() if at is None else at
     clock = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(at))}.{int(at % 1 * 1000):03d}Z"
     message = plain(message)

@@ -62,7 +62,6 @@ class StatusServer:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def close(self) -> None:
-        """Stop, once open pages have had time to load the final state."""
         if time.monotonic() - self._server.looked < _LOOKED:
             time.sleep(_LINGER)
         self._server.shutdown()
@@ -95,7 +94,6 @@ class StatusPage(Board):
         return self._server.address
 
     def close(self) -> None:
-        """End the page."""
         self._server.close()
         super().close()
 
@@ -115,8 +113,6 @@ class _Listener(ThreadingHTTPServer):
 
 
 class _Answers(BaseHTTPRequestHandler):
-    """One call."""
-
     server: _Listener
     server_version, sys_version = "fedsolve", ""
     timeout = 10

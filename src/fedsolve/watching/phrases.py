@@ -38,7 +38,6 @@ def silent(document: Mapping[str, Any], now: float | None = None) -> float | Non
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """How far the run is, in a few words."""
     phase = document["phase"]
     if (cells := document["cells"]) is not None and phase == "running":
         return f"cell {min(cells['done'] + 1, cells['total'])} of {cells['total']}"
@@ -51,7 +50,6 @@ def headline(document: Mapping[str, Any]) -> str:
 
 
 def doing(document: Mapping[str, Any]) -> str:
-    """The exchange that is under way."""
     under = document["under_way"]
     if under is None:
         return ""
@@ -59,7 +57,6 @@ def doing(document: Mapping[str, Any]) -> str:
 
 
 def site_words(site: Mapping[str, Any]) -> str:
-    """The state of a site."""
     if site["state"] == "missing":
         return f"missing: {site['why']}"
     if site["state"] == "answered":
@@ -98,7 +95,6 @@ def tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[str]:
-    """Warnings that must be seen."""
     if (age := silent(document, now)) is not None:
         yield (
             f"No sign of life for {duration(age)}: the process that wrote this ({document['process']}) has "

@@ -18,7 +18,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 312, 20, 110  # of a curve, in a drawing of 32
 
 
 def html_status(document: Mapping[str, Any]) -> str:
-    """The page of a document of a `Board`."""
     cells, phase = document["cells"], document["phase"]
     heading = document["title"] or document["method"] or "fedsolve"
     eyebrow = [f"fedsolve {document['fedsolve']}", document["what"]]
