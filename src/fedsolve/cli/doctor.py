@@ -28,11 +28,7 @@ from fedsolve.tables.schema_file import read_schema
 from fedsolve.tables.table_file import ColumnLayout, parts, read_table
 
 _ROLE = "What this machine is"
-_SIGNS = {
-    "ok": "[green]ok[/green]",
-    "warning": "[yellow]warning[/yellow]",
-    "failed": "[red]failed[/red]",
-}
+_SIGNS = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "failed": "[red]failed[/red]"}
 
 
 class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions):
@@ -41,11 +37,7 @@ class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions
     name: str | None = option(None, "A site: its name, which is its key's.", metavar="NAME", group=_ROLE)
     listen: str | None = option(None, "The server: where it listens.", metavar="HOST:PORT", group=_ROLE)
     hosts: tuple[str, ...] = option(
-        (),
-        "The server: a name that sites use for it. May be repeated.",
-        flag="--host",
-        metavar="HOST",
-        group=_ROLE,
+        (), "The server: a name of it. May be repeated.", flag="--host", metavar="HOST", group=_ROLE
     )
     insecure: bool = option(False, "A federation without TLS and keys.", group=_ROLE)
     state: str | None = option(None, "The server: its folder of state.", metavar="DIR", group=_ROLE)

@@ -44,11 +44,7 @@ class AskOptions(RunOptions):
     state: str = option("fedsolve-files")
 
 
-@command(
-    group=files,
-    cls=MethodCommand,
-    config=True,
-)
+@command(group=files, cls=MethodCommand, config=True)
 def ask(options: AskOptions, output: Output) -> None:
     """Train over sites without a network: messages are files, carried by mail, a shared folder or a stick.
 

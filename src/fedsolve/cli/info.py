@@ -69,18 +69,13 @@ class ExportOptions(ModelOptions):
     title = "Export"
     target: str = required("The ONNX file to write.", flag="--onnx", metavar="FILE")
     precision: str = option(
-        PRECISIONS[0],
-        "Of the matrix of features, of wide layers and of what comes out.",
-        choices=PRECISIONS,
+        PRECISIONS[0], "Of the matrix of features, of wide layers and of what comes out.", choices=PRECISIONS
     )
     images: bool = option(
         False, "Join the model's backbone (onnx:FILE, efficientnet-lite0, pixels:SIZE): pixels go in."
     )
     backbone: str | None = option(
-        None,
-        "With --images, the backbone where its files lie elsewhere now.",
-        metavar="ADDRESS",
-        none="the model's",
+        None, "With --images, the backbone if its files have moved.", metavar="ADDRESS", none="the model's"
     )
 
 

@@ -44,36 +44,22 @@ class DialectOptions(Options):
 
     def dialect(self) -> Dialect:
         return Dialect(
-            delimiter=self.delimiter,
-            decimal=self.decimal,
-            thousands=self.thousands,
-            encoding=self.encoding,
+            delimiter=self.delimiter, decimal=self.decimal, thousands=self.thousands, encoding=self.encoding
         )
 
 
 class TableOptions(DialectOptions):
     features_key: str | None = option(
-        None,
-        "npz: array of features.",
-        metavar="KEY",
-        none="x_train or x_test, else x, X, features or data",
-        more=True,
+        None, "npz: the features.", metavar="KEY", none="x_train, x_test, x, X, features, data", more=True
     )
     labels_key: str | None = option(
-        None,
-        "npz: array of labels.",
-        metavar="KEY",
-        none="y_train or y_test, else y, Y, labels, label or target",
-        more=True,
+        None, "npz: labels.", metavar="KEY", none="y_train, y_test, y, Y, labels, label, target", more=True
     )
     label: str | None = option(
         None, "Label column.", metavar="NAME|INDEX", none="label, target, class, y, or the last"
     )
     drop: tuple[str, ...] = option(
-        (),
-        "csv, parquet: column to leave out, such as a row number. May be repeated.",
-        metavar="NAME|INDEX",
-        more=True,
+        (), "csv, parquet: column to leave out. May be repeated.", metavar="NAME|INDEX", more=True
     )
     header: bool = option(True, "csv: whether line 1 has names.", more=True)
 
@@ -157,10 +143,7 @@ class ClientOptions(Options):
     min_size: int = option(0, "The fewest rows a client may have.", more=True)
     partition_seed: int = option(0, "Seed of the partition.", more=True)
     client: str | None = option(
-        None,
-        "Column or array that names each row's owner.",
-        flag="--client-column",
-        metavar="NAME",
+        None, "Column or array that names each row's owner.", flag="--client-column", metavar="NAME"
     )
 
     def division(self, data: Sequence[str], schema: Schema | None) -> Division:

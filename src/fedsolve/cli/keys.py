@@ -227,11 +227,7 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     sites = list(security.registered(held).values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
     known = list(security.known_sites(held).values())
-    document = _server_facts(held) | {
-        "sites": _listed(sites),
-        "keys": _listed(own),
-        "roster": _listed(known),
-    }
+    document = _server_facts(held) | {"sites": _listed(sites), "keys": _listed(own), "roster": _listed(known)}
 
     def show(page: Console) -> None:
         facts(page, _server_lines(held))

@@ -63,10 +63,7 @@ class MethodOptions(Options):
     title = "Training"
     method: str = option(DEFAULT_METHOD, f"{', '.join(_KEYS)}, ...", metavar="NAME")
     preset: Literal["paper"] | None = option(
-        None,
-        "paper: the paper's settings.",
-        metavar="paper",
-        none="chosen on rows held out, unless some are given",
+        None, "paper: the paper's settings.", metavar="paper", none="chosen on rows held out"
     )
     calibrate: bool | None = option(
         None,
@@ -76,11 +73,7 @@ class MethodOptions(Options):
         more=True,
     )
     class_weight: Literal["balanced"] | None = option(
-        None,
-        "balanced: rare classes count as much as frequent ones.",
-        metavar="HOW",
-        none="by rows",
-        more=True,
+        None, "balanced: rare classes count like frequent ones.", metavar="HOW", none="by rows", more=True
     )
 
     def chosen(self, output: Output) -> Method[Any]:

@@ -32,10 +32,7 @@ class AllowOptions(Options):
 
 class DeviceOptions(Options):
     device: str = option(
-        "cpu",
-        "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.",
-        metavar="NAME",
-        more=True,
+        "cpu", "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.", metavar="NAME", more=True
     )
 
 

@@ -28,10 +28,7 @@ class PersonaliseOptions(UseOptions):
         None, "The site's name in the run.", metavar="NAME", none="it joins now", group=_SITE
     )
     state: str | None = option(
-        None,
-        "State folder of 'fedsolve client', where the site kept its part of the run.",
-        metavar="DIR",
-        group=_SITE,
+        None, "State folder of 'fedsolve client', with its part of the run.", metavar="DIR", group=_SITE
     )
     growing: bool = option(
         False, "apfl: keep the sums in the file, so that rows can be added to it in Python.", group=_SITE

@@ -44,10 +44,7 @@ from fedsolve.tables.preparation import far_outside
 
 class UseOptions(ModelOptions):
     device: str | None = option(
-        None,
-        "Where to compute: cpu, cuda, cuda:1, or auto for a GPU where there is one.",
-        metavar="NAME",
-        none="cpu",
+        None, "Where to compute: cpu, cuda, cuda:1, or auto.", metavar="NAME", none="cpu"
     )
     part: TrainOrTest | None = option(
         None, "npz with x_train and x_test: which rows.", none="test", group=READING
@@ -89,7 +86,7 @@ class PredictOptions(DepthOptions):
     probabilities: bool = option(False, "Add one probability column per class.", group=_PREDICTIONS)
     keep: tuple[str, ...] = option(
         (),
-        "Column to write beside the label. May be repeated.",
+        "Column to write too. May be repeated.",
         metavar="NAME",
         none="the schema's identifiers",
         group=_PREDICTIONS,

@@ -55,51 +55,26 @@ class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
         f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", metavar="HOST:PORT", group=_NET
     )
     insecure: bool = option(
-        False,
-        "No TLS, no keys: anyone who reaches the port can take part and read all.",
-        group=_NET,
+        False, "No TLS, no keys: anyone who reaches the port can take part and read all.", group=_NET
     )
     engine: Literal["mailbox", "flower"] = option(
-        "mailbox",
-        "What carries the messages: this server's own mailbox, or a Flower federation (docs: Which engine).",
-        more=True,
-        group=_NET,
+        "mailbox", "What carries the messages: our own mailbox, or Flower.", more=True, group=_NET
     )
     superlink: str | None = option(
-        None,
-        "The SuperLink of a Flower federation, as Flower's configuration calls it.",
-        metavar="NAME",
-        none="Flower's default",
-        more=True,
-        group=_NET,
+        None, "Flower: name of its SuperLink.", metavar="NAME", none="Flower's default", more=True, group=_NET
     )
     clients: int = required("Sites to wait for.", least=1, group=_SITES)
     missing: Literal["wait", "continue", "error"] = option(
-        "wait",
-        "What to do about a missing site: wait, continue without it (exact for those present), or stop.",
-        more=True,
-        group=_SITES,
+        "wait", "If a site is missing: wait, continue without it, or stop.", more=True, group=_SITES
     )
     min_clients: int = option(
         1, "Sites that must have answered an exchange.", least=1, more=True, group=_SITES
     )
     patience: float | None = option(
-        None,
-        "How long to wait for a complete answer.",
-        above=0,
-        metavar="SECONDS",
-        none="for ever",
-        more=True,
-        group=_SITES,
+        None, "Wait for an answer.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
     )
     gather: float | None = option(
-        None,
-        "How long to wait for the sites at the beginning.",
-        above=0,
-        metavar="SECONDS",
-        none="for ever",
-        more=True,
-        group=_SITES,
+        None, "Wait for all to come.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
     )
     state: str = option("fedsolve-server")
     status: int | None = option(
@@ -124,10 +99,7 @@ class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
         return None
 
 
-@command(
-    cls=MethodCommand,
-    config=True,
-)
+@command(cls=MethodCommand, config=True)
 def server(options: ServerOptions, output: LoggedOutput) -> None:
     """Train one model over sites that keep their data.
 
@@ -206,13 +178,7 @@ def _run(
         "device": options.device,
     }
     model = finished(
-        recipe,
-        held,
-        options.class_names(),
-        options.kind,
-        options.clients,
-        options.rows,
-        options.evaluate,
+        recipe, held, options.class_names(), options.kind, options.clients, options.rows, options.evaluate
     )
     if model is not None:
         board.complete()

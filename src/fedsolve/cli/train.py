@@ -67,10 +67,7 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
         None, "What the labels are: classes, or numbers.", none="as they look", more=True
     )
     personal: str | None = option(
-        None,
-        "Folder for the clients' own models, CLIENT.safetensors.",
-        metavar="DIR",
-        applies=is_personal,
+        None, "Folder for the clients' own models, CLIENT.safetensors.", metavar="DIR", applies=is_personal
     )
     workers: int | None = option(None, "Clients to compute at the same time.", none="all cores", more=True)
     engine: Literal["local", "ray"] = option(
@@ -85,11 +82,7 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
     checkpoint: str | None = option(None, "Save the state after every exchange.", metavar="FILE")
     resume: bool = option(False, "Continue from --checkpoint if that file exists.")
     evaluate_every: int | None = option(
-        None,
-        "Gradient methods: evaluate on the test rows every N rounds too.",
-        least=1,
-        metavar="N",
-        applies=is_gradient,
+        None, "Evaluate on the test rows every N rounds too.", least=1, metavar="N", applies=is_gradient
     )
     schema: str | None = option(
         None,

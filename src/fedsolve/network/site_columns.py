@@ -68,7 +68,7 @@ def strange_columns(note: Any, features: int) -> str | None:
         return f"the names of its columns are {plain(names)}."
     elif len(names) != features:
         return f"it names {len(names)} columns and has {features} features."
-    if columns_digest(names) != note["digest"]:
+    if columns_digest(names or ()) != note["digest"]:
         return "the digest of its columns is not that of their description."
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsolve import version
@@ -114,6 +114,19 @@ def measures(document: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]
         for name, value in record["measures"].items():
             found.setdefault(name, []).append((float(record["exchange"]), value))
     return found
+
+
+def exchanges(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """A table of exchanges: its heads and its rows."""
+    names = [name for name in CURVES if any(name in record["measures"] for record in records)]
+    heads = ["exchange", "kind", "step", "clients", "up", "down", "time", *map(spoken, names)]
+    rows = []
+    for record in records:
+        rows.append([str(record[name]) for name in heads[:4]])
+        rows[-1] += [size(record["bytes_up"]), size(record["bytes_down"]), f"{record['seconds']:.2f} s"]
+        found = record["measures"]
+        rows[-1] += [measure_words(name, found[name]) if name in found else "" for name in names]
+    return heads, rows
 
 
 def measure_words(name: str, value: float) -> str:
