@@ -62,11 +62,7 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
         *(_network_lines(told) if "weights" in told else ()),
         ("exchanges", f"{told['exchanges']}{twice}"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
-        *(
-            [("sums", "secret: clients' answers were masked, only totals were opened")]
-            if told["secure"]
-            else []
-        ),
+        *[("sums", "secret: clients' answers were masked, only totals were opened")] * told["secure"],
         ("seconds", f"{told['seconds']:.2f}"),
         (of_what, f"{shown(accuracy['train'])} on the clients' training rows"),
     ]
@@ -76,23 +72,15 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
         lines.append(("", f"{shown(accuracy['test'])} on {told['test_rows']:,} test rows"))
     if told["calibration"] is not None:
         seen = told["calibration"]["metrics"]
-        lines.append(
-            (
-                "probabilities",
-                f"calibrated on {told['calibration']['held_out_rows']:,} rows held out "
-                f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})",
-            )
-        )
+        reached = f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})"
+        calibrated = f"calibrated on {told['calibration']['held_out_rows']:,} rows held out"
+        lines.append(("probabilities", f"{calibrated} {reached}"))
     if told["intervals"] is not None:
         seen = told["intervals"]
-        reach = ", ".join(f"{far:.4g}" for far in seen["reach"])
-        lines.append(
-            (
-                "predictions",
-                f"± {reach} hold 95 % of {seen['held_out_rows']:,} rows held out (mean absolute error "
-                f"{seen['metrics']['mae']:.4g}, root mean squared {seen['metrics']['rmse']:.4g})",
-            )
-        )
+        reach, errors = ", ".join(f"{far:.4g}" for far in seen["reach"]), seen["metrics"]
+        reached = f"(mean absolute error {errors['mae']:.4g}, root mean squared {errors['rmse']:.4g})"
+        held = f"± {reach} hold 95 % of {seen['held_out_rows']:,} rows held out"
+        lines.append(("predictions", f"{held} {reached}"))
     if not told["predicts"]:
         lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
     if told.get("final_accuracy") is not None:
@@ -116,13 +104,8 @@ def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
     if told["local_accuracy"] is not None:
         shared, own = (told["local_accuracy"][name] for name in ("shared", "personal"))
         shared_words = "" if shared is None else f", shared model {percent(shared['mean'])}"
-        lines.append(
-            (
-                "personal",
-                f"{percent(own['mean'])} mean local accuracy{shared_words} (test rows dealt like each "
-                "client's own)",
-            )
-        )
+        reached = f"{percent(own['mean'])} mean local accuracy{shared_words}"
+        lines.append(("personal", f"{reached} (test rows dealt like each client's own)"))
     if told["balances"] is not None:
         low, middle, high = np.quantile(list(told["balances"].values()), (0.0, 0.5, 1.0))
         lines.append(("balance", f"{middle:.2f} ({low:.2f} to {high:.2f} over the clients)"))

@@ -104,22 +104,17 @@ class Board(Follower):
             "what": what,
             "title": title,
             "phase": "starting",
-            "why": "",
             "process": os.getpid(),
             "starts": 1 + _earlier_starts(path),
             "started": time.time(),
-            "method": "",
-            "name": "",
-            "secure": None,
             "clients": 0,
             "expected_sites": sites,
-            "exchanges": 0,
-            "done": 0,
-            "under_way": None,
             "bytes": {"up": 0, "down": 0, "catch_up": 0},
             "scores": {},
-            "cells": None,
         }
+        self._state |= dict.fromkeys(("why", "method", "name"), "")
+        self._state |= dict.fromkeys(("secure", "under_way", "cells"))
+        self._state |= dict.fromkeys(("exchanges", "done"), 0)
         self._records = KeptRecords()
         self._finished_cells: deque[dict[str, Any]] = deque(maxlen=_CELLS)
         self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
@@ -163,18 +158,9 @@ class Board(Follower):
 
     def started(self, training: Training) -> None:
         with self._lock:
-            self._enter(
-                phase="running",
-                why="",
-                method=training.method,
-                name=training.name,
-                clients=len(training.clients),
-                exchanges=training.expected,
-                done=0,
-                under_way=None,
-                bytes=dict.fromkeys(self._state["bytes"], 0),
-                scores={},
-            )
+            self._enter(phase="running", why="", method=training.method, name=training.name)
+            self._enter(clients=len(training.clients), exchanges=training.expected, done=0, under_way=None)
+            self._enter(bytes=dict.fromkeys(self._state["bytes"], 0), scores={})
             self._records = KeptRecords()
             self._pace.clear()
             for record in training.history:
@@ -183,13 +169,8 @@ class Board(Follower):
 
     def asked(self, request: Request, expected: int) -> None:
         number = request.exchange + 1
-        under_way = {
-            "number": number,
-            "kind": request.kind,
-            "step": request.step,
-            "asked": len(request.cohort),
-            "since": time.time(),
-        }
+        under_way: dict[str, Any] = {"number": number, "kind": request.kind, "step": request.step}
+        under_way |= {"asked": len(request.cohort), "since": time.time()}
         self._enter(exchanges=max(expected, number), under_way=under_way)
         self._news.set()
 
@@ -205,19 +186,10 @@ class Board(Follower):
     def _record(self, record: Record) -> None:
         measures = {**record.metrics, "risk": record.risk, "accuracy": record.accuracy}
         number, sums = record.exchange + 1, self._state["bytes"]
-        self._records.enter(
-            {
-                "exchange": number,
-                "kind": record.kind,
-                "step": record.step,
-                "seconds": record.seconds,
-                "bytes_up": record.bytes_up,
-                "bytes_down": record.bytes_down,
-                "clients": len(record.cohort),
-                "missing": len(record.missing),
-                "measures": _numbers(measures),
-            }
-        )
+        copied = ("kind", "step", "seconds", "bytes_up", "bytes_down")
+        entry = {"exchange": number, **{name: getattr(record, name) for name in copied}}
+        entry |= {"clients": len(record.cohort), "missing": len(record.missing)}
+        self._records.enter(entry | {"measures": _numbers(measures)})
         more = {"up": record.bytes_up, "down": record.bytes_down, "catch_up": record.catch_up_bytes}
         self._enter(done=number, bytes={name: sums[name] + count for name, count in more.items()})
         if "epsilon" in record.metrics:  # what all noisy answers so far have cost
