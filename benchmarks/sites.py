@@ -9,6 +9,7 @@ site, the largest memory of every kind of process, and the processor time that e
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -148,8 +149,10 @@ def processor(pids: Sequence[int]) -> float:
     return total
 
 
-def measure(sites: int, processes: int, exchanges: int, rows: int, features: int, plain: bool) -> list[str]:
-    """A line of the table."""
+def measure(
+    sites: int, processes: int, exchanges: int, rows: int, features: int, plain: bool
+) -> dict[str, Any]:
+    """What a run of so many sites takes."""
     other = OtherWork()
     with federation(sites, processes, rows, features, plain) as engine:
         engine.describe()
@@ -163,19 +166,39 @@ def measure(sites: int, processes: int, exchanges: int, rows: int, features: int
             recipe = whole.seeded(recipe, whole.describe())
         recipe.fit(whole, follow=[lambda record, expected: ended.append(time.perf_counter())])
         took = {kind: processor(pids) for kind, pids in there.items()}
-        spent = [f"{k} {memory(pids):.0f} MB, {took[k] - before[k]:.1f} s" for k, pids in there.items()]
+        spent = {
+            kind: {"MB": round(memory(pids)), "processor_s": round(took[kind] - before[kind], 1)}
+            for kind, pids in there.items()
+        }
         for kind in sorted(engine.down):
             down, up = (part[kind] / sites / 1e6 for part in (engine.down, engine.up))
             told = f"{kind}: {down:.3f} MB down, {up:.3f} up for a site, {engine.seconds[kind]:.1f} s"
             click.echo(f"  {told}", err=True)
         setup = sum((engine.down + engine.up)[kind] for kind in SETUP) / sites / 1e6
         first = sum(engine.seconds[kind] for kind in SETUP)
-    share = other.share()
     seconds = np.diff(ended)
-    later = f"{np.median(seconds[1:]):.2f}" if len(seconds) > 1 else "-"
-    busy = f"{os.getloadavg()[0]:.1f}"
-    times = [f"{first:.1f}", f"{setup:.2f}", f"{seconds[0]:.1f}", later]
-    return [str(sites), *times, "\n".join(spent), busy, "-" if share is None else f"{share:.0%}"]
+    return {
+        "sites": sites,
+        "exchanges": exchanges,
+        "secure": not plain,
+        "setup_s": first,
+        "setup_MB_a_site": setup,
+        "first_s": float(seconds[0]),
+        "next_s": float(np.median(seconds[1:])) if len(seconds) > 1 else None,
+        "processes": spent,
+        "load": os.getloadavg()[0],
+        "others": other.share(),
+    }
+
+
+def line(found: Mapping[str, Any]) -> list[str]:
+    """The same as a line of the table."""
+    spent = [f"{kind} {each['MB']} MB, {each['processor_s']} s" for kind, each in found["processes"].items()]
+    later, share = found["next_s"], found["others"]
+    times = [f"{found['setup_s']:.1f}", f"{found['setup_MB_a_site']:.2f}", f"{found['first_s']:.1f}"]
+    times.append("-" if later is None else f"{later:.2f}")
+    busy = [f"{found['load']:.1f}", "-" if share is None else f"{share:.0%}"]
+    return [str(found["sites"]), *times, "\n".join(spent), *busy]
 
 
 SETUP = ("seed", "begin", "members", "sealed")
@@ -206,6 +229,7 @@ def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, featur
 @click.option("--rows", default=100, show_default=True, help="Rows of a site.")
 @click.option("--features", default=64, show_default=True)
 @click.option("--plain", is_flag=True, help="No secure sums.")
+@click.option("--out", type=Path, help="Keep measurements here too; those of other numbers of sites stay.")
 @click.option("--at", help="Be sites of the server at this address.", hidden=True)
 @click.option("--keys", hidden=True)
 def main(
@@ -215,6 +239,7 @@ def main(
     rows: int,
     features: int,
     plain: bool,
+    out: Path | None,
     at: str | None,
     keys: str | None,
 ) -> None:
@@ -231,8 +256,13 @@ def main(
     table.add_column("largest memory; processor time")
     table.add_column("load", justify="right")
     table.add_column("others", justify="right")
+    kept = json.loads(out.read_text()) if out is not None and out.exists() else []
     for number in numbers:
-        table.add_row(*measure(number, processes, exchanges, rows, features, plain))
+        found = measure(number, processes, exchanges, rows, features, plain)
+        table.add_row(*line(found))
+        kept = [one for one in kept if (one["sites"], one["secure"]) != (number, not plain)] + [found]
+        if out is not None:
+            out.write_text(json.dumps(sorted(kept, key=lambda one: one["sites"]), indent=1) + "\n")
     Console(width=120, highlight=False).print(table)
 
 

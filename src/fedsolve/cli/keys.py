@@ -96,8 +96,7 @@ def init(options: NewServerOptions, output: Output) -> None:
     """
     held = options.key_folder
     certificates.create_authority(held, options.hosts, options.days)
-    advice = "Send ca.crt to every site; compare its fingerprint by telephone."
-    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
+    _tell_server(output, held, "Send ca.crt to every site; compare its fingerprint by telephone.")
 
 
 @command(group=keys, cls=_KeysCommand)
@@ -113,8 +112,7 @@ def renew(options: ServerKeyOptions, output: Output) -> None:
     """
     held = options.key_folder
     certificates.renew_server(held, options.hosts, options.days)
-    advice = "Start the server again; sites need nothing new."
-    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
+    _tell_server(output, held, "Start the server again; sites need nothing new.")
 
 
 @command(group=keys, cls=_KeysCommand)
@@ -130,19 +128,14 @@ def client(options: SiteNameOptions, output: Output) -> None:
     held, name = options.key_folder, options.name
     site = security.create_client(held, name)
     public = held.client_public_key(name)
-    document = {
-        "site": name,
-        "private_key": held.client_key(name),
-        "public_key": public,
-        "fingerprint": site.fingerprint,
-    }
+    document = {"site": name, "private_key": held.client_key(name), "public_key": public}
     lines = [
         ("site", name),
         ("private key", f"{held.client_key(name)} (stays here)"),
         ("public key", f"{public} (for the server: fedsolve keys register {public.name})"),
         ("fingerprint", site.fingerprint),
     ]
-    output.result(document, lines)
+    output.result(document | {"fingerprint": site.fingerprint}, lines)
 
 
 class RegisterOptions(KeyFolderOptions):
@@ -246,6 +239,10 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
             page.print(_sites_table("known site", known))
 
     output.result(document, show)
+
+
+def _tell_server(output: Output, held: Keys, advice: str) -> None:
+    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
 
 
 def _listed(sites: Sequence[Site]) -> list[dict[str, str]]:

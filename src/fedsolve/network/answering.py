@@ -205,15 +205,10 @@ class Answerer:
         self._check_lists(note)
         schema = self._site_data.schema
         labels = self._data.labels
-        description: Note = {
-            "name": self.name,
-            "version": __version__,
-            "features": self._data.width,
-            "classes": None,
-            "targets": 1 if labels.ndim == 1 else int(labels.shape[1]),
-            "columns": self._columns,
-            "schema": None if schema is None else schema.digest,
-        }
+        description: Note = {"name": self.name, "version": __version__, "features": self._data.width}
+        description |= {"classes": None, "columns": self._columns}
+        description["targets"] = 1 if labels.ndim == 1 else int(labels.shape[1])
+        description["schema"] = None if schema is None else schema.digest
         if note.get("task") == "regression":
             if labels.dtype.kind not in "fiub":
                 raise Declined(f"'{self.name}' has targets of type {labels.dtype}; regression needs numbers.")
@@ -258,37 +253,23 @@ class Answerer:
         try:
             self._answer_with(labels_like(self._site_data.own_labels(), asked))
         except DataError as problem:
-            raise Declined(
-                str(problem),
-                f"'{self.name}' has a label that is not one of the {len(asked)} classes; its own output says "
-                "which.",
-            ) from problem
+            told = f"'{self.name}' has a label that is not one of the {len(asked)} classes"
+            raise Declined(str(problem), f"{told}; its own output says which.") from problem
 
     def _check_schema(self, asked: Any) -> None:
         """Refuse a server that says otherwise than this site what a row is."""
         own = self._site_data.schema
+        same = "Give all sites and the server the same file (--schema), or none."
         if asked is None and own is not None:
-            raise Declined(
-                f"'{self.name}' reads its rows by a schema, and the server has none. Start the server with "
-                "the same file (--schema), or leave it out here.",
-                barred=True,
-            )
+            told = f"'{self.name}' reads its rows by a schema, and the server has none. {same}"
+            raise Declined(told, barred=True)
         if asked is not None and own is None:
-            raise Declined(
-                f"the server has a schema, and '{self.name}' reads its rows without one. Start it with the "
-                "server's file: --schema schema.toml.",
-                barred=True,
-            )
-        if asked is not None and own is not None:
-            differences = own.differences(Schema.from_note(asked))
-            if differences:
-                told = f"the schema of '{self.name}' is not the server's"
-                remedy = "Give all sites and the server the same file."
-                raise Declined(
-                    f"{told}: {'; '.join(differences)}. {remedy}",
-                    f"{told}; its own output says in what they differ. {remedy}",
-                    barred=True,
-                )
+            told = f"the server has a schema, and '{self.name}' reads its rows without one. {same}"
+            raise Declined(told, barred=True)
+        if asked is not None and own is not None and (apart := own.differences(Schema.from_note(asked))):
+            told = f"the schema of '{self.name}' is not the server's"
+            hidden = f"{told}; its own output says in what they differ. {same}"
+            raise Declined(f"{told}: {'; '.join(apart)}. {same}", hidden, barred=True)
 
     def _check_columns(self, digest: Any) -> None:
         """Refuse a run of other columns: since it was asked, this site may have started with another file."""
@@ -323,18 +304,9 @@ class Answerer:
         else:
             answer.check_finite(f"'{self.name}'")
             text = f"answered {request.kind}, step {request.step}"
-        self._tell(
-            Event(
-                "answered",
-                text,
-                request.exchange,
-                request.kind,
-                len(payload),
-                len(encoded),
-                time.perf_counter() - started,
-                () if isinstance(answer, Needs) else tuple(sorted(answer.arrays)),
-            )
-        )
+        arrays = () if isinstance(answer, Needs) else tuple(sorted(answer.arrays))
+        spent = len(payload), len(encoded), time.perf_counter() - started, arrays
+        self._tell(Event("answered", text, request.exchange, request.kind, *spent))
         about = {"name": self.name, "kind": request.kind, "digest": request.digest}
         return {**about, "empty": len(self._participant) == 0}, encoded
 
@@ -368,11 +340,8 @@ class Answerer:
         if self._kept is None or chain.digest == self._remembered:
             return
         self._remembered = chain.digest
-        arrays = {
-            f"{index}.{name}": array
-            for index, block in enumerate(chain.blocks)
-            for name, array in block.arrays.items()
-        }
+        blocks = enumerate(chain.blocks)
+        arrays = {f"{index}.{name}": array for index, each in blocks for name, array in each.arrays.items()}
         note = {"blocks": [dict(block.note) for block in chain.blocks]}
         container.write_atomically(self._kept, container.to_bytes(arrays, note, sealed=True))
 

@@ -37,7 +37,7 @@ class Doorway(socket.socket):
     def __init__(self, family: int = socket.AF_INET) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self.turned_away: Counter[str] = Counter()
-        self.refused: Callable[[str], None] = lambda host: None
+        self.refused: Callable[[str], object] = lambda host: None
         self._strangers: dict[Peer, tuple[float, _Visitor]] = {}
 
     @classmethod

@@ -96,7 +96,8 @@ class Gate:
         self._door = door
         self._register = None if keys is None else Register(keys)
         if door is not None and keys is not None:
-            door.refused = self._refused_stranger
+            unknown = "it did not show the certificate of a registered site"
+            door.refused = lambda host: self._once(f"refused {host}: {unknown}", sender=host)
         self._connections: dict[str, dict[Any, asyncio.Transport]] = {}
         self._logged: dict[str, float] = {}
 
@@ -152,9 +153,6 @@ class Gate:
     def disconnected(self, connection: Any) -> None:
         for mine in self._connections.values():
             mine.pop(connection, None)
-
-    def _refused_stranger(self, host: str) -> None:
-        self._once(f"refused {host}: it did not show the certificate of a registered site", sender=host)
 
     def _known(self, place: Any) -> None:
         if self._door is not None and place is not None:
@@ -285,14 +283,9 @@ class Gate:
     def _refuse(self, request: Request, refusal: Refusal) -> Response:
         path = ascii(request.url.path[:80])[1:-1]
         # By sender and reason: a sender chooses its paths, and could fill the disk with them.
-        sender = _sender(request)
-        self._once(
-            f"refused {sender} {request.method} {path}: {refusal}",
-            f"{sender} {refusal.reason}",
-            sender=sender,
-            path=path,
-            status=refusal.status,
-        )
+        sender = request.client.host if request.client else "?"
+        text, topic = f"refused {sender} {request.method} {path}: {refusal}", f"{sender} {refusal.reason}"
+        self._once(text, topic, sender=sender, path=path, status=refusal.status)
         # The rest of a refused body is not read, so the connection cannot be used again.
         document = {"code": refusal.status, "reason": refusal.reason, "detail": str(refusal)}
         return _json(document, refusal.status, {"connection": "close"})
@@ -359,10 +352,6 @@ def _json(document: dict[str, Any], status: int = 200, headers: dict[str, str] |
     from starlette.responses import JSONResponse
 
     return JSONResponse(document, status, headers)
-
-
-def _sender(request: Request) -> str:
-    return request.client.host if request.client else "?"
 
 
 async def whole(request: Request) -> bytes:
