@@ -49,11 +49,7 @@ def method_keys() -> list[str]:
     return sorted((info.key for info in registry.methods()), key=lambda key: (is_gradient(key), key))
 
 
-def method_keys_of(gradient: bool) -> list[str]:
-    return [key for key in method_keys() if is_gradient(key) == gradient]
-
-
-_KEYS = [key for key in method_keys_of(gradient=False) if key not in (PRIVATE, "release")]
+_KEYS = [key for key in method_keys() if not is_gradient(key) and key not in (PRIVATE, "release")]
 """Named on the short help page; those with noise have options and commands of their own."""
 
 

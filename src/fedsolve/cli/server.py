@@ -145,9 +145,8 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
                 heard = dataclasses.replace(output, heard=board.note)
                 document = _run(options, heard, recipe, state, keys, board, tracked)
     except KeyboardInterrupt as stop:
-        raise Interrupted(
-            f"interrupted; {state} holds the last exchange. Run the same command to go on."
-        ) from stop
+        told = f"interrupted; {state} holds the last exchange. Run the same command to go on."
+        raise Interrupted(told) from stop
     document["seconds"] = time.perf_counter() - started
     output.result(document, run_lines(document))
     for doubt in document["warnings"]:
@@ -218,10 +217,8 @@ def _linked(options: ServerOptions, output: Output, state: Path, keys: Path | No
 
     if options.engine == "flower":
         if (link := click.get_current_context().obj) is None:
-            raise CohortError(
-                f"the run did not end; {state / 'server.log'} and Flower's own logs say why. Run the same "
-                "command to go on."
-            )
+            told = f"the run did not end; {state / 'server.log'} and Flower's own logs say why."
+            raise CohortError(f"{told} Run the same command to go on.")
         yield link
         return
     with serving(state, options.listen, keys, output.note, output.log) as link:

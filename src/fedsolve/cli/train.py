@@ -175,10 +175,9 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     if described is None and (described := reader.proposed(files, options.task)) is not None:
         if method.preparation == "public":
             raise click.UsageError(
-                f"{', '.join(files[:3])}: no plain table of numbers, and a schema that is read off the rows "
-                "(categories, references, scales) is not covered by --epsilon. Write one from what is known "
-                "about the columns, or let 'fedsolve schema' propose one from rows that are no secret, and "
-                "give it as --schema."
+                f"{', '.join(files[:3])}: no plain table of numbers, and a schema read off the rows is "
+                "not covered by --epsilon. Write one from what is known about the columns, or let 'fedsolve "
+                "schema' propose one from rows that are no secret, and give it as --schema."
             )
         output.note(f"{', '.join(files[:3])}: no plain table of numbers. Without --schema, the columns are")
         for line in summary(described):
@@ -368,7 +367,5 @@ def _test_rows(
 
 def _stopped(checkpoint: str | None) -> str:
     if checkpoint is not None and os.path.exists(checkpoint):
-        return (
-            f"interrupted; {checkpoint} holds the last exchange. Run the same command with --resume to go on."
-        )
+        return f"interrupted; {checkpoint} holds the last exchange. Go on by the same command with --resume."
     return "interrupted; nothing was saved. With --checkpoint FILE a run can be continued."

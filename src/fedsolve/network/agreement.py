@@ -167,7 +167,8 @@ class Agreement:
                 known = [labels for labels in lists if labels is not None]
                 if lists[-1] is None:
                     raise DataError("it names none")
-                kinds = [_label_kind(labels) for labels in known]
+                spoken = {"U": "text", "S": "text", "b": "booleans"}
+                kinds = [spoken.get(labels.dtype.kind, "numbers") for labels in known]
                 if kinds[-1] != kinds[0]:
                     raise DataError(f"they are {kinds[-1]}, those of the others {kinds[0]}")
                 np.unique(np.concatenate(known))
@@ -201,10 +202,6 @@ class Agreement:
             if told.get("columns") is not None:
                 return columns_apart(name, note["columns"], f"'{other}'", told["columns"])
         return None
-
-
-def _label_kind(labels: Array) -> str:
-    return {"U": "text", "S": "text", "b": "booleans"}.get(labels.dtype.kind, "numbers")
 
 
 def unfit(name: str, note: Note) -> str | None:

@@ -232,13 +232,11 @@ class Answerer:
         if not asked and self._attend is not None:
             raise Declined(
                 f"the server wants the sums of '{self.name}' in the open, and this site answers in secure "
-                "sums only. Start the server without --plain, or, if it may see this site's sums, the client "
-                "with --plain."
+                "sums only. Start the server without --plain, or, if it may see them, this site with --plain."
             )
         if asked and self._attend is None:
-            raise Declined(
-                f"the server makes secure sums, and '{self.name}' was started with --plain. Start it without."
-            )
+            told = f"the server makes secure sums, and '{self.name}' was started with --plain."
+            raise Declined(f"{told} Start it without.")
 
     def _check_lists(self, note: Note) -> None:
         """Refuse a class list that this site did not agree to, or that lacks one of its labels."""

@@ -153,10 +153,8 @@ def verify_authority(keys: Keys) -> None:
 
 def verify_pair(keys: Keys) -> None:
     if load_certificate(keys.server_certificate).public_key() != load_key(keys.server_key).public_key():
-        raise ModelFileError(
-            f"{keys.server_key} is not the key of {keys.server_certificate}. "
-            "Make a new pair: fedsolve keys renew"
-        )
+        pair = f"{keys.server_key} is not the key of {keys.server_certificate}."
+        raise ModelFileError(f"{pair} Make a new pair: fedsolve keys renew")
 
 
 def verify_chain(keys: Keys) -> None:

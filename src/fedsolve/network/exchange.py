@@ -76,9 +76,8 @@ def _read(name: str, reply: Reply, request: Request, run: str, sums: RunningSum)
     except (TermError, Missing):
         raise
     except Exception as problem:
-        raise TermError(
-            f"the answer of '{name}' cannot be read ({type(problem).__name__}: {problem})."
-        ) from problem
+        why = f"{type(problem).__name__}: {problem}"
+        raise TermError(f"the answer of '{name}' cannot be read ({why}).") from problem
 
 
 def _term(name: str, reply: Reply, request: Request, run: str) -> Term | Needs:
@@ -89,9 +88,7 @@ def _term(name: str, reply: Reply, request: Request, run: str) -> Term | Needs:
         raise TermError(f"'{name}' answered without a term.")
     answer = read_term(reply.payload)
     if isinstance(answer, Needs) and not 0 <= answer.have < request.position:
-        raise TermError(
-            f"'{name}' asks for model blocks from {answer.have} on; there are {request.position}."
-        )
+        raise TermError(f"'{name}' asks for blocks from {answer.have} on; there are {request.position}.")
     return answer
 
 

@@ -128,11 +128,9 @@ class NetworkFederation(Federation):
                 f"({', '.join(present) or 'none'})"
             )
             if time.monotonic() > until or self.missing == "error":
-                raise CohortError(
-                    f"{len(present)} of {len(self._roster.members)} members are connected "
-                    f"({', '.join(present) or 'none'}), at least {self.min_clients} needed. "
-                    "Start them and resume."
-                )
+                there = f"{len(present)} of {len(self._roster.members)} members are connected"
+                needed = f"({', '.join(present) or 'none'}), at least {self.min_clients} needed."
+                raise CohortError(f"{there} {needed} Start them and resume.")
             time.sleep(self._interval)
             self._roster.look(0.5)
             self._roster.admit(0.0)
@@ -160,10 +158,8 @@ class NetworkFederation(Federation):
                 announced = there
                 self._tell(f"{announced} of {self.expected} clients are there")
             if time.monotonic() > until:
-                raise CohortError(
-                    f"{there} of {self.expected} clients came within {patience:g} s. "
-                    f"{self._roster.why_refused()}Start them and resume."
-                )
+                came = f"{there} of {self.expected} clients came within {patience:g} s."
+                raise CohortError(f"{came} {self._roster.why_refused()}Start them and resume.")
             time.sleep(self._interval)
         members = sorted(self._roster.members)
         if self.agreement.secure and self.agreement.only is None:
@@ -187,7 +183,8 @@ class NetworkFederation(Federation):
                 answer = under_way.answer(name, sums)
             except (Missing, TermError) as cause:
                 report.lose(name, cause)
-                if self._goes_on(cause):
+                goes_on = self.missing == "continue" or str(cause) == REMOVED
+                if goes_on and not isinstance(cause, Contradiction):
                     continue
                 self._finish(report, started)
                 raise report.stopped(name, cause) from cause
@@ -235,10 +232,6 @@ class NetworkFederation(Federation):
             else:
                 found.append(SiteStanding(name, connected, "asked", "", done, size))
         return found
-
-    def _goes_on(self, cause: Exception) -> bool:
-        """Whether an exchange goes on without a member that is missing for this reason."""
-        return not isinstance(cause, Contradiction) and (self.missing == "continue" or str(cause) == REMOVED)
 
     def _sums(self, request: Request, chain: Chain) -> RunningSum:
         """An empty sum that knows which terms fit, where that can be known in advance."""

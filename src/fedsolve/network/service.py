@@ -134,9 +134,8 @@ def _wait(process: subprocess.Popen[bytes], listen: str, log: Path) -> None:
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], 60.0)
     if not ready or not process.stdout.readline():
-        raise CohortError(
-            f"the gate does not open on {listen}: {last_line(log)} Is the port taken? (Log: {log})"
-        )
+        why = f"the gate does not open on {listen}: {last_line(log)}"
+        raise CohortError(f"{why} Is the port taken? (Log: {log})")
 
 
 def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path) -> None:

@@ -135,13 +135,10 @@ def remedy(reason: str, address: str, authority: Path | None, key: Any = None) -
             if text := clocks_apart(float(about(link)[1]["time"]) - time.time()):
                 return text
     if "expired" in words:
-        return ASK_FOR_AUTHORITY if _ended(authority) else RENEW
+        with suppress(FedsolveError):
+            if authority is not None and load_certificate(authority).not_valid_after_utc <= now():
+                return ASK_FOR_AUTHORITY
+        return RENEW
     if "not yet valid" in words:
         return SET_CLOCK
     return "Compare ca.crt's fingerprint with the server's operator; if it differs, get the right one."
-
-
-def _ended(authority: Path | None) -> bool:
-    with suppress(FedsolveError):
-        return authority is not None and load_certificate(authority).not_valid_after_utc <= now()
-    return False
