@@ -5,6 +5,10 @@ the gate. A DeepAFL of a few layers is trained as `fedsolve server` trains by de
 questions that sites check. The first exchange holds what a run begins with: the seed that all draw, the keys,
 the census of rows. Measured are its seconds and those of the exchanges after it, what travels to and from a
 site, the largest memory of every kind of process, and the processor time that each took.
+
+Every site verifies signatures of more than half of the others, so that all sites on one machine take time
+that grows with the square of their number; on machines of their own they do it at the same time. With
+--remember the sites of a process verify a signature once, for all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +96,7 @@ class CountedFederation(NetworkFederation):
 
 @contextmanager
 def federation(
-    sites: int, processes: int, rows: int, features: int, plain: bool
+    sites: int, processes: int, rows: int, features: int, plain: bool, remember: bool = False
 ) -> Iterator[CountedFederation]:
     """A server in this process, and sites in a few others."""
     with tempfile.TemporaryDirectory(prefix="fedsolve-bench-") as name, ExitStack() as stack:
@@ -102,7 +107,9 @@ def federation(
         for numbers in np.array_split(np.arange(sites), min(processes, sites)):
             words = [sys.executable, "-m", "benchmarks.sites", "--at", address, "--keys", str(keys)]
             words += ["--rows", str(rows), "--features", str(features)]
-            words += ["--sites", ",".join(map(str, numbers))] + ["--plain"] * plain
+            words += (
+                ["--sites", ",".join(map(str, numbers))] + ["--plain"] * plain + ["--remember"] * remember
+            )
             stack.enter_context(process(words, folder / "sites.log"))
         yield CountedFederation(
             link,
@@ -150,11 +157,11 @@ def processor(pids: Sequence[int]) -> float:
 
 
 def measure(
-    sites: int, processes: int, exchanges: int, rows: int, features: int, plain: bool
+    sites: int, processes: int, exchanges: int, rows: int, features: int, plain: bool, remember: bool
 ) -> dict[str, Any]:
     """What a run of so many sites takes."""
     other = OtherWork()
-    with federation(sites, processes, rows, features, plain) as engine:
+    with federation(sites, processes, rows, features, plain, remember) as engine:
         engine.describe()
         there = running()
         before = {kind: processor(pids) for kind, pids in there.items()}
@@ -181,6 +188,7 @@ def measure(
         "sites": sites,
         "exchanges": exchanges,
         "secure": not plain,
+        "remember": remember,
         "setup_s": first,
         "setup_MB_a_site": setup,
         "first_s": float(seconds[0]),
@@ -205,11 +213,15 @@ SETUP = ("seed", "begin", "members", "sealed")
 """What a letter is about that makes keys."""
 
 
-def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, features: int, plain: bool) -> None:
+def be_sites(
+    numbers: Sequence[int], address: str, keys: Keys, rows: int, features: int, plain: bool, remember: bool
+) -> None:
     """Be these sites, in one process, until it is ended."""
     require_network()
     roster = {site.name: site.pem for site in registered(keys).values()}
     verify = None if plain else verifier({name: load_pem_public_key(pem) for name, pem in roster.items()})
+    if remember and verify is not None:
+        verify = cache(verify)
     threads = []
     for number in numbers:
         connection = Connection(address, keys.authority, keys.client_key(f"site-{number}"))
@@ -229,6 +241,7 @@ def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, featur
 @click.option("--rows", default=100, show_default=True, help="Rows of a site.")
 @click.option("--features", default=64, show_default=True)
 @click.option("--plain", is_flag=True, help="No secure sums.")
+@click.option("--remember", is_flag=True, help="The sites of a process verify a signature once.")
 @click.option("--out", type=Path, help="Keep measurements here too; those of other numbers of sites stay.")
 @click.option("--at", help="Be sites of the server at this address.", hidden=True)
 @click.option("--keys", hidden=True)
@@ -239,6 +252,7 @@ def main(
     rows: int,
     features: int,
     plain: bool,
+    remember: bool,
     out: Path | None,
     at: str | None,
     keys: str | None,
@@ -246,7 +260,7 @@ def main(
     """Seconds per exchange and memory of each process with many sites on this machine."""
     numbers = [int(word) for word in sites.split(",")]
     if at is not None and keys is not None:
-        be_sites(numbers, at, Keys(keys), rows, features, plain)
+        be_sites(numbers, at, Keys(keys), rows, features, plain, remember)
         return
     how = "plain sums" if plain else "secure sums, checked questions"
     title = f"DeepAFL of {exchanges} exchanges, {features} features, {how}"
@@ -258,9 +272,10 @@ def main(
     table.add_column("others", justify="right")
     kept = json.loads(out.read_text()) if out is not None and out.exists() else []
     for number in numbers:
-        found = measure(number, processes, exchanges, rows, features, plain)
+        found = measure(number, processes, exchanges, rows, features, plain, remember)
         table.add_row(*line(found))
-        kept = [one for one in kept if (one["sites"], one["secure"]) != (number, not plain)] + [found]
+        told = number, not plain, remember
+        kept = [one for one in kept if (one["sites"], one["secure"], one["remember"]) != told] + [found]
         if out is not None:
             out.write_text(json.dumps(sorted(kept, key=lambda one: one["sites"]), indent=1) + "\n")
     Console(width=120, highlight=False).print(table)
