@@ -23,7 +23,7 @@ from fedsolve.network.exchange import Exchange, Letters
 from fedsolve.network.expected import expected_layout, largest_matrix
 from fedsolve.network.link import Link, TellsArrivals
 from fedsolve.network.parcels import LARGEST
-from fedsolve.network.questions import REMOVED, Policy, Talk, Waiting, deadline
+from fedsolve.network.questions import REMOVED, Policy, Talk, deadline
 from fedsolve.network.roster import Roster
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema
@@ -92,11 +92,8 @@ class NetworkFederation(Federation):
         self.reports: list[CohortReport] = []
         self.expected = clients
         self.given = None if classes is None else class_list(classes)
-        self._patience = patience
         self._gather = patience if gather is None else gather
         self._device = resolve(device)
-        self._grace = grace
-        self._interval = interval
         self._report = report or (lambda report: None)
         self._tell = tell or (lambda text: None)
         self._announced: set[str] = set()
@@ -105,8 +102,8 @@ class NetworkFederation(Federation):
         self._link = link
         self.agreement = Agreement(task, self.given, spec, schema, secure)
         self._roster = Roster(link, self.agreement, interval, self._tell)
-        waiting = Waiting(missing, patience, grace, interval)
-        self._talk = Talk(link, self._roster, self.agreement, waiting, self._tell_once)
+        waiting = missing, patience, grace, interval
+        self._talk = Talk(link, self._roster, self.agreement, *waiting, self._tell_once)
 
     @property
     def schema(self) -> Schema | None:
@@ -115,9 +112,9 @@ class NetworkFederation(Federation):
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the members, sorted; with "continue" those that are there now."""
-        until = deadline(self._patience)
+        until = deadline(self._talk.patience)
         self._roster.look()
-        self._roster.admit(self._interval)
+        self._roster.admit(self._talk.interval)
         while True:
             present = self._roster.present()
             chosen = present if self.missing == "continue" else sorted(self._roster.members)
@@ -131,7 +128,7 @@ class NetworkFederation(Federation):
                 there = f"{len(present)} of {len(self._roster.members)} members are connected"
                 needed = f"({', '.join(present) or 'none'}), at least {self.min_clients} needed."
                 raise CohortError(f"{there} {needed} Start them and resume.")
-            time.sleep(self._interval)
+            time.sleep(self._talk.interval)
             self._roster.look(0.5)
             self._roster.admit(0.0)
 
@@ -160,7 +157,7 @@ class NetworkFederation(Federation):
             if time.monotonic() > until:
                 came = f"{there} of {self.expected} clients came within {patience:g} s."
                 raise CohortError(f"{came} {self._roster.why_refused()}Start them and resume.")
-            time.sleep(self._interval)
+            time.sleep(self._talk.interval)
         members = sorted(self._roster.members)
         if self.agreement.secure and self.agreement.only is None:
             self.agreement.only = frozenset(members)
@@ -260,7 +257,7 @@ class NetworkFederation(Federation):
         self._report(report)
 
     def tell_all(self, message: str, over: bool = False) -> None:
-        self._roster.tell_all(message, over, self._grace)
+        self._roster.tell_all(message, over, self._talk.grace)
 
     def _tell_once(self, text: str) -> None:
         if text not in self._announced:
