@@ -69,27 +69,14 @@ class Command(Explained):
     def __init__(self, *args: Any, config: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if config:
-            self.params.append(
-                Option(
-                    ["--config"],
-                    metavar="FILE",
-                    group="Configuration",
-                    is_eager=True,
-                    expose_value=False,
-                    callback=_read_config,
-                    help="TOML file with a table of this command's options, such as [server] or [client].",
-                )
-            )
-        self.params.append(
-            Option(
-                ["--debug"],
-                group=LAST,
-                more=True,
-                is_flag=True,
-                expose_value=False,
-                help="Show the traceback of an error (also FEDSOLVE_DEBUG=1).",
-            )
-        )
+            told = "TOML file with a table of this command's options, such as [server] or [client]."
+            reading = {"is_eager": True, "callback": _read_config, "metavar": "FILE"}
+            self._add("--config", told, group="Configuration", **reading)
+        told = "Show the traceback of an error (also FEDSOLVE_DEBUG=1)."
+        self._add("--debug", told, is_flag=True, more=True)
+
+    def _add(self, name: str, told: str, group: str = LAST, **settings: Any) -> None:
+        self.params.append(Option([name], group=group, expose_value=False, help=told, **settings))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -127,17 +114,7 @@ class TwoPages(Command):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params.append(
-            Option(
-                ["--help-all"],
-                group=LAST,
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=_show_all,
-                help=self.every,
-            )
-        )
+        self._add("--help-all", self.every, is_flag=True, is_eager=True, callback=_show_all)
 
     def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
         return super().shown(ctx, param) and bool(ctx.meta.get(ALL) or not getattr(param, "more", False))

@@ -40,23 +40,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedsolve import version
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.network import versions
+from fedsolve.network import calls, versions
 from fedsolve.network.admission import Caller, Refusal, Register, declared_size
-from fedsolve.network.calls import (
-    ABOUT,
-    ANSWER,
-    BODY,
-    DROPPED,
-    HELLO,
-    LEAVE,
-    MESSAGE,
-    OTHER_WIRE,
-    PROCESS,
-    PULL,
-    SITE,
-    UNREGISTERED,
-    WIRE,
-)
 from fedsolve.network.certificates import load_certificate, load_key, public_pem
 from fedsolve.network.doorway import Doorway
 from fedsolve.network.keyfolder import Keys
@@ -106,11 +91,11 @@ class Gate:
         from starlette.routing import Route
 
         every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
-        calls = {HELLO: self._hello, PULL: self._pull, LEAVE: self._leave}
-        calls[f"{ANSWER}{{message:str}}"] = self._answer
+        posts = {calls.HELLO: self._hello, calls.PULL: self._pull, calls.LEAVE: self._leave}
+        posts[f"{calls.ANSWER}{{message:str}}"] = self._answer
         routes = [
-            Route(ABOUT, partial(self._call, self._about), methods=["GET"]),
-            *(Route(path, partial(self._call, call), methods=["POST"]) for path, call in calls.items()),
+            Route(calls.ABOUT, partial(self._call, self._about), methods=["GET"]),
+            *(Route(path, partial(self._call, call), methods=["POST"]) for path, call in posts.items()),
             Route("/{rest:path}", self._anything, methods=every),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
@@ -160,25 +145,25 @@ class Gate:
 
     def _caller(self, request: Request) -> Caller:
         """Who makes this call; refused where nobody may."""
-        wire, process = (request.headers.get(name, "") for name in (WIRE, PROCESS))
+        wire, process = (request.headers.get(name, "") for name in (calls.WIRE, calls.PROCESS))
         if wire != str(version.WIRE):
             raise Refusal(
                 412,
                 f"this site speaks wire {wire[:20]!a}; the server speaks {version.WIRE} (fedsolve "
                 f"{version.__version__}). Install the same version on both sides.",
-                OTHER_WIRE,
+                calls.OTHER_WIRE,
             )
         if not _WORD.fullmatch(process):
             raise Refusal(400, "the call does not say which process makes it.", "process")
         if self._register is None:
-            mark = request.headers.get(SITE, "")
+            mark = request.headers.get(calls.SITE, "")
             if not _WORD.fullmatch(mark):
                 raise Refusal(400, "this server is insecure: start the site with --insecure, too.", "site")
             self._known(request.client)
             return Caller(mark, None, process)
         site = self._register.site(request.scope["state"]["key"])
         if site is None:
-            raise Refusal(401, "this site is not registered at the server any more.", UNREGISTERED)
+            raise Refusal(401, "this site is not registered at the server any more.", calls.UNREGISTERED)
         return Caller(site.name, site.name, process)
 
     async def _call(self, call: SiteCall, request: Request) -> Response:
@@ -227,10 +212,10 @@ class Gate:
         except asyncio.CancelledError:
             self.mailbox.hung_up(hole)
             raise ClientDisconnect from None
-        headers = {DROPPED: ",".join(self.mailbox.dropped(hole, have))}
+        headers = {calls.DROPPED: ",".join(self.mailbox.dropped(hole, have))}
         if post is None:
             return Plain(status_code=204, headers=headers)
-        headers |= {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
+        headers |= {calls.MESSAGE: post.id, calls.BODY: post.digest, "content-length": str(post.size)}
         try:
             if post.size <= PIECE:  # read in less time than a thread takes to begin
                 return Plain((self.mailbox.folder / post.file).read_bytes(), headers=headers)

@@ -54,11 +54,8 @@ class GateLink:
         check: Callable[[], None],
         tell: Callable[[str], None],
     ) -> None:
-        self._process = process
-        self._tell = tell
-        self._mail = mail
-        self._names = names
-        self._check = check
+        self._process, self._mail = process, mail
+        self._names, self._check, self._tell = names, check, tell
         self._lock = threading.Lock()
         self._here: dict[int, Node] = {}
         self._open: dict[str, _Open] = {}

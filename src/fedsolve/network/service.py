@@ -70,13 +70,8 @@ def serving(
     log = state / "gate.log"
     try:
         with _gate(log, listen, mail, keys, style) as gate:
-            yield GateLink(
-                gate,
-                mail,
-                sites,
-                lambda: check_running(gate, "the gate, through which sites connect,", log),
-                tell or _warn,
-            )
+            what = "the gate, through which sites connect,"
+            yield GateLink(gate, mail, sites, lambda: check_running(gate, what, log), tell or _warn)
     finally:
         shutil.rmtree(mail, ignore_errors=True)
 
