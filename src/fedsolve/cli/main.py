@@ -24,33 +24,13 @@ from fedsolve.pages.words import harmless, one_line
 from fedsolve.version import __version__
 from fedsolve.watching.log_lines import logging_lines, say
 
-LOCAL = {
-    "demo": "demo",
-    "methods": "methods",
-    "schema": "schema_command",
-    "train": "train",
-    "personalise": "personalise",
-    "evaluate": "predict",
-    "predict": "predict",
-    "info": "info",
-    "export": "info",
-    "datasets": "features",
-    "features": "features",
-    "experiment": "experiment",
-    "report": "experiment",
-    "audit": "audit",
-    **dict.fromkeys(("describe", "glm", "cox", "survival", "mixed", "release", "fit"), "statistics_commands"),
-}
-NETWORK = {
-    "server": "server",
-    "client": "client",
-    "status": "status_command",
-    "files": "files_command",
-    "keys": "keys",
-    "certificate": "certificate",
-    "doctor": "doctor",
-}
-COMMANDS = LOCAL | NETWORK
+_OWN = "demo methods train personalise predict info features experiment audit "
+_OWN += "server client keys certificate doctor"
+_STATISTICS = "describe glm cox survival mixed release fit"
+COMMANDS = {name: name for name in _OWN.split()}
+COMMANDS |= {name: f"{name}_command" for name in ("schema", "status", "files")}
+COMMANDS |= {"evaluate": "predict", "export": "info", "datasets": "features", "report": "experiment"}
+COMMANDS |= dict.fromkeys(_STATISTICS.split(), "statistics_commands")
 """In which module of this package a command is; it is imported when the command is given."""
 
 

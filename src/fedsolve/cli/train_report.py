@@ -149,19 +149,9 @@ def tried_table(tried: Sequence[Mapping[str, Any]]) -> RichTable:
         )
         for one in tried
     ]
-    heads = (
-        "",
-        "tried",
-        "settings",
-        "layers",
-        "held out",
-        "squared error",
-        "exchanges",
-        "numbers",
-        "left out",
-    )
+    heads = ["", "tried", "settings", "layers", "held out", "squared error"]
+    heads += ["exchanges", "numbers", "left out"]
     used = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     picked = [[row[place] for place in used] for row in rows]
-    return table(
-        [heads[place] for place in used], picked, left=[used.index(n) for n in (0, 1, 2, 8) if n in used]
-    )
+    left = [used.index(place) for place in (0, 1, 2, 8) if place in used]
+    return table([heads[place] for place in used], picked, left=left)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fedsolve import container, version
 from fedsolve.errors import FedsolveError
@@ -47,19 +47,6 @@ class SiteStanding:
     why: str = ""
     done: int = 0
     size: int = 0
-
-
-class Expiring(Protocol):
-    """A certificate that a run depends on: the days it has left, and the warning about that."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def days(self) -> int: ...
-
-    @property
-    def announced(self) -> str | None: ...
 
 
 class KeptRecords:
@@ -121,7 +108,7 @@ class Board(Follower):
         self._pace: deque[float] = deque(maxlen=10)
         self._moment = time.monotonic()
         self._standings: Callable[[], Sequence[SiteStanding]] = tuple
-        self._certificates: Sequence[Expiring] = ()
+        self._certificates: Sequence[Any] = ()
         self._stop, self._news = threading.Event(), threading.Event()
         self._writer: threading.Thread | None = None
         if path is not None:
@@ -135,8 +122,8 @@ class Board(Follower):
         with self._lock:
             self._state |= values
 
-    def gathering(self, secure: bool, certificates: Sequence[Expiring] = ()) -> None:
-        """A server that waits for its sites."""
+    def gathering(self, secure: bool, certificates: Sequence[Any] = ()) -> None:
+        """A server that waits for its sites. certificates: `Validity` of each that it needs."""
         self._certificates = certificates
         self._enter(phase="gathering", secure=secure)
 
