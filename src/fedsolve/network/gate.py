@@ -13,7 +13,7 @@ is refused, on an open connection too. Each site has `PER_SITE` connections at m
 
 For each call the gate checks method and path, that the site is on the list now, and the size, which must be
 declared, and for an answer below what the server said that it takes; then the body is read. A connection
-whose handshake does not end is closed soon (`doorway`). Files are written in threads, beside the event loop.
+whose handshake does not end is closed soon (`doorway`). Large files are written in threads.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Gate:
             door.refused = lambda host: self._once(f"refused {host}: {unknown}", sender=host)
         self._connections: dict[str, dict[Any, asyncio.Transport]] = {}
         self._logged: dict[str, float] = {}
+        self._versions = versions()
 
     def app(self) -> Starlette:
         from starlette.applications import Starlette
@@ -184,7 +185,7 @@ class Gate:
 
     async def _about(self, _: Request, caller: Caller) -> Response:
         about = {"site": caller.name, "wire": version.WIRE, "wait": WAIT}
-        return _json({**about, "time": time.time(), "versions": versions()})
+        return _json({**about, "time": time.time(), "versions": self._versions})
 
     async def _hello(self, request: Request, caller: Caller) -> Response:
         self.mailbox.hole(caller)
@@ -362,7 +363,10 @@ async def store(request: Request, path: Path, came: Callable[[int], None]) -> st
             held.clear()
             flags = 0
             came(done)
-    await asyncio.to_thread(write, bytes(held), flags)
+    if done:
+        await asyncio.to_thread(write, bytes(held), flags)
+    else:  # written in less time than a thread takes to begin
+        write(bytes(held), flags)
     return found.hexdigest()
 
 

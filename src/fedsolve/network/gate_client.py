@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsolve import version
 from fedsolve.arrays import Array
+from fedsolve.errors import TermError
 from fedsolve.network.calls import ANSWER, BODY, DROPPED, HELLO, LEAVE, MESSAGE, PROCESS, PULL, SITE, WIRE
 from fedsolve.network.certificates import site_certificate
 from fedsolve.network.parcels import Note, Parcel, open_parcel
@@ -74,8 +75,6 @@ class GateClient:
         A message that cannot be read has a note that says so.
         """
         import httpx
-
-        from fedsolve.errors import TermError
 
         body = json.dumps({"have": list(have)}).encode()
         patience = httpx.Timeout(_SLOW, read=self._wait + _SLOW)
