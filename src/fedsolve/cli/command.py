@@ -30,10 +30,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "s
 
 
 class Option(click.Option):
-    """An option that belongs to a named group of the help page.
-
-    more: whether it is one of the rarer ones, which a command with two help pages shows on the longer.
-    """
+    """An option that belongs to a named group of the help page."""
 
     def __init__(self, *names: Any, group: str = "Options", more: bool = False, **settings: Any) -> None:
         super().__init__(*names, **settings)
@@ -61,10 +58,7 @@ class Explained(click.Command):
 
 
 class Command(Explained):
-    """A command with examples before its options, and its options in groups.
-
-    config: whether --config FILE gives further options.
-    """
+    """A command with examples before its options, and its options in groups."""
 
     def __init__(self, *args: Any, config: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)

@@ -202,10 +202,7 @@ def _show_results(page: Console, run: RunFolder, remark: str) -> None:
 
 
 def _show_changes(page: Console, first: str, reached: float, changes: Sequence[Mapping[str, Any]]) -> None:
-    """What happens when the same rows are dealt differently.
-
-    first: the name of the division so far. reached: FedAvg's accuracy on it.
-    """
+    """What happens when the same rows are dealt differently."""
     page.print("The same images, dealt differently", style="bold")
     page.print(
         "How much the weights change against the models above (largest relative difference of any weight "

@@ -89,10 +89,7 @@ def doctor(options: DoctorOptions, output: Output) -> int:
 def look_at_data(
     source: str, root: str | None = None, layout: ColumnLayout | None = None, schema: str | None = None
 ) -> Finding:
-    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images.
-
-    schema: file that says what a row of a table must be.
-    """
+    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
 
     def look() -> str:
         known = None if schema is None else read_schema(schema)

@@ -87,10 +87,7 @@ class RowOptions(StoreOptions, DatasetOptions, TableOptions):
 
 @dataclass(frozen=True)
 class Division:
-    """How rows are split: by a partition of `fedsolve.partition`, or by the owners that the data name (None).
-
-    options: what the partition takes besides the number of clients and the seed.
-    """
+    """How rows are split: by a partition of `fedsolve.partition`, or by the owners that the data name (None)."""
 
     kind: str | None
     clients: int | None = None

@@ -46,10 +46,7 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 class Output(Options):
-    """Where a command's words go: a page for people, one JSON document, or nothing.
-
-    heard: called with every remark too.
-    """
+    """Where a command's words go: a page for people, one JSON document, or nothing."""
 
     title = LAST
     as_json: bool = option(

@@ -87,10 +87,7 @@ class SiteDataOptions(RowOptions):
 def answerer(
     site: SiteOptions, rows: SiteDataOptions, output: Output, **settings: Any
 ) -> tuple[Answerer | Proposing, Diary]:
-    """What answers for this site, and the diary of what it sends.
-
-    settings: of `Answerer`, besides what the options say.
-    """
+    """What answers for this site, and the diary of what it sends."""
     from fedsolve.network.answering import Answerer
     from fedsolve.network.proposing import Proposing
     from fedsolve.privacy.budget import Budget

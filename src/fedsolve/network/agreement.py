@@ -29,14 +29,8 @@ _LONGEST_NAME = 200
 class Agreement:
     """One run: its mark, its task, what its sites have, and the spec that all of them fit.
 
-    classes: the class list; when None it is the union of what the sites agree to send.
-    spec:    what was agreed in an earlier part of the run.
-    schema:  what a row is, where sites read their tables by it.
-             Made of what they propose where it is None and they do (`proposed`).
-    secure:  whether sites are asked for secure sums only.
-    only:    in a secure run, the names of those it began with; nobody else is taken in.
-    columns: what the sites' tables have in common (`columns_note`), once that is settled; None where none of
-             them has names.
+    Most as for `NetworkFederation`. only: in a secure run, the names of those it began with; nobody else is
+    taken in. columns: what the sites' tables have in common (`columns_note`), once that is settled.
     """
 
     def __init__(

@@ -63,10 +63,7 @@ class Event:
 
 
 class Declined(DataError):
-    """A refusal with a message for the server, `for_server`, that reveals none of this site's labels.
-
-    barred: waiting would not mend it.
-    """
+    """A refusal with a message for the server, `for_server`, that reveals none of this site's labels."""
 
     def __init__(self, text: str, for_server: str | None = None, barred: bool = False) -> None:
         super().__init__(text)

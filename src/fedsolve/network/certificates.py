@@ -60,10 +60,7 @@ def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) 
 
 
 def renew_server(keys: Keys, hosts: Sequence[str] = (), days: int = SERVER_DAYS) -> None:
-    """A new key and certificate for the server; without `hosts`, for the same hosts as before.
-
-    Sites need nothing new: they trust the authority, which stays.
-    """
+    """A new key and certificate for the server; without `hosts`, for the same hosts as before."""
     verify_authority(keys)
     known = hosts or certificate_hosts(load_certificate(keys.server_certificate))
     _issue(keys, _alternative_names(known), days)

@@ -18,10 +18,7 @@ from fedsolve.network.questions import TRIES, Questions, Talk, check_reply
 
 
 class Exchange:
-    """A request to members, by name, until the answer of each is taken.
-
-    report: where it is noted who was asked again, and what was sent besides the request.
-    """
+    """A request to members, by name, until the answer of each is taken."""
 
     def __init__(self, talk: Talk, chain: Chain, report: CohortReport, started: float) -> None:
         self._roster, self._agreement = talk.roster, talk.agreement

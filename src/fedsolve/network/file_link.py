@@ -82,10 +82,7 @@ class Envelope:
 
 
 def open_envelope(path: Path, kind: str, verify: Callable[[Envelope, str], bool]) -> Envelope:
-    """The message in a file; one that is damaged, altered, of another kind or not signed is refused.
-
-    verify: whether the signature is that of the one who sent the envelope.
-    """
+    """The message in a file; one that is damaged, altered, of another kind or not signed is refused."""
     data = container.read(path)
     arrays, note = container.from_bytes(data, what=str(path), error=ModelFileError, remedy=_REMEDY)
     if note.pop("envelope", None) != version.ENVELOPE:

@@ -56,10 +56,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Talk:
-    """Between whom questions go, what they have agreed on, and how long is waited (`NetworkFederation`).
-
-    tell_once: tells people what is being waited for, but not the same thing twice.
-    """
+    """Between whom questions go, what they have agreed on, and how long is waited (`NetworkFederation`)."""
 
     link: Link
     roster: Roster

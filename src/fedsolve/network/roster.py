@@ -50,10 +50,7 @@ class _Stranger:
 
 
 class Roster:
-    """The members of a run, by name, and the nodes that are asked about or were refused.
-
-    interval: seconds between two looks for an answer.
-    """
+    """The members of a run, by name, and the nodes that are asked about or were refused."""
 
     def __init__(
         self, link: Link, agreement: Agreement, interval: float, tell: Callable[[str], None]

@@ -22,10 +22,7 @@ from fedsolve.watching.log_lines import Style
 
 
 def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozenset[str]]:
-    """The names of the registered sites, read again when the list changes.
-
-    A site that is added comes in, one that is removed is not asked any more.
-    """
+    """The names of the registered sites, read again when the list changes."""
     names: frozenset[str] | None = None
 
     def read() -> frozenset[str]:

@@ -50,10 +50,7 @@ class SiteStanding:
 
 
 class KeptRecords:
-    """The last records, and some hundreds spread evenly over all of a run.
-
-    spread: every so many, from the first on, and always the last.
-    """
+    """The last records, and some hundreds spread evenly over all of a run."""
 
     def __init__(self) -> None:
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)

@@ -37,10 +37,7 @@ _LOOKED, _LINGER = 6.0, 2.6
 
 
 class StatusServer:
-    """Serves what `document` gives until it is closed; a context.
-
-    port: 0 for any that is free.
-    """
+    """Serves what `document` gives until it is closed; a context."""
 
     def __init__(self, document: Callable[[], Mapping[str, Any]], port: int = 0) -> None:
         what, remedy = f"the status page cannot be at 127.0.0.1:{port}", "Choose another port, or 0 for any."
