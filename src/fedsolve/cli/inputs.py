@@ -87,7 +87,7 @@ class RowOptions(StoreOptions, DatasetOptions, TableOptions):
 
 @dataclass(frozen=True)
 class Division:
-    """How rows are split: by a partition of `fedsolve.partition`, or by the owners that the data name (None)."""
+    """How rows are split: by a partition of `fedsolve.partition`, or by the owners in the data (None)."""
 
     kind: str | None
     clients: int | None = None
