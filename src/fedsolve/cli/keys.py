@@ -61,17 +61,17 @@ class KeyFolderOptions(Options):
 class ServerKeyOptions(KeyFolderOptions):
     days: int = option(
         certificates.SERVER_DAYS,
-        "Days for which the server's certificate is valid.",
+        "Days that it is valid.",
         least=1,
         most=certificates.AUTHORITY_DAYS,
         group=_SERVER,
     )
     hosts: tuple[str, ...] = option(
         (),
-        "Name or address by which sites reach the server. May be repeated.",
+        "Its name for sites. May be repeated.",
         flag="--host",
         metavar="HOST",
-        none="those of the certificate there is",
+        none="as before",
         group=_SERVER,
     )
 

@@ -13,20 +13,10 @@ from fedsolve.registry import allowing
 
 class AllowOptions(Options):
     networks: tuple[str, ...] = option(
-        (),
-        "Function package.module:function that may be imported and called to make a network of that name. "
-        "May be repeated.",
-        flag="--allow-network",
-        metavar="P.M:F",
-        none="none",
+        (), "Function that may make a network. May be repeated.", flag="--allow-network", metavar="P.M:F"
     )
     methods: tuple[str, ...] = option(
-        (),
-        "Method from outside fedsolve, as package.module:Class or by the name of its entry point, that may "
-        "be imported and run. May be repeated.",
-        flag="--allow-method",
-        metavar="P.M:C",
-        none="none",
+        (), "Method from outside that may run. May be repeated.", flag="--allow-method", metavar="P.M:C"
     )
 
 

@@ -85,19 +85,14 @@ class PredictOptions(DepthOptions):
     scores: bool = option(False, "Add one score column per class.", group=_PREDICTIONS)
     probabilities: bool = option(False, "Add one probability column per class.", group=_PREDICTIONS)
     keep: tuple[str, ...] = option(
-        (),
-        "Column to write too. May be repeated.",
-        metavar="NAME",
-        none="the schema's identifiers",
-        group=_PREDICTIONS,
+        (), "Column to write too. May be repeated.", metavar="NAME", none="identifiers", group=_PREDICTIONS
     )
     level: float | None = option(
         None,
-        "Regression: share of the truths that the columns low and high hold.",
+        "Regression: share of truths within low and high.",
         above=0,
         most=0.999,
-        metavar="SHARE",
-        none="0.95, where rows were held out",
+        none="0.95",
         group=_PREDICTIONS,
     )
     strict: bool = option(False, "Refuse numbers far from those of training.", group=READING, more=True)
@@ -177,20 +172,11 @@ class EvaluateOptions(DepthOptions):
     data: str = required(argument=True)
     staged: bool = option(False, "Accuracy after 0, 1, ..., T blocks instead.")
     by: str | None = option(
-        None,
-        "Also for each group of this column, such as sex, or the site of each row.",
-        metavar="NAME",
-        none="all rows together",
-        group=_ASKED,
+        None, "Also for each group of this column, such as sex.", metavar="NAME", group=_ASKED
     )
     html: str | None = option(None, "Write a page with figures too.", metavar="FILE", group=_ASKED)
     sensitivity: float | None = option(
-        None,
-        "Two classes: the threshold that finds this share of the second, chosen on rows held out.",
-        above=0,
-        most=1,
-        metavar="SHARE",
-        group=_ASKED,
+        None, "Two classes: threshold that finds this share of the second.", above=0, most=1, group=_ASKED
     )
     importance: bool = option(False, "What is lost without each column.", group=_ASKED)
     column: tuple[str, ...] = option(

@@ -40,11 +40,7 @@ class RunOptions(KeyFolderOptions, MethodOptions):
         None, "The class list.", metavar="A,B,...", none="all that sites send", group=_SITES
     )
     schema: str | None = option(
-        None,
-        "What a row of the sites is, the same for all.",
-        metavar="FILE",
-        none="as sites propose it (--propose), else plain numbers",
-        group=_SITES,
+        None, "What a row of all sites is.", metavar="FILE", none="as proposed, or numbers", group=_SITES
     )
     schema_out: str | None = option(
         None, "Where to write the schema, at the end (.toml).", metavar="FILE", more=True, group=_SITES

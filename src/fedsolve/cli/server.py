@@ -78,13 +78,7 @@ class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
     )
     state: str = option("fedsolve-server")
     status: int | None = option(
-        None,
-        "Page and metrics of the run, on loopback only; 0: any free port.",
-        least=0,
-        most=65535,
-        metavar="PORT",
-        none="none",
-        more=True,
+        None, "Page and metrics, on loopback; 0: any port.", least=0, most=65535, metavar="PORT", more=True
     )
     evaluate: bool = option(False, "Measure accuracy, or R², on the sites' rows, in one exchange.", more=True)
 

@@ -59,10 +59,7 @@ class SiteOptions(KeyFolderOptions, AllowOptions):
         False, "Allow sending the names of this site's classes when the server has no list."
     )
     state: str | None = option(
-        None,
-        "Folder for the log of what was sent (sent.jsonl) and for this site's state.",
-        metavar="DIR",
-        none="fedsolve-client-NAME",
+        None, "Folder of its state, with what it sent.", metavar="DIR", none="fedsolve-client-NAME"
     )
 
     @property

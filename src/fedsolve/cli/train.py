@@ -71,10 +71,7 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
     )
     workers: int | None = option(None, "Clients to compute at the same time.", none="all cores", more=True)
     engine: Literal["local", "ray"] = option(
-        "local",
-        "local: threads here; ray: workers in Ray, on the cluster of RAY_ADDRESS or started here (needs "
-        "fedsolve[ray]).",
-        more=True,
+        "local", "local: threads here; ray: workers on the cluster of RAY_ADDRESS, or here.", more=True
     )
     secure: bool = option(False, "Secure sums: only totals are visible (needs fedsolve[privacy]).")
     calibrate: bool | None = option(None, none="closed-form methods do", more=True)
@@ -85,12 +82,7 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
         None, "Evaluate on the test rows every N rounds too.", least=1, metavar="N", applies=is_gradient
     )
     schema: str | None = option(
-        None,
-        "What the columns are, as 'fedsolve schema' proposes it: categories, dates and missing values are "
-        "prepared by sums over all clients.",
-        metavar="FILE",
-        none="proposed where a table is not all numbers",
-        group=READING,
+        None, "What the columns are.", metavar="FILE", none="proposed where need be", group=READING
     )
     schema_out: str | None = option(None, "Where to write the schema (.toml).", metavar="FILE", group=READING)
 
