@@ -117,7 +117,7 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
     """
     begin_lines("server", output.log)
     recipe = options.recipe(options.chosen(output), options.rows)
-    keys = options.authority
+    _ = options.authority  # refused now where --keys and --insecure are given
     options.check(recipe, options.clients)
     for written in (options.out, options.schema_out):
         check_target(written)
@@ -137,7 +137,7 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
             title = f"{recipe.method.key} over {options.clients} sites"
             with watched_run(state, title, options.clients, options.status, output) as board:
                 heard = dataclasses.replace(output, heard=board.note)
-                document = _run(options, heard, recipe, state, keys, board, tracked)
+                document = _run(options, heard, recipe, board, tracked)
     except KeyboardInterrupt as stop:
         told = f"interrupted; {state} holds the last exchange. Run the same command to go on."
         raise Interrupted(told) from stop
@@ -148,19 +148,13 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
 
 
 def _run(
-    options: ServerOptions,
-    output: Output,
-    recipe: Recipe[Any],
-    state: Path,
-    keys: Path | None,
-    board: Board,
-    tracked: Follower,
+    options: ServerOptions, output: Output, recipe: Recipe[Any], board: Board, tracked: Follower
 ) -> dict[str, Any]:
     from fedsolve.network import require_network
     from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
 
     require_network()
-    certificates = _verify(keys, output, options)
+    state, certificates = Path(options.state), _verify(options, output)
     output.note(_PLAIN if options.plain else f"{_SECURE}. {_said_of_checks(options)}")
     held = State(state)
     waiting: dict[str, Any] = {
@@ -178,12 +172,12 @@ def _run(
         output.note(f"{state} holds this run complete; choose another --state to train again")
         if not held.over.exists():
             output.note("the sites were not told yet; telling those that are there")
-            with _linked(options, output, state, keys) as link:
+            with _linked(options, output) as link:
                 say_over_late(federating(options, output, link, options.clients, **waiting), held)
     else:
         board.gathering(not options.plain, certificates)
         output.note(f"starting; logs are in {state}")
-        with _linked(options, output, state, keys) as link:
+        with _linked(options, output) as link:
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             clients = options.clients
@@ -205,17 +199,18 @@ def _score(engine: Federation, model: Model) -> dict[str, float]:
 
 
 @contextmanager
-def _linked(options: ServerOptions, output: Output, state: Path, keys: Path | None) -> Iterator[Any]:
+def _linked(options: ServerOptions, output: Output) -> Iterator[Any]:
     """The link to the sites: Flower's grid inside a Flower run, else a gate of this server's own."""
     from fedsolve.network.service import serving
 
+    state = Path(options.state)
     if options.engine == "flower":
         if (link := click.get_current_context().obj) is None:
             told = f"the run did not end; {state / 'server.log'} and Flower's own logs say why."
             raise CohortError(f"{told} Run the same command to go on.")
         yield link
         return
-    with serving(state, options.listen, keys, output.note, output.log) as link:
+    with serving(state, options.listen, options.authority, output.note, output.log) as link:
         output.note(f"sites may connect to {options.listen}")
         yield link
 
@@ -344,12 +339,12 @@ class ExchangeNotes(Follower):
         )
 
 
-def _verify(keys: Path | None, output: Output, options: ServerOptions) -> list[Validity]:
+def _verify(options: ServerOptions, output: Output) -> list[Validity]:
     """Refuse keys that a server cannot start with; gives its certificates, and tells of those that expire."""
     if options.engine == "flower":
         output.note("FLOWER: its SuperLink and SuperNodes carry the messages, with Flower's TLS and keys")
         return []
-    if keys is None:
+    if (folder := options.authority) is None:
         output.note(
             f"INSECURE: whoever reaches {options.listen} can take part and read everything. "
             "Use keys ('fedsolve keys') for anything but a trial."
@@ -359,8 +354,8 @@ def _verify(keys: Path | None, output: Output, options: ServerOptions) -> list[V
     from fedsolve.network.keyfolder import Keys
     from fedsolve.network.security import verify_server
 
-    verify_server(Keys(keys))
-    certificates = validity.of_server(Keys(keys))
+    verify_server(Keys(folder))
+    certificates = validity.of_server(Keys(folder))
     for one in certificates:
         if text := one.announced:
             output.warn(text, certificate=one.name, days=one.days)
