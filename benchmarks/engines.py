@@ -99,17 +99,25 @@ def by_mailbox(sites: int, folder: Path, plain: list[str]) -> Measured:
 def by_files(sites: int, folder: Path, plain: list[str]) -> Measured:
     """Seconds of all commands of an exchange one after the other; nobody carries the files."""
     state, answers, spent = folder / "state", list[str](), list[float]()
-    keys, names = prepared(sites, folder)
+    keys, _ = prepared(sites, folder)
     while not (state / "model.safetensors").exists():
-        started, known = time.perf_counter(), set(state.glob("*.fsq"))
+        started = time.perf_counter()
         ask = ["files", "ask", *answers, "--keys", str(keys.folder), "--state", str(state), *WORDS, *plain]
-        subprocess.run(fedsolve(*ask), check=True, capture_output=True)
+        done = subprocess.run(fedsolve(*ask, "--json"), check=True, capture_output=True)
         answers = []
-        for request in sorted(set(state.glob("*.fsq")) - known):
-            own = [name for name in names if f"-{name}-" in request.name]  # else it is for all
-            for name in own or names:
-                answers.append(str(folder / f"{name}-{request.stem}.fst"))
-                words = ["files", "answer", str(request), "--keys", str(keys.folder), "--name", name, *plain]
+        for request in json.loads(done.stdout).get("requests", []):
+            for name in request["waiting_for"]:
+                answers.append(str(folder / f"{name}-{Path(request['file']).stem}.fst"))
+                words = [
+                    "files",
+                    "answer",
+                    request["file"],
+                    "--keys",
+                    str(keys.folder),
+                    "--name",
+                    name,
+                    *plain,
+                ]
                 words += ["--data", str(folder / f"{name}.npz"), "--state", str(folder / name)]
                 subprocess.run(fedsolve(*words, "--out", answers[-1]), check=True, capture_output=True)
         spent.append(time.perf_counter() - started)

@@ -254,7 +254,7 @@ class Answerer:
     def _check_schema(self, asked: Any) -> None:
         """Refuse a server that says otherwise than this site what a row is."""
         own = self._site_data.schema
-        same = "Give all sites and the server the same file (--schema), or none."
+        same = "Give all sites and the server the same file (--schema schema.toml), or none."
         if asked is None and own is not None:
             told = f"'{self.name}' reads its rows by a schema, and the server has none. {same}"
             raise Declined(told, barred=True)
