@@ -266,14 +266,6 @@ class Answerer:
             hidden = f"{told}; its own output says in what they differ. {same}"
             raise Declined(f"{told}: {'; '.join(apart)}. {same}", hidden, barred=True)
 
-    def _check_columns(self, digest: Any) -> None:
-        """Refuse a run of other columns: since it was asked, this site may have started with another file."""
-        if self._columns is not None and digest is not None and digest != self._columns["digest"]:
-            raise Declined(
-                f"the columns of '{self.name}' are not those of the run, or in another order. Give it the "
-                "table that it described itself with, and start it again."
-            )
-
     def _answer_with(self, labels: Array) -> None:
         """Take the site's labels in the type that this run's class list has; the next may have another."""
         if labels.dtype.kind != self._data.labels.dtype.kind:
@@ -315,7 +307,12 @@ class Answerer:
     def _check_run(self, note: Note) -> None:
         """Refuse a message of a run that this site, as it is now, cannot be part of."""
         self._check_lists(note)
-        self._check_columns(note.get("columns"))
+        own = None if self._columns is None else self._columns["digest"]
+        if own is not None and note.get("columns") not in (None, own):  # it started with another file
+            raise Declined(
+                f"the columns of '{self.name}' are not those of the run, or in another order. Give it the "
+                "table that it described itself with, and start it again."
+            )
         if self._rows is not None and not self._rows.same(str(note.get("run"))):
             raise Declined(
                 f"the rows of '{self.name}' are not those with which it took part in this run before. "

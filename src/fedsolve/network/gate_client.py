@@ -7,6 +7,7 @@ import ssl
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -129,17 +130,12 @@ def _filled(response: Any, size: int) -> Array:
     return body[:start]
 
 
-def _document(response: Any) -> dict[str, Any]:
-    try:
-        document = json.loads(response.content)
-    except (ValueError, RecursionError):
-        document = None
-    return document if isinstance(document, dict) else {}
-
-
 def _refused(response: Any) -> dict[str, Any]:
     """The document of an answer; `Refused` where it is a refusal."""
-    document = _document(response)
+    found: Any = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(response.content)
+    document: dict[str, Any] = found if isinstance(found, dict) else {}
     if response.status_code >= 300:
         detail = str(document.get("detail", response.reason_phrase))[:1000]
         raise Refused(response.status_code, str(document.get("reason", "")), detail)
