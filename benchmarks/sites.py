@@ -5,10 +5,15 @@ the gate. A DeepAFL of a few layers is trained as `fedsolve server` trains by de
 questions that sites check. The first exchange holds what a run begins with: the seed that all draw, the keys,
 the census of rows. Measured are its seconds and those of the exchanges after it, what travels to and from a
 site, the largest memory of every kind of process, and the processor time that each took.
+
+Every site verifies signatures of more than half of the others, so that all sites on one machine take time
+that grows with the square of their number; on machines of their own they do it at the same time. With
+--remember the sites of a process verify a signature once, for all of them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +96,7 @@ class CountedFederation(NetworkFederation):
 
 @contextmanager
 def federation(
-    sites: int, processes: int, rows: int, features: int, plain: bool
+    sites: int, processes: int, rows: int, features: int, plain: bool, remember: bool = False
 ) -> Iterator[CountedFederation]:
     """A server in this process, and sites in a few others."""
     with tempfile.TemporaryDirectory(prefix="fedsolve-bench-") as name, ExitStack() as stack:
@@ -101,7 +107,9 @@ def federation(
         for numbers in np.array_split(np.arange(sites), min(processes, sites)):
             words = [sys.executable, "-m", "benchmarks.sites", "--at", address, "--keys", str(keys)]
             words += ["--rows", str(rows), "--features", str(features)]
-            words += ["--sites", ",".join(map(str, numbers))] + ["--plain"] * plain
+            words += (
+                ["--sites", ",".join(map(str, numbers))] + ["--plain"] * plain + ["--remember"] * remember
+            )
             stack.enter_context(process(words, folder / "sites.log"))
         yield CountedFederation(
             link,
@@ -148,10 +156,12 @@ def processor(pids: Sequence[int]) -> float:
     return total
 
 
-def measure(sites: int, processes: int, exchanges: int, rows: int, features: int, plain: bool) -> list[str]:
-    """A line of the table."""
+def measure(
+    sites: int, processes: int, exchanges: int, rows: int, features: int, plain: bool, remember: bool
+) -> dict[str, Any]:
+    """What a run of so many sites takes."""
     other = OtherWork()
-    with federation(sites, processes, rows, features, plain) as engine:
+    with federation(sites, processes, rows, features, plain, remember) as engine:
         engine.describe()
         there = running()
         before = {kind: processor(pids) for kind, pids in there.items()}
@@ -163,30 +173,55 @@ def measure(sites: int, processes: int, exchanges: int, rows: int, features: int
             recipe = whole.seeded(recipe, whole.describe())
         recipe.fit(whole, follow=[lambda record, expected: ended.append(time.perf_counter())])
         took = {kind: processor(pids) for kind, pids in there.items()}
-        spent = [f"{k} {memory(pids):.0f} MB, {took[k] - before[k]:.1f} s" for k, pids in there.items()]
+        spent = {
+            kind: {"MB": round(memory(pids)), "processor_s": round(took[kind] - before[kind], 1)}
+            for kind, pids in there.items()
+        }
         for kind in sorted(engine.down):
             down, up = (part[kind] / sites / 1e6 for part in (engine.down, engine.up))
             told = f"{kind}: {down:.3f} MB down, {up:.3f} up for a site, {engine.seconds[kind]:.1f} s"
             click.echo(f"  {told}", err=True)
         setup = sum((engine.down + engine.up)[kind] for kind in SETUP) / sites / 1e6
         first = sum(engine.seconds[kind] for kind in SETUP)
-    share = other.share()
     seconds = np.diff(ended)
-    later = f"{np.median(seconds[1:]):.2f}" if len(seconds) > 1 else "-"
-    busy = f"{os.getloadavg()[0]:.1f}"
-    times = [f"{first:.1f}", f"{setup:.2f}", f"{seconds[0]:.1f}", later]
-    return [str(sites), *times, "\n".join(spent), busy, "-" if share is None else f"{share:.0%}"]
+    return {
+        "sites": sites,
+        "exchanges": exchanges,
+        "secure": not plain,
+        "remember": remember,
+        "setup_s": first,
+        "setup_MB_a_site": setup,
+        "first_s": float(seconds[0]),
+        "next_s": float(np.median(seconds[1:])) if len(seconds) > 1 else None,
+        "processes": spent,
+        "load": os.getloadavg()[0],
+        "others": other.share(),
+    }
+
+
+def line(found: Mapping[str, Any]) -> list[str]:
+    """The same as a line of the table."""
+    spent = [f"{kind} {each['MB']} MB, {each['processor_s']} s" for kind, each in found["processes"].items()]
+    later, share = found["next_s"], found["others"]
+    times = [f"{found['setup_s']:.1f}", f"{found['setup_MB_a_site']:.2f}", f"{found['first_s']:.1f}"]
+    times.append("-" if later is None else f"{later:.2f}")
+    busy = [f"{found['load']:.1f}", "-" if share is None else f"{share:.0%}"]
+    return [str(found["sites"]), *times, "\n".join(spent), *busy]
 
 
 SETUP = ("seed", "begin", "members", "sealed")
 """What a letter is about that makes keys."""
 
 
-def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, features: int, plain: bool) -> None:
+def be_sites(
+    numbers: Sequence[int], address: str, keys: Keys, rows: int, features: int, plain: bool, remember: bool
+) -> None:
     """Be these sites, in one process, until it is ended."""
     require_network()
     roster = {site.name: site.pem for site in registered(keys).values()}
     verify = None if plain else verifier({name: load_pem_public_key(pem) for name, pem in roster.items()})
+    if remember and verify is not None:
+        verify = cache(verify)
     threads = []
     for number in numbers:
         connection = Connection(address, keys.authority, keys.client_key(f"site-{number}"))
@@ -206,6 +241,8 @@ def be_sites(numbers: Sequence[int], address: str, keys: Keys, rows: int, featur
 @click.option("--rows", default=100, show_default=True, help="Rows of a site.")
 @click.option("--features", default=64, show_default=True)
 @click.option("--plain", is_flag=True, help="No secure sums.")
+@click.option("--remember", is_flag=True, help="The sites of a process verify a signature once.")
+@click.option("--out", type=Path, help="Keep measurements here too; those of other numbers of sites stay.")
 @click.option("--at", help="Be sites of the server at this address.", hidden=True)
 @click.option("--keys", hidden=True)
 def main(
@@ -215,13 +252,15 @@ def main(
     rows: int,
     features: int,
     plain: bool,
+    remember: bool,
+    out: Path | None,
     at: str | None,
     keys: str | None,
 ) -> None:
     """Seconds per exchange and memory of each process with many sites on this machine."""
     numbers = [int(word) for word in sites.split(",")]
     if at is not None and keys is not None:
-        be_sites(numbers, at, Keys(keys), rows, features, plain)
+        be_sites(numbers, at, Keys(keys), rows, features, plain, remember)
         return
     how = "plain sums" if plain else "secure sums, checked questions"
     title = f"DeepAFL of {exchanges} exchanges, {features} features, {how}"
@@ -231,8 +270,14 @@ def main(
     table.add_column("largest memory; processor time")
     table.add_column("load", justify="right")
     table.add_column("others", justify="right")
+    kept = json.loads(out.read_text()) if out is not None and out.exists() else []
     for number in numbers:
-        table.add_row(*measure(number, processes, exchanges, rows, features, plain))
+        found = measure(number, processes, exchanges, rows, features, plain, remember)
+        table.add_row(*line(found))
+        told = number, not plain, remember
+        kept = [one for one in kept if (one["sites"], one["secure"], one["remember"]) != told] + [found]
+        if out is not None:
+            out.write_text(json.dumps(sorted(kept, key=lambda one: one["sites"]), indent=1) + "\n")
     Console(width=120, highlight=False).print(table)
 
 

@@ -17,8 +17,6 @@ from fedsolve.pages.templates import render
 
 
 class AuditOptions(Options):
-    """What is tried."""
-
     title = "Audit"
     epsilon: float | None = option(None, "Also with noise: a private run of this epsilon.", none="no noise")
     of: str = option("afl", "The private method: afl or softmax.", metavar="NAME")

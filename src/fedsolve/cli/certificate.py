@@ -34,16 +34,12 @@ def certificate() -> None:
 
 
 def _signer(keys: Keys, name: str | None) -> Any:
-    from cryptography.hazmat.primitives import serialization
-
+    from fedsolve.network.certificates import load_key
     from fedsolve.network.security import load_client_key
     from fedsolve.privacy.signatures import signer
 
     require_ciphers()
-    if name is not None:
-        return signer(load_client_key(keys, name))
-    key: Any = serialization.load_pem_private_key(read(keys.server_key), None)
-    return signer(key)
+    return signer(load_key(keys.server_key) if name is None else load_client_key(keys, name))
 
 
 def _verifier(keys: Keys) -> Any:
@@ -56,9 +52,8 @@ def _verifier(keys: Keys) -> Any:
     from fedsolve.privacy.signatures import verifier
 
     require_ciphers()
-    found: dict[str, Any] = {}
-    for site in [*registered(keys).values(), *known_sites(keys).values()]:
-        found[site.name] = serialization.load_pem_public_key(site.pem)
+    sites = registered(keys) | known_sites(keys)
+    found: dict[str, Any] = {n: serialization.load_pem_public_key(site.pem) for n, site in sites.items()}
     for path in sorted(keys.clients.glob("*.pub")) if keys.clients.exists() else []:
         found.setdefault(path.stem, serialization.load_ssh_public_key(read(path)))
     if keys.server_certificate.exists():
@@ -67,8 +62,6 @@ def _verifier(keys: Keys) -> Any:
 
 
 class WithdrawOptions(KeyFolderOptions):
-    """Who leaves, and whom."""
-
     site: str = required(argument=True, metavar="SITE")
     cohort: tuple[str, ...] = option((), "Another site of the training; once for each.", metavar="SITE")
     out: str | None = option(None, "Where it is written.", metavar="FILE", none="SITE.withdrawal")
@@ -83,12 +76,10 @@ def withdraw(options: WithdrawOptions, output: Output) -> None:
     paper = paper.signed(options.site, _signer(options.key_folder, options.site))
     out = options.out or f"{options.site}.withdrawal"
     write_text(out, paper.to_text())
-    output.result({"written": out}, lambda page: click.echo(f"withdrawal of {options.site} written to {out}"))
+    output.result({"written": out}, f"withdrawal of {options.site} written to {out}")
 
 
 class AcceptOptions(KeyFolderOptions):
-    """Whose ledger."""
-
     paper: str = required(argument=True, metavar="WITHDRAWAL")
     ledger: str = required("The ledger of this site, in its folder.", metavar="DIR")
 
@@ -103,12 +94,10 @@ def accept(options: AcceptOptions, output: Output) -> None:
         raise ModelFileError(f"{options.ledger} holds no ledger.")
     site = check_withdrawal(Paper.from_file(options.paper), _verifier(options.key_folder))
     Ledger(Path(options.ledger)).withdraw(site)
-    output.result({"left": site}, lambda page: click.echo(f"{site} may leave"))
+    output.result({"left": site}, f"{site} may leave")
 
 
 class MakeOptions(KeyFolderOptions):
-    """The two models."""
-
     paper: str | None = option(None, "Of the site that left.", flag="--withdrawal", metavar="FILE")
     before: str = required("The model with the site.", metavar="MODEL")
     after: str = required("The model without it.", metavar="MODEL")
@@ -125,12 +114,10 @@ def make(options: MakeOptions, output: Output) -> None:
     models = [(load_model(path), read(path)) for path in (options.before, options.after)]
     paper = certified(models, leaving).signed(SERVER, _signer(options.key_folder, None))
     write_text(options.out, paper.to_text())
-    output.result({"written": options.out}, lambda page: click.echo(f"certificate written to {options.out}"))
+    output.result({"written": options.out}, f"certificate written to {options.out}")
 
 
 class SignOptions(KeyFolderOptions):
-    """Who signs."""
-
     paper: str = required(argument=True, metavar="CERTIFICATE")
     name: str = required("The site that signs.", metavar="SITE")
     model: str = required("The model that this site was given.", metavar="MODEL")
@@ -148,12 +135,10 @@ def sign(options: SignOptions, output: Output) -> None:
         raise ModelFileError(f"{options.paper} is of another model than {options.model}.")
     signed = paper.signed(options.name, _signer(options.key_folder, options.name))
     write_text(options.paper, signed.to_text())
-    output.result({"signed": options.name}, lambda page: click.echo(f"signed by {options.name}"))
+    output.result({"signed": options.name}, f"signed by {options.name}")
 
 
 class VerifyOptions(KeyFolderOptions):
-    """What is checked."""
-
     paper: str = required(argument=True, metavar="CERTIFICATE")
     model: str | None = option(None, "Also that it is of this model.", metavar="MODEL", none="not looked at")
 
@@ -166,9 +151,5 @@ def verify(options: VerifyOptions, output: Output) -> None:
     paper = Paper.from_file(options.paper)
     model = None if options.model is None else read(options.model)
     told = check_certificate(paper, _verifier(options.key_folder), model)
-
-    def shown(page: Any) -> None:
-        words = [f"{side}: {', '.join(told[side]) or 'nobody'}" for side in ("left", "joined")]
-        click.echo("; ".join([*words, f"signed by {', '.join(told['cohort'])} and the server"]))
-
-    output.result(told, shown)
+    words = [f"{side}: {', '.join(told[side]) or 'nobody'}" for side in ("left", "joined")]
+    output.result(told, "; ".join([*words, f"signed by {', '.join(told['cohort'])} and the server"]))

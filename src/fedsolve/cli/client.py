@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -32,8 +33,6 @@ _USUAL = ("afl", "softmax", "deepafl")
 
 
 class ClientSiteOptions(DeviceOptions, SiteOptions):
-    """The server, and how this site works for it."""
-
     title = SITE
     server: str = required("The server's address.", metavar="HOST:PORT", group=_NET)
     insecure: bool = option(False, "No TLS and no authentication: for trials on one machine.", group=_NET)
@@ -122,8 +121,8 @@ def _take_part(site: ClientSiteOptions, data: SiteDataOptions, output: Output) -
     made, diary = answerer(site, data, output, device=site.device)
     from fedsolve.network.node import SiteNode
 
-    expiry = _Expiry(connection, site, output)
-    node = SiteNode(made, connection, state=site.folder, tell=output.note, connected=expiry.announce)
+    expiry = _expiry(connection, site, output)
+    node = SiteNode(made, connection, state=site.folder, tell=output.note, connected=expiry)
     diary.on_over = node.stop if site.once else None
     diary.on_barred = node.stop
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -152,25 +151,22 @@ def _connection(site: ClientSiteOptions) -> Any:
     return Connection(site.server, keys.authority, keys.client_key(site.name))
 
 
-class _Expiry:
-    """Tells people at a site, once a day at most, which certificate is about to expire."""
+def _expiry(connection: Any, site: ClientSiteOptions, output: Output) -> Callable[[], None]:
+    """What tells people at a site, once a day at most, which certificate is about to expire."""
+    told = -math.inf
 
-    def __init__(self, connection: Any, site: ClientSiteOptions, output: Output) -> None:
-        self._authority: Path | None = connection.authority
-        self._key: Path | None = connection.key
-        self._site = site
-        self._output = output
-        self._told: float | None = None
-
-    def announce(self) -> None:
+    def announce() -> None:
+        nonlocal told
         from fedsolve.network import validity
         from fedsolve.network.security import site_key
 
-        if self._authority is None or (self._told is not None and time.monotonic() - self._told < _DAY):
+        if connection.authority is None or time.monotonic() - told < _DAY:
             return
-        self._told = time.monotonic()
-        key = None if self._key is None else site_key(self._key)
-        shown = validity.as_served(*address(self._site.server), self._authority, key)
-        for one in (validity.of_site(self._site.key_folder), shown):
+        told = time.monotonic()
+        key = None if connection.key is None else site_key(connection.key)
+        shown = validity.as_served(*address(site.server), connection.authority, key)
+        for one in (validity.of_site(site.key_folder), shown):
             if one is not None and (text := one.announced):
-                self._output.warn(text, certificate=one.name, days=one.days)
+                output.warn(text, certificate=one.name, days=one.days)
+
+    return announce

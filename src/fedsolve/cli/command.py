@@ -30,10 +30,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "s
 
 
 class Option(click.Option):
-    """An option that belongs to a named group of the help page.
-
-    more: whether it is one of the rarer ones, which a command with two help pages shows on the longer.
-    """
+    """An option that belongs to a named group of the help page."""
 
     def __init__(self, *names: Any, group: str = "Options", more: bool = False, **settings: Any) -> None:
         super().__init__(*names, **settings)
@@ -61,35 +58,19 @@ class Explained(click.Command):
 
 
 class Command(Explained):
-    """A command with examples before its options, and its options in groups.
-
-    config: whether --config FILE gives further options.
-    """
+    """A command with examples before its options, and its options in groups."""
 
     def __init__(self, *args: Any, config: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if config:
-            self.params.append(
-                Option(
-                    ["--config"],
-                    metavar="FILE",
-                    group="Configuration",
-                    is_eager=True,
-                    expose_value=False,
-                    callback=_read_config,
-                    help="TOML file with a table of this command's options, such as [server] or [client].",
-                )
-            )
-        self.params.append(
-            Option(
-                ["--debug"],
-                group=LAST,
-                more=True,
-                is_flag=True,
-                expose_value=False,
-                help="Show the traceback of an error (also FEDSOLVE_DEBUG=1).",
-            )
-        )
+            told = "TOML file with a table of this command's options, such as [server] or [client]."
+            reading = {"is_eager": True, "callback": _read_config, "metavar": "FILE"}
+            self._add("--config", told, group="Configuration", **reading)
+        told = "Show the traceback of an error (also FEDSOLVE_DEBUG=1)."
+        self._add("--debug", told, is_flag=True, more=True)
+
+    def _add(self, name: str, told: str, group: str = LAST, **settings: Any) -> None:
+        self.params.append(Option([name], group=group, expose_value=False, help=told, **settings))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -103,11 +84,9 @@ class Command(Explained):
         self.write_examples(formatter)
 
     def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
-        """Whether the help page has this option."""
         return isinstance(param, click.Option)
 
     def help_groups(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """The options of the help page under the titles of their groups."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -129,17 +108,7 @@ class TwoPages(Command):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params.append(
-            Option(
-                ["--help-all"],
-                group=LAST,
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=_show_all,
-                help=self.every,
-            )
-        )
+        self._add("--help-all", self.every, is_flag=True, is_eager=True, callback=_show_all)
 
     def shown(self, ctx: click.Context, param: click.Parameter) -> bool:
         return super().shown(ctx, param) and bool(ctx.meta.get(ALL) or not getattr(param, "more", False))
@@ -168,7 +137,6 @@ class ExamplesGroup(Explained, click.Group):
 
 
 def config_table(path: str, command: str) -> dict[str, Any]:
-    """The table of a command in a TOML file."""
     document = read_toml(path)
     table = document.get(command, {})
     if not isinstance(table, dict) or not table:

@@ -38,8 +38,6 @@ _NEXT = (
 
 
 class DemoOptions(Options):
-    """The federation, the methods, and where the results go."""
-
     title = "The federation"
     clients: int = option(20, "How many clients.", least=1)
     alpha: float = option(0.1, "Dirichlet parameter: small is uneven.")
@@ -196,7 +194,6 @@ def _methods(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _show_results(page: Console, run: RunFolder, remark: str) -> None:
-    """What each method reaches and what it costs."""
     (results,) = tables_of(run)
     lines = [(row.label, *("" if one is None else one.text for one in row.entries)) for row in results.rows]
     page.print(table((results.corner, *results.columns), lines))
@@ -205,10 +202,7 @@ def _show_results(page: Console, run: RunFolder, remark: str) -> None:
 
 
 def _show_changes(page: Console, first: str, reached: float, changes: Sequence[Mapping[str, Any]]) -> None:
-    """What happens when the same rows are dealt differently.
-
-    first: the name of the division so far. reached: FedAvg's accuracy on it.
-    """
+    """What happens when the same rows are dealt differently."""
     page.print("The same images, dealt differently", style="bold")
     page.print(
         "How much the weights change against the models above (largest relative difference of any weight "

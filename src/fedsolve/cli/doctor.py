@@ -28,26 +28,16 @@ from fedsolve.tables.schema_file import read_schema
 from fedsolve.tables.table_file import ColumnLayout, parts, read_table
 
 _ROLE = "What this machine is"
-_SIGNS = {
-    "ok": "[green]ok[/green]",
-    "warning": "[yellow]warning[/yellow]",
-    "failed": "[red]failed[/red]",
-}
+_SIGNS = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "failed": "[red]failed[/red]"}
 
 
 class DoctorOptions(StoreOptions, DatasetOptions, KeyFolderOptions, TableOptions):
-    """What this machine is in a federation, and what it has."""
-
     title = READING
     server: str | None = option(None, "A site: where its server is.", metavar="HOST:PORT", group=_ROLE)
     name: str | None = option(None, "A site: its name, which is its key's.", metavar="NAME", group=_ROLE)
     listen: str | None = option(None, "The server: where it listens.", metavar="HOST:PORT", group=_ROLE)
     hosts: tuple[str, ...] = option(
-        (),
-        "The server: a name that sites use for it. May be repeated.",
-        flag="--host",
-        metavar="HOST",
-        group=_ROLE,
+        (), "The server: a name of it. May be repeated.", flag="--host", metavar="HOST", group=_ROLE
     )
     insecure: bool = option(False, "A federation without TLS and keys.", group=_ROLE)
     state: str | None = option(None, "The server: its folder of state.", metavar="DIR", group=_ROLE)
@@ -99,10 +89,7 @@ def doctor(options: DoctorOptions, output: Output) -> int:
 def look_at_data(
     source: str, root: str | None = None, layout: ColumnLayout | None = None, schema: str | None = None
 ) -> Finding:
-    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images.
-
-    schema: file that says what a row of a table must be.
-    """
+    """Whether a file or dataset can be read: rows, classes, and an image of each class if it has images."""
 
     def look() -> str:
         known = None if schema is None else read_schema(schema)

@@ -46,16 +46,12 @@ def experiment() -> None:
 
 
 class RunFolderOptions(Options):
-    """Which experiment files, and where their runs are."""
-
     title = "Where things are"
     files: tuple[str, ...] = option((), argument=True, metavar="[FILE...]")
     runs: str = option("runs", "Folder of all runs, one each.", metavar="DIR")
 
 
 class ExperimentOptions(TrackerOptions, WatchOptions, StoreOptions, DatasetOptions, RunFolderOptions):
-    """What of the files is run."""
-
     title = "What runs"
     files: tuple[str, ...] = required(argument=True, metavar="FILE...")
     dataset: tuple[str, ...] = option((), "Only these datasets of the files.", metavar="NAME")
@@ -64,11 +60,12 @@ class ExperimentOptions(TrackerOptions, WatchOptions, StoreOptions, DatasetOptio
     check: bool = option(False, "Then compare every cell that ran with the paper's number and its interval.")
 
 
-class TablesOptions(Options):
-    """Which runs, and how their tables are written."""
-
+class RunsOptions(Options):
     title = LAST
     runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
+
+
+class TablesOptions(RunsOptions):
     style: Literal["markdown", "latex"] = option("markdown", "How tables are written.", flag="--format")
     out: str | None = option(None, "Write to this file instead of stdout.", metavar="FILE")
 
@@ -124,7 +121,9 @@ def run(options: ExperimentOptions, output: Output) -> int:
     _tell_left_out(output, summaries)
     document: dict[str, Any] = {"runs": [vars(summary) for summary in summaries]}
     if not options.check:
-        output.result(document, lambda page: _show_runs(page, summaries))
+        folders = " ".join(str(summary.folder) for summary in summaries[:3])
+        more = " ..." if len(summaries) > 3 else ""
+        output.result(document, f"Now: fedsolve experiment table {folders}{more}")
         return 0
     checks = {summary.folder.name: checks_of(load_run(summary.folder)) for summary in summaries}
     document["checks"] = {
@@ -173,25 +172,17 @@ def table_(options: TablesOptions, output: Output) -> None:
     """
     out = options.out
     check_target(out, *options.runs)
-    found = [(load_run(folder), Path(folder)) for folder in options.runs]
     tables = []
-    for one, folder in found:
-        made = tables_of(one)
-        if not made:
+    for folder, one in [(folder, load_run(folder)) for folder in options.runs]:
+        if not (made := tables_of(one)):
             output.note(f"{folder} has no finished cells yet.")
         tables += made
     text = "\n".join(each.to_latex() if options.style == "latex" else each.to_markdown() for each in tables)
     if out is not None:
         write_text(out, text)
     document = {"tables": [each.as_dict() for each in tables], "out": out}
-
-    def show(page: Console) -> None:
-        if out is None:
-            click.echo(text, nl=False)
-        else:
-            page.print(f"{len(tables)} tables in {out}")
-
-    output.result(document, show)
+    in_file = f"{len(tables)} tables in {out}"
+    output.result(document, (lambda page: click.echo(text, nl=False)) if out is None else in_file)
 
 
 def _read(files: Sequence[str]) -> list[Experiment]:
@@ -270,12 +261,6 @@ def _tell_left_out(output: Output, summaries: Sequence[Summary]) -> None:
     output.warn(f"{told} {remedy}")
 
 
-def _show_runs(page: Console, summaries: Sequence[Summary]) -> None:
-    folders = " ".join(str(summary.folder) for summary in summaries[:3])
-    more = " ..." if len(summaries) > 3 else ""
-    page.print(f"Now: fedsolve experiment table {folders}{more}", soft_wrap=True)
-
-
 def _show_checks(page: Console, checks: Mapping[str, Sequence[Check]]) -> None:
     """Every comparison in a line, and what they come to."""
     for name, found in checks.items():
@@ -299,22 +284,14 @@ def _show_checks(page: Console, checks: Mapping[str, Sequence[Check]]) -> None:
             page.print(f"{name}: the paper has no number for any cell that ran.", soft_wrap=True)
 
 
-class ReportOptions(Options):
-    """Which runs, and where their page goes."""
-
-    title = LAST
-    runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
+class ReportOptions(RunsOptions):
     out: str = option("report.html", "The HTML file to write.", metavar="FILE")
     heading: str | None = option(
         None, "Heading of the page.", flag="--title", metavar="TEXT", none="by its contents"
     )
 
 
-class FigureOptions(Options):
-    """Which runs, and where their figures go."""
-
-    title = LAST
-    runs: tuple[str, ...] = required(argument=True, metavar="RUN...")
+class FigureOptions(RunsOptions):
     out: str = option("figures", "Folder for the files.", metavar="DIR")
     form: Literal["png", "svg", "pdf"] = option("png", "Kind of files.", flag="--format")
 
@@ -340,8 +317,7 @@ def report(options: ReportOptions, output: Output) -> None:
     write_report(folders, Path(out), options.heading)
     size = Path(out).stat().st_size
     told = f"{counted(len(folders), 'run')} in {out} ({size / 1e6:.1f} MB)"
-    document = {"runs": folders, "out": out, "bytes": size}
-    output.result(document, told)
+    output.result({"runs": folders, "out": out, "bytes": size}, told)
 
 
 @command(group=experiment)
@@ -364,15 +340,11 @@ def figures(options: FigureOptions, output: Output) -> None:
         raise ModelFileError(f"cannot write figures to {out}: it is a file. Name a folder.")
     chosen = next(known for known in FORMATS if known == options.form)
     written = write_figures(run_folders(options.runs), folder, chosen)
-    told = f"{counted(len(written), 'figure')} in {folder}"
-    document = {"files": written, "out": out}
-    output.result(document, told)
+    output.result({"files": written, "out": out}, f"{counted(len(written), 'figure')} in {folder}")
 
 
 def run_folders(named: tuple[str, ...]) -> list[Path]:
     """The named run folders, each once; a folder of runs stands for all of them."""
-    from fedsolve.experiments.run_folder import TEXT
-
     found: dict[Path, Path] = {}
     for name in named:
         folder = Path(name)

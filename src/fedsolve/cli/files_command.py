@@ -21,6 +21,7 @@ from fedsolve.container import locked
 from fedsolve.data.targets import check_target
 from fedsolve.errors import DataError
 from fedsolve.network.keyfolder import Keys, private_folder, require_ciphers
+from fedsolve.network.security import registered
 
 if TYPE_CHECKING:
     from fedsolve.federation.recipe import Recipe
@@ -39,18 +40,12 @@ def files() -> None:
 
 
 class AskOptions(RunOptions):
-    """The answers that came, and the run that they belong to."""
-
     title = "The run"
     answers: tuple[str, ...] = option((), argument=True, metavar="[ANSWER.fst]...")
     state: str = option("fedsolve-files")
 
 
-@command(
-    group=files,
-    cls=MethodCommand,
-    config=True,
-)
+@command(group=files, cls=MethodCommand, config=True)
 def ask(options: AskOptions, output: Output) -> None:
     """Train over sites without a network: messages are files, carried by mail, a shared folder or a stick.
 
@@ -77,7 +72,7 @@ def ask(options: AskOptions, output: Output) -> None:
         check_target(written, *options.answers)
     require_ciphers()
     folder, keys = Path(options.state), options.key_folder
-    options.check(recipe, _sites(keys))
+    options.check(recipe, len(registered(keys)))
     started = time.perf_counter()
     private_folder(folder)
     with locked(folder / "lock", f"the state folder {folder} is used"):
@@ -114,38 +109,25 @@ def _go_on(
             around = None if options.plain else secured(options, state, lasting=True)
             model, _ = run_method(recipe, federate, state, [ExchangeNotes(output)], around)
     except Awaited as waiting:
-        return {
-            "status": "waiting",
-            "requests": [
-                {"file": str(path), "bytes": path.stat().st_size, "waiting_for": list(names)}
-                for path, names in waiting.requests.items()
-            ],
-            "waiting_for": list(waiting.sites),
-            "state": str(folder),
-        }
+        requests = [
+            {"file": str(path), "bytes": path.stat().st_size, "waiting_for": list(names)}
+            for path, names in waiting.requests.items()
+        ]
+        told = {"requests": requests, "waiting_for": list(waiting.sites), "state": str(folder)}
+        return {"status": "waiting", **told}
     return {"status": "complete", **run_document(options, recipe, model, state)}
 
 
-def _sites(keys: Keys) -> int:
-    from fedsolve.network.security import registered
-
-    return len(registered(keys))
-
-
 def _waiting_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        *(
-            ("request", f"{one['file']} ({one['bytes']:,} bytes), for {', '.join(one['waiting_for'])}")
-            for one in document["requests"]
-        ),
-        ("at each site", "fedsolve files answer REQUEST.fsq --name NAME --data ..."),
-        ("then here", "the same command with the answers: fedsolve files ask NAME.fst ..."),
-    ]
+    lines = []
+    for one in document["requests"]:
+        told = f"{one['file']} ({one['bytes']:,} bytes), for {', '.join(one['waiting_for'])}"
+        lines.append(("request", told))
+    lines.append(("at each site", "fedsolve files answer REQUEST.fsq --name NAME --data ..."))
+    return [*lines, ("then here", "the same command with the answers: fedsolve files ask NAME.fst ...")]
 
 
 class AnswerOptions(SiteOptions):
-    """The request, and where the answer goes."""
-
     title = SITE
     request_file: str = required(argument=True, metavar="REQUEST.fsq")
     out: str | None = option(None, "The answer.", metavar="FILE", none="NAME.fst")
@@ -210,7 +192,6 @@ def _answer(site: AnswerOptions, rows: SiteDataOptions, output: Output, out: Pat
 
 
 def _asks(note: dict[str, Any]) -> str:
-    """What a request is about, in words."""
     if note.get("ask") == "describe":
         return "what this site has"
     if note.get("ask") == "letter":

@@ -95,7 +95,6 @@ def _site(config: str) -> Answerer | Proposing:
 
 @client.query()  # type: ignore[misc, untyped-decorator, unused-ignore]
 def query(message: Any, context: Any) -> Any:
-    """Answer one message."""
     config = str(context.node_config.get("config", ""))
     if not config:
         raise DataError("this node has no data: --node-config 'config=\"/etc/fedsolve/site.toml\"'.")

@@ -21,8 +21,6 @@ from fedsolve.statistics.results import StatisticModel
 
 
 class InfoOptions(ModelOptions):
-    """How the card is written."""
-
     markdown: bool = option(False, "Print Markdown: the model card.", group=LAST)
     out: str | None = option(None, "Write the Markdown to a file.", metavar="FILE", none="stdout", group=LAST)
 
@@ -68,23 +66,16 @@ def _show(page: Console, told: dict[str, Any]) -> None:
 
 
 class ExportOptions(ModelOptions):
-    """What is written."""
-
     title = "Export"
     target: str = required("The ONNX file to write.", flag="--onnx", metavar="FILE")
     precision: str = option(
-        PRECISIONS[0],
-        "Of the matrix of features, of wide layers and of what comes out.",
-        choices=PRECISIONS,
+        PRECISIONS[0], "Of the matrix of features, of wide layers and of what comes out.", choices=PRECISIONS
     )
     images: bool = option(
         False, "Join the model's backbone (onnx:FILE, efficientnet-lite0, pixels:SIZE): pixels go in."
     )
     backbone: str | None = option(
-        None,
-        "With --images, the backbone where its files lie elsewhere now.",
-        metavar="ADDRESS",
-        none="the model's",
+        None, "With --images, the backbone if its files have moved.", metavar="ADDRESS", none="the model's"
     )
 
 

@@ -30,8 +30,6 @@ READING = "Reading the data"
 
 
 class DialectOptions(Options):
-    """How a csv file is spelled."""
-
     title = READING
     delimiter: str = option(
         "auto", "csv: what separates cells; 'tab', or 'auto' to guess.", metavar="CHAR", more=True
@@ -45,40 +43,23 @@ class DialectOptions(Options):
     encoding: str = option("utf-8", "csv: of its text.", metavar="NAME", more=True)
 
     def dialect(self) -> Dialect:
-        """The same as the reader of tables takes it."""
         return Dialect(
-            delimiter=self.delimiter,
-            decimal=self.decimal,
-            thousands=self.thousands,
-            encoding=self.encoding,
+            delimiter=self.delimiter, decimal=self.decimal, thousands=self.thousands, encoding=self.encoding
         )
 
 
 class TableOptions(DialectOptions):
-    """How to read a file of rows."""
-
     features_key: str | None = option(
-        None,
-        "npz: array of features.",
-        metavar="KEY",
-        none="x_train or x_test, else x, X, features or data",
-        more=True,
+        None, "npz: the features.", metavar="KEY", none="x_train, x_test, x, X, features, data", more=True
     )
     labels_key: str | None = option(
-        None,
-        "npz: array of labels.",
-        metavar="KEY",
-        none="y_train or y_test, else y, Y, labels, label or target",
-        more=True,
+        None, "npz: labels.", metavar="KEY", none="y_train, y_test, y, Y, labels, label, target", more=True
     )
     label: str | None = option(
         None, "Label column.", metavar="NAME|INDEX", none="label, target, class, y, or the last"
     )
     drop: tuple[str, ...] = option(
-        (),
-        "csv, parquet: column to leave out, such as a row number. May be repeated.",
-        metavar="NAME|INDEX",
-        more=True,
+        (), "csv, parquet: column to leave out. May be repeated.", metavar="NAME|INDEX", more=True
     )
     header: bool = option(True, "csv: whether line 1 has names.", more=True)
 
@@ -90,8 +71,6 @@ class TableOptions(DialectOptions):
 
 
 class RowOptions(StoreOptions, DatasetOptions, TableOptions):
-    """How to read rows: of a table, or of a dataset by the backbone that makes features of its images."""
-
     title = READING
     backbone: str | None = option(
         None, "Makes features of images.", metavar="B", none=f"the model's, or {DEFAULT_BACKBONE}"
@@ -108,10 +87,7 @@ class RowOptions(StoreOptions, DatasetOptions, TableOptions):
 
 @dataclass(frozen=True)
 class Division:
-    """How rows are split: by a partition of `fedsolve.partition`, or by the owners that the data name (None).
-
-    options: what the partition takes besides the number of clients and the seed.
-    """
+    """How rows are split: by a partition of `fedsolve.partition`, or by the owners in the data (None)."""
 
     kind: str | None
     clients: int | None = None
@@ -153,8 +129,6 @@ class Division:
 
 
 class ClientOptions(Options):
-    """A partition by its parameters, or the column that names owners."""
-
     title = "Who owns which rows"
     clients: int = option(20, "How many clients.")
     partition: str = option("iid", f"{', '.join(KINDS)}.", choices=tuple(KINDS), metavar="KIND")
@@ -166,10 +140,7 @@ class ClientOptions(Options):
     min_size: int = option(0, "The fewest rows a client may have.", more=True)
     partition_seed: int = option(0, "Seed of the partition.", more=True)
     client: str | None = option(
-        None,
-        "Column or array that names each row's owner.",
-        flag="--client-column",
-        metavar="NAME",
+        None, "Column or array that names each row's owner.", flag="--client-column", metavar="NAME"
     )
 
     def division(self, data: Sequence[str], schema: Schema | None) -> Division:

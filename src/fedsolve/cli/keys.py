@@ -48,8 +48,6 @@ class _KeysCommand(Command):
 
 
 class KeyFolderOptions(Options):
-    """The folder of keys."""
-
     title = _FILES
     keys: str | None = option(
         None, "Folder made by 'fedsolve keys'.", metavar="DIR", none="FEDSOLVE_KEYS, else keys"
@@ -57,39 +55,32 @@ class KeyFolderOptions(Options):
 
     @property
     def key_folder(self) -> Keys:
-        """The folder of keys: as named, else by the environment."""
         return Keys(self.keys or os.environ.get("FEDSOLVE_KEYS") or "keys")
 
 
 class ServerKeyOptions(KeyFolderOptions):
-    """The server's certificate."""
-
     days: int = option(
         certificates.SERVER_DAYS,
-        "Days for which the server's certificate is valid.",
+        "Days that it is valid.",
         least=1,
         most=certificates.AUTHORITY_DAYS,
         group=_SERVER,
     )
     hosts: tuple[str, ...] = option(
         (),
-        "Name or address by which sites reach the server. May be repeated.",
+        "Its name for sites. May be repeated.",
         flag="--host",
         metavar="HOST",
-        none="those of the certificate there is",
+        none="as before",
         group=_SERVER,
     )
 
 
 class NewServerOptions(ServerKeyOptions):
-    """The same where there is none yet."""
-
     hosts: tuple[str, ...] = required()
 
 
 class SiteNameOptions(KeyFolderOptions):
-    """Which site."""
-
     name: str = required(argument=True)
 
 
@@ -105,8 +96,7 @@ def init(options: NewServerOptions, output: Output) -> None:
     """
     held = options.key_folder
     certificates.create_authority(held, options.hosts, options.days)
-    advice = "Send ca.crt to every site; compare its fingerprint by telephone."
-    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
+    _tell_server(output, held, "Send ca.crt to every site; compare its fingerprint by telephone.")
 
 
 @command(group=keys, cls=_KeysCommand)
@@ -122,8 +112,7 @@ def renew(options: ServerKeyOptions, output: Output) -> None:
     """
     held = options.key_folder
     certificates.renew_server(held, options.hosts, options.days)
-    advice = "Start the server again; sites need nothing new."
-    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
+    _tell_server(output, held, "Start the server again; sites need nothing new.")
 
 
 @command(group=keys, cls=_KeysCommand)
@@ -139,24 +128,17 @@ def client(options: SiteNameOptions, output: Output) -> None:
     held, name = options.key_folder, options.name
     site = security.create_client(held, name)
     public = held.client_public_key(name)
-    document = {
-        "site": name,
-        "private_key": held.client_key(name),
-        "public_key": public,
-        "fingerprint": site.fingerprint,
-    }
+    document = {"site": name, "private_key": held.client_key(name), "public_key": public}
     lines = [
         ("site", name),
         ("private key", f"{held.client_key(name)} (stays here)"),
         ("public key", f"{public} (for the server: fedsolve keys register {public.name})"),
         ("fingerprint", site.fingerprint),
     ]
-    output.result(document, lines)
+    output.result(document | {"fingerprint": site.fingerprint}, lines)
 
 
 class RegisterOptions(KeyFolderOptions):
-    """The keys of sites to let in."""
-
     files: tuple[str, ...] = required(argument=True, metavar="NAME.pub...")
     name: str | None = option(None, "Name of the site.", metavar="NAME", none="as in the file")
 
@@ -193,8 +175,6 @@ def remove(options: SiteNameOptions, output: Output) -> None:
 
 
 class RosterOptions(KeyFolderOptions):
-    """The sites to know, and those to forget."""
-
     files: tuple[str, ...] = option((), argument=True, metavar="[NAME.pub...]")
     gone: tuple[str, ...] = option((), "Take this site off.", flag="--remove", metavar="NAME")
 
@@ -240,11 +220,7 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
     sites = list(security.registered(held).values())
     own = [security.own_site(held, path.stem) for path in sorted(held.clients.glob("*.key"))]
     known = list(security.known_sites(held).values())
-    document = _server_facts(held) | {
-        "sites": _listed(sites),
-        "keys": _listed(own),
-        "roster": _listed(known),
-    }
+    document = _server_facts(held) | {"sites": _listed(sites), "keys": _listed(own), "roster": _listed(known)}
 
     def show(page: Console) -> None:
         facts(page, _server_lines(held))
@@ -263,6 +239,10 @@ def list_keys(options: KeyFolderOptions, output: Output) -> None:
             page.print(_sites_table("known site", known))
 
     output.result(document, show)
+
+
+def _tell_server(output: Output, held: Keys, advice: str) -> None:
+    output.result(_server_facts(held), [*_server_lines(held), ("next", advice)])
 
 
 def _listed(sites: Sequence[Site]) -> list[dict[str, str]]:

@@ -24,33 +24,13 @@ from fedsolve.pages.words import harmless, one_line
 from fedsolve.version import __version__
 from fedsolve.watching.log_lines import logging_lines, say
 
-LOCAL = {
-    "demo": "demo",
-    "methods": "methods",
-    "schema": "schema_command",
-    "train": "train",
-    "personalise": "personalise",
-    "evaluate": "predict",
-    "predict": "predict",
-    "info": "info",
-    "export": "info",
-    "datasets": "features",
-    "features": "features",
-    "experiment": "experiment",
-    "report": "experiment",
-    "audit": "audit",
-    **dict.fromkeys(("describe", "glm", "cox", "survival", "mixed", "release", "fit"), "statistics_commands"),
-}
-NETWORK = {
-    "server": "server",
-    "client": "client",
-    "status": "status_command",
-    "files": "files_command",
-    "keys": "keys",
-    "certificate": "certificate",
-    "doctor": "doctor",
-}
-COMMANDS = LOCAL | NETWORK
+_OWN = "demo methods train personalise predict info features experiment audit "
+_OWN += "server client keys certificate doctor"
+_STATISTICS = "describe glm cox survival mixed release fit"
+COMMANDS = {name: name for name in _OWN.split()}
+COMMANDS |= {name: f"{name}_command" for name in ("schema", "status", "files")}
+COMMANDS |= {"evaluate": "predict", "export": "info", "datasets": "features", "report": "experiment"}
+COMMANDS |= dict.fromkeys(_STATISTICS.split(), "statistics_commands")
 """In which module of this package a command is; it is imported when the command is given."""
 
 
@@ -108,12 +88,9 @@ def _report(problem: BaseException, as_json: bool, debug: bool) -> int:
 
 
 def _verdict(problem: BaseException) -> tuple[str, int, str]:
-    """Kind, exit code and message of an error."""
     message = one_line(str(problem))
-    if isinstance(problem, Interrupted):
-        return "interrupted", 130, message
-    if isinstance(problem, click.Abort | KeyboardInterrupt):
-        return "interrupted", 130, "interrupted."
+    if isinstance(problem, Interrupted | click.Abort | KeyboardInterrupt):
+        return "interrupted", 130, message or "interrupted."
     if isinstance(problem, click.ClickException):
         message = one_line(problem.format_message())
         context = problem.ctx if isinstance(problem, click.UsageError) else None
@@ -121,35 +98,23 @@ def _verdict(problem: BaseException) -> tuple[str, int, str]:
             end = "" if message.endswith((".", "?")) else "."
             message = f"{message}{end} See '{context.command_path} --help'."
         return "usage", 2, message
-    if _diverged(problem):
+    cause: BaseException | None = problem
+    while cause is not None and not isinstance(cause, DivergenceError):
+        cause = cause.__cause__
+    if cause is not None:
         return "diverged", 5, message
     if isinstance(problem, CohortError | TermError):
         return "participants", 3, message
-    if isinstance(problem, ModelFileError):
-        return "file", 4, message
     if isinstance(problem, FedsolveError):
-        return "data", 2, message
+        return ("file", 4, message) if isinstance(problem, ModelFileError) else ("data", 2, message)
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""
         return "file", 4, f"{where}{problem.strerror or problem}."
     if isinstance(problem, MemoryError):
-        return (
-            "data",
-            2,
-            f"not enough memory ({message or 'out of memory'}). Use a smaller --width or fewer rows.",
-        )
-    return (
-        "internal",
-        1,
-        f"unforeseen {type(problem).__name__}: {message.rstrip('.')}. Run again with --debug and report it.",
-    )
-
-
-def _diverged(problem: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, is a divergence."""
-    while problem is not None and not isinstance(problem, DivergenceError):
-        problem = problem.__cause__
-    return problem is not None
+        message = f"not enough memory ({message or 'out of memory'}). Use a smaller --width or fewer rows."
+        return "data", 2, message
+    unforeseen = f"unforeseen {type(problem).__name__}: {message.rstrip('.')}."
+    return "internal", 1, f"{unforeseen} Run again with --debug and report it."
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)

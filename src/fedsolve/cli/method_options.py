@@ -49,12 +49,7 @@ def method_keys() -> list[str]:
     return sorted((info.key for info in registry.methods()), key=lambda key: (is_gradient(key), key))
 
 
-def method_keys_of(gradient: bool) -> list[str]:
-    """Keys of the methods of one family."""
-    return [key for key in method_keys() if is_gradient(key) == gradient]
-
-
-_KEYS = [key for key in method_keys_of(gradient=False) if key not in (PRIVATE, "release")]
+_KEYS = [key for key in method_keys() if not is_gradient(key) and key not in (PRIVATE, "release")]
 """Named on the short help page; those with noise have options and commands of their own."""
 
 
@@ -64,10 +59,7 @@ class MethodOptions(Options):
     title = "Training"
     method: str = option(DEFAULT_METHOD, f"{', '.join(_KEYS)}, ...", metavar="NAME")
     preset: Literal["paper"] | None = option(
-        None,
-        "paper: the paper's settings.",
-        metavar="paper",
-        none="chosen on rows held out, unless some are given",
+        None, "paper: the paper's settings.", metavar="paper", none="chosen on rows held out"
     )
     calibrate: bool | None = option(
         None,
@@ -77,11 +69,7 @@ class MethodOptions(Options):
         more=True,
     )
     class_weight: Literal["balanced"] | None = option(
-        None,
-        "balanced: rare classes count as much as frequent ones.",
-        metavar="HOW",
-        none="by rows",
-        more=True,
+        None, "balanced: rare classes count like frequent ones.", metavar="HOW", none="by rows", more=True
     )
 
     def chosen(self, output: Output) -> Method[Any]:
@@ -138,7 +126,6 @@ def groups(key: str) -> dict[str, list[Description]]:
 
 
 def own_title(key: str) -> str:
-    """The title over a method's own parameters."""
     return f"Parameters of {key} ({registry.info(key).paper})"
 
 

@@ -28,8 +28,6 @@ _COLUMNS = """| parameter | option | value | default | what it is |
 
 
 class ListOptions(Options):
-    """Which methods, and what of them."""
-
     title = "Methods"
     family: Literal["closed-form", "gradient"] | None = option(None, "Only the methods of this family.")
     parameters: bool = option(False, "The parameters of every method, as a Markdown page.")
@@ -127,7 +125,6 @@ def parameter_page() -> str:
 
 
 def parameter_lists() -> dict[str, list[dict[str, Any]]]:
-    """The same for a program."""
     return {
         title: [
             {

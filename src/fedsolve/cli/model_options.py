@@ -12,40 +12,21 @@ from fedsolve.registry import allowing
 
 
 class AllowOptions(Options):
-    """Code from outside that somebody else may name to have it run."""
-
     networks: tuple[str, ...] = option(
-        (),
-        "Function package.module:function that may be imported and called to make a network of that name. "
-        "May be repeated.",
-        flag="--allow-network",
-        metavar="P.M:F",
-        none="none",
+        (), "Function that may make a network. May be repeated.", flag="--allow-network", metavar="P.M:F"
     )
     methods: tuple[str, ...] = option(
-        (),
-        "Method from outside fedsolve, as package.module:Class or by the name of its entry point, that may "
-        "be imported and run. May be repeated.",
-        flag="--allow-method",
-        metavar="P.M:C",
-        none="none",
+        (), "Method from outside that may run. May be repeated.", flag="--allow-method", metavar="P.M:C"
     )
 
 
 class DeviceOptions(Options):
-    """Where to compute."""
-
     device: str = option(
-        "cpu",
-        "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.",
-        metavar="NAME",
-        more=True,
+        "cpu", "Where to compute: cpu, torch:cpu, cuda, cuda:1, or auto.", metavar="NAME", more=True
     )
 
 
 class ModelOptions(AllowOptions):
-    """Which model."""
-
     title = "Model"
     model: str = required(argument=True)
 
@@ -63,7 +44,6 @@ class ModelOptions(AllowOptions):
         return model
 
     def classifier(self) -> tuple[Model, Array]:
-        """The model of the file, and its classes."""
         model = self.predictor()
         if model.classes is None:
             raise DataError(f"{self.model} is a regression model; this command is for classifiers.")

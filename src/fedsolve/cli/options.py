@@ -16,7 +16,7 @@ The docstring of the function is the help page (`cli.command`).
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
 from inspect import get_annotations
@@ -98,7 +98,6 @@ class Options:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def source(self, name: str) -> Source:
-        """Where the value of this option came from."""
         return self.sources.get(name, Source.DEFAULT)
 
     def given(self, *names: str) -> list[str]:
@@ -225,14 +224,6 @@ def _click_parameter(cls: type[Options], description: Description, shown: _Shown
     )
 
 
-def _click_parameters(classes: Iterable[type[Options]]) -> list[click.Parameter]:
-    return [
-        _click_parameter(cls, described(cls)[each.name], each.metadata[_KEY])
-        for cls in classes
-        for each in _shown_fields(cls)
-    ]
-
-
 def _shown_fields(cls: type[Options]) -> list[Field[Any]]:
     """The options of a class as its help page lists them: its own before those that it inherits."""
     known = {each.name: each for each in fields(cls) if _KEY in each.metadata}
@@ -242,7 +233,6 @@ def _shown_fields(cls: type[Options]) -> list[Field[Any]]:
 
 
 def source_of(ctx: click.Context, name: str) -> Source:
-    """Where a command line has the value of an option from."""
     found = ctx.get_parameter_source(name)
     return Source.DEFAULT if found is None else _SOURCES.get(found, Source.DEFAULT)
 
@@ -274,10 +264,15 @@ def command(
         def callback(ctx: click.Context, /, **_: Any) -> Any:
             return function(**{each: _taken(kind, ctx) for each, kind in hints.items()})
 
+        params = [
+            _click_parameter(kind, described(kind)[each.name], each.metadata[_KEY])
+            for kind in hints.values()
+            for each in _shown_fields(kind)
+        ]
         made = cls(
             name or function.__name__,
             callback=callback,
-            params=_click_parameters(hints.values()),
+            params=params,
             help=help or function.__doc__,
             **settings,
         )

@@ -46,10 +46,7 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 class Output(Options):
-    """Where a command's words go: a page for people, one JSON document, or nothing.
-
-    heard: called with every remark too.
-    """
+    """Where a command's words go: a page for people, one JSON document, or nothing."""
 
     title = LAST
     as_json: bool = option(
@@ -151,7 +148,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 
 def facts(page: Console, lines: Sequence[tuple[str, str]]) -> None:
-    """Print names and values in two columns."""
     page.print(fact_grid(lines))
 
 
@@ -169,7 +165,6 @@ def fact_grid(lines: Sequence[tuple[str, str]]) -> Table:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole file in one step."""
     from fedsolve import container
 
     container.write_atomically(path, text.encode())

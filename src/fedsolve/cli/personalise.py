@@ -22,18 +22,13 @@ _SITE = "The site"
 
 
 class PersonaliseOptions(UseOptions):
-    """The site, and what it kept."""
-
     data: str = required(argument=True)
     out: str = required("The site's own model; mode 0600.", metavar="FILE", group=_SITE)
     name: str | None = option(
         None, "The site's name in the run.", metavar="NAME", none="it joins now", group=_SITE
     )
     state: str | None = option(
-        None,
-        "State folder of 'fedsolve client', where the site kept its part of the run.",
-        metavar="DIR",
-        group=_SITE,
+        None, "State folder of 'fedsolve client', with its part of the run.", metavar="DIR", group=_SITE
     )
     growing: bool = option(
         False, "apfl: keep the sums in the file, so that rows can be added to it in Python.", group=_SITE
@@ -88,7 +83,6 @@ def personalise(options: PersonaliseOptions, reading: RowOptions, output: Output
 
 
 def _site(options: PersonaliseOptions) -> tuple[str, Path | None]:
-    """The site's name, and where it keeps its states."""
     if options.state is None:
         return options.name or "a site that joins", None
     if options.name is None:

@@ -43,13 +43,8 @@ from fedsolve.tables.preparation import far_outside
 
 
 class UseOptions(ModelOptions):
-    """A model that is used on rows."""
-
     device: str | None = option(
-        None,
-        "Where to compute: cpu, cuda, cuda:1, or auto for a GPU where there is one.",
-        metavar="NAME",
-        none="cpu",
+        None, "Where to compute: cpu, cuda, cuda:1, or auto.", metavar="NAME", none="cpu"
     )
     part: TrainOrTest | None = option(
         None, "npz with x_train and x_test: which rows.", none="test", group=READING
@@ -68,12 +63,9 @@ class UseOptions(ModelOptions):
 
 
 class DepthOptions(UseOptions):
-    """A model that may be read at an earlier layer."""
-
     layers: int | None = option(None, "Stop after this many blocks of a deep model.", none="all")
 
     def depth(self, model: Model) -> dict[str, Any]:
-        """What the predictions of a model take for it."""
         if self.layers is None:
             return {}
         if not isinstance(model, StagedModel):
@@ -86,8 +78,6 @@ _PREDICTIONS = "Predictions"
 
 
 class PredictOptions(DepthOptions):
-    """Which rows, and what is written of them."""
-
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
     out: str | None = option(
         None, "Where to write the csv.", metavar="FILE", none="stdout", group=_PREDICTIONS
@@ -95,19 +85,14 @@ class PredictOptions(DepthOptions):
     scores: bool = option(False, "Add one score column per class.", group=_PREDICTIONS)
     probabilities: bool = option(False, "Add one probability column per class.", group=_PREDICTIONS)
     keep: tuple[str, ...] = option(
-        (),
-        "Column to write beside the label. May be repeated.",
-        metavar="NAME",
-        none="the schema's identifiers",
-        group=_PREDICTIONS,
+        (), "Column to write too. May be repeated.", metavar="NAME", none="identifiers", group=_PREDICTIONS
     )
     level: float | None = option(
         None,
-        "Regression: share of the truths that the columns low and high hold.",
+        "Regression: share of truths within low and high.",
         above=0,
         most=0.999,
-        metavar="SHARE",
-        none="0.95, where rows were held out",
+        none="0.95",
         group=_PREDICTIONS,
     )
     strict: bool = option(False, "Refuse numbers far from those of training.", group=READING, more=True)
@@ -184,25 +169,14 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
 
 
 class EvaluateOptions(DepthOptions):
-    """Which rows, and what is measured."""
-
     data: str = required(argument=True)
     staged: bool = option(False, "Accuracy after 0, 1, ..., T blocks instead.")
     by: str | None = option(
-        None,
-        "Also for each group of this column, such as sex, or the site of each row.",
-        metavar="NAME",
-        none="all rows together",
-        group=_ASKED,
+        None, "Also for each group of this column, such as sex.", metavar="NAME", group=_ASKED
     )
     html: str | None = option(None, "Write a page with figures too.", metavar="FILE", group=_ASKED)
     sensitivity: float | None = option(
-        None,
-        "Two classes: the threshold that finds this share of the second, chosen on rows held out.",
-        above=0,
-        most=1,
-        metavar="SHARE",
-        group=_ASKED,
+        None, "Two classes: threshold that finds this share of the second.", above=0, most=1, group=_ASKED
     )
     importance: bool = option(False, "What is lost without each column.", group=_ASKED)
     column: tuple[str, ...] = option(
@@ -210,7 +184,6 @@ class EvaluateOptions(DepthOptions):
     )
 
     def check(self) -> None:
-        """Refuse options that exclude each other."""
         if self.column and not self.importance:
             raise click.UsageError("--column says whose --importance; add that")
         if self.staged and self.layers is not None:

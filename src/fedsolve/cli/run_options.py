@@ -21,8 +21,6 @@ _SITES = "The sites"
 
 
 class RunOptions(KeyFolderOptions, MethodOptions):
-    """A run over sites: the method, what sites have in common, and what may be seen of them."""
-
     title = "The run"
     insecure: bool = False
     missing: Literal["wait", "continue", "error"] = "wait"
@@ -30,39 +28,19 @@ class RunOptions(KeyFolderOptions, MethodOptions):
         False, "No secure sums: this server sees each site's sums. Sites must allow it.", group=_SITES
     )
     colluders: int = option(
-        0,
-        "Sites that might side with this server: more must then help to open a secure sum.",
-        least=0,
-        more=True,
-        group=_SITES,
+        0, "Sites that might side with this server, at most.", least=0, more=True, group=_SITES
     )
     unverified: bool = option(
-        False,
-        "Sites do not check questions against opened totals; each must allow it (verified = false).",
-        more=True,
-        group=_SITES,
+        False, "Sites check no question; each must allow it (verified = false).", more=True, group=_SITES
     )
     signatures: int | None = option(
-        None,
-        "Sites that must have checked a question.",
-        least=1,
-        none="more than half",
-        more=True,
-        group=_SITES,
+        None, "Sites that must check a question.", least=1, none="more than half", more=True, group=_SITES
     )
     classes: str | None = option(
-        None,
-        "The class list.",
-        metavar="A,B,...",
-        none="the union of what sites agree to send",
-        group=_SITES,
+        None, "The class list.", metavar="A,B,...", none="all that sites send", group=_SITES
     )
     schema: str | None = option(
-        None,
-        "What a row of the sites is, the same for all.",
-        metavar="FILE",
-        none="as sites propose it (--propose), else plain numbers",
-        group=_SITES,
+        None, "What a row of all sites is.", metavar="FILE", none="as proposed, or numbers", group=_SITES
     )
     schema_out: str | None = option(
         None, "Where to write the schema, at the end (.toml).", metavar="FILE", more=True, group=_SITES
@@ -70,11 +48,7 @@ class RunOptions(KeyFolderOptions, MethodOptions):
     task: Task | None = option(
         None, "What the labels are.", none="as the schema says, else classification", more=True
     )
-    state: str = option(
-        "fedsolve-run",
-        "Folder of the run: checkpoint, report, model; the same one continues it.",
-        metavar="DIR",
-    )
+    state: str = option("fedsolve-run", "Folder of the run; the same one continues it.", metavar="DIR")
     out: str | None = option(None, "Where to save the model too.", metavar="FILE")
 
     @cached_property
@@ -89,7 +63,6 @@ class RunOptions(KeyFolderOptions, MethodOptions):
         return None if note is None else Schema.from_note(note)
 
     def class_names(self) -> list[Any] | None:
-        """The classes that --classes or the schema name."""
         named = named_classes(self.classes)
         if self.kind == "regression" and named is not None:
             raise DataError("--classes are of a classification; leave them out of a regression.")

@@ -25,8 +25,6 @@ from fedsolve.tables.schema_file import to_toml, write_schema
 
 
 class SchemaOptions(DatasetOptions, DialectOptions):
-    """Which rows, and what is known about them."""
-
     title = READING
     file: str = required(argument=True, metavar="DATA")
     out: str | None = option(
@@ -34,18 +32,10 @@ class SchemaOptions(DatasetOptions, DialectOptions):
     )
     label: str | None = option(None, "Label column.", metavar="NAME", none="label, target, class or y")
     client: str | None = option(
-        None,
-        "Column that names each row's owner.",
-        flag="--client-column",
-        metavar="NAME",
-        none="none",
+        None, "Column that names each row's owner.", flag="--client-column", metavar="NAME", none="none"
     )
     weight: str | None = option(
-        None,
-        "Column that says how much a row counts in training.",
-        flag="--weight-column",
-        metavar="NAME",
-        none="none",
+        None, "Column with the weight of each row.", flag="--weight-column", metavar="NAME", none="none"
     )
     task: Task | None = option(None, "What the labels are.", none="as they look")
     backbone: str | None = option(None, "Turns images into features.", metavar="B", none=DEFAULT_BACKBONE)

@@ -50,74 +50,40 @@ _PLAIN = "PLAIN: this server sees the sums of every site by itself"
 
 
 class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
-    """Where sites connect, whom to wait for, and how the run is followed."""
-
     title = "The run"
     listen: str = option(
         f"0.0.0.0:{PORT}", "Where sites connect; nothing else is open.", metavar="HOST:PORT", group=_NET
     )
     insecure: bool = option(
-        False,
-        "No TLS, no keys: anyone who reaches the port can take part and read all.",
-        group=_NET,
+        False, "No TLS, no keys: anyone who reaches the port can take part and read all.", group=_NET
     )
     engine: Literal["mailbox", "flower"] = option(
-        "mailbox",
-        "What carries the messages: this server's own mailbox, or a Flower federation (docs: Which engine).",
-        more=True,
-        group=_NET,
+        "mailbox", "What carries the messages: our own mailbox, or Flower.", more=True, group=_NET
     )
     superlink: str | None = option(
-        None,
-        "The SuperLink of a Flower federation, as Flower's configuration calls it.",
-        metavar="NAME",
-        none="Flower's default",
-        more=True,
-        group=_NET,
+        None, "Flower: name of its SuperLink.", metavar="NAME", none="Flower's default", more=True, group=_NET
     )
     clients: int = required("Sites to wait for.", least=1, group=_SITES)
     missing: Literal["wait", "continue", "error"] = option(
-        "wait",
-        "What to do about a missing site: wait, continue without it (exact for those present), or stop.",
-        more=True,
-        group=_SITES,
+        "wait", "If a site is missing: wait, continue without it, or stop.", more=True, group=_SITES
     )
     min_clients: int = option(
         1, "Sites that must have answered an exchange.", least=1, more=True, group=_SITES
     )
     patience: float | None = option(
-        None,
-        "How long to wait for a complete answer.",
-        above=0,
-        metavar="SECONDS",
-        none="for ever",
-        more=True,
-        group=_SITES,
+        None, "Wait for an answer.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
     )
     gather: float | None = option(
-        None,
-        "How long to wait for the sites at the beginning.",
-        above=0,
-        metavar="SECONDS",
-        none="for ever",
-        more=True,
-        group=_SITES,
+        None, "Wait for all to come.", above=0, metavar="SECONDS", none="for ever", more=True, group=_SITES
     )
     state: str = option("fedsolve-server")
     status: int | None = option(
-        None,
-        "Page and metrics of the run, on loopback only; 0: any free port.",
-        least=0,
-        most=65535,
-        metavar="PORT",
-        none="none",
-        more=True,
+        None, "Page and metrics, on loopback; 0: any port.", least=0, most=65535, metavar="PORT", more=True
     )
     evaluate: bool = option(False, "Measure accuracy, or R², on the sites' rows, in one exchange.", more=True)
 
     @property
     def authority(self) -> Path | None:
-        """The folder of keys; None where none are used."""
         if self.engine == "flower":
             return None
         if not self.insecure:
@@ -127,10 +93,7 @@ class ServerOptions(TrackerOptions, DeviceOptions, RunOptions):
         return None
 
 
-@command(
-    cls=MethodCommand,
-    config=True,
-)
+@command(cls=MethodCommand, config=True)
 def server(options: ServerOptions, output: LoggedOutput) -> None:
     """Train one model over sites that keep their data.
 
@@ -154,7 +117,7 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
     """
     begin_lines("server", output.log)
     recipe = options.recipe(options.chosen(output), options.rows)
-    keys = options.authority
+    _ = options.authority  # refused now where --keys and --insecure are given
     options.check(recipe, options.clients)
     for written in (options.out, options.schema_out):
         check_target(written)
@@ -174,11 +137,10 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
             title = f"{recipe.method.key} over {options.clients} sites"
             with watched_run(state, title, options.clients, options.status, output) as board:
                 heard = dataclasses.replace(output, heard=board.note)
-                document = _run(options, heard, recipe, state, keys, board, tracked)
+                document = _run(options, heard, recipe, board, tracked)
     except KeyboardInterrupt as stop:
-        raise Interrupted(
-            f"interrupted; {state} holds the last exchange. Run the same command to go on."
-        ) from stop
+        told = f"interrupted; {state} holds the last exchange. Run the same command to go on."
+        raise Interrupted(told) from stop
     document["seconds"] = time.perf_counter() - started
     output.result(document, run_lines(document))
     for doubt in document["warnings"]:
@@ -186,19 +148,13 @@ def server(options: ServerOptions, output: LoggedOutput) -> None:
 
 
 def _run(
-    options: ServerOptions,
-    output: Output,
-    recipe: Recipe[Any],
-    state: Path,
-    keys: Path | None,
-    board: Board,
-    tracked: Follower,
+    options: ServerOptions, output: Output, recipe: Recipe[Any], board: Board, tracked: Follower
 ) -> dict[str, Any]:
     from fedsolve.network import require_network
     from fedsolve.network.running import State, finished, run_method, say_over, say_over_late
 
     require_network()
-    certificates = _verify(keys, output, options)
+    state, certificates = Path(options.state), _verify(options, output)
     output.note(_PLAIN if options.plain else f"{_SECURE}. {_said_of_checks(options)}")
     held = State(state)
     waiting: dict[str, Any] = {
@@ -209,25 +165,19 @@ def _run(
         "device": options.device,
     }
     model = finished(
-        recipe,
-        held,
-        options.class_names(),
-        options.kind,
-        options.clients,
-        options.rows,
-        options.evaluate,
+        recipe, held, options.class_names(), options.kind, options.clients, options.rows, options.evaluate
     )
     if model is not None:
         board.complete()
         output.note(f"{state} holds this run complete; choose another --state to train again")
         if not held.over.exists():
             output.note("the sites were not told yet; telling those that are there")
-            with _linked(options, output, state, keys) as link:
+            with _linked(options, output) as link:
                 say_over_late(federating(options, output, link, options.clients, **waiting), held)
     else:
         board.gathering(not options.plain, certificates)
         output.note(f"starting; logs are in {state}")
-        with _linked(options, output, state, keys) as link:
+        with _linked(options, output) as link:
             if held.checkpoint.exists():
                 output.note(f"going on from {held.checkpoint}")
             clients = options.clients
@@ -243,26 +193,24 @@ def _run(
 
 
 def _score(engine: Federation, model: Model) -> dict[str, float]:
-    """Accuracy, or R², on the sites' rows."""
     from fedsolve.scoring.evaluation import evaluate
 
     return {"r2" if model.classes is None else "accuracy": evaluate(engine, model)}
 
 
 @contextmanager
-def _linked(options: ServerOptions, output: Output, state: Path, keys: Path | None) -> Iterator[Any]:
+def _linked(options: ServerOptions, output: Output) -> Iterator[Any]:
     """The link to the sites: Flower's grid inside a Flower run, else a gate of this server's own."""
     from fedsolve.network.service import serving
 
+    state = Path(options.state)
     if options.engine == "flower":
         if (link := click.get_current_context().obj) is None:
-            raise CohortError(
-                f"the run did not end; {state / 'server.log'} and Flower's own logs say why. Run the same "
-                "command to go on."
-            )
+            told = f"the run did not end; {state / 'server.log'} and Flower's own logs say why."
+            raise CohortError(f"{told} Run the same command to go on.")
         yield link
         return
-    with serving(state, options.listen, keys, output.note, output.log) as link:
+    with serving(state, options.listen, options.authority, output.note, output.log) as link:
         output.note(f"sites may connect to {options.listen}")
         yield link
 
@@ -353,7 +301,6 @@ def secured(options: RunOptions, held: Any, lasting: bool = False) -> Any:
 
 
 def _said_of_checks(options: ServerOptions) -> str:
-    """Whether sites check what this server asks."""
     from fedsolve.privacy.notes import least_verified, signatures_needed
 
     clients, least = options.clients, least_verified(options.colluders)
@@ -392,12 +339,12 @@ class ExchangeNotes(Follower):
         )
 
 
-def _verify(keys: Path | None, output: Output, options: ServerOptions) -> list[Validity]:
+def _verify(options: ServerOptions, output: Output) -> list[Validity]:
     """Refuse keys that a server cannot start with; gives its certificates, and tells of those that expire."""
     if options.engine == "flower":
         output.note("FLOWER: its SuperLink and SuperNodes carry the messages, with Flower's TLS and keys")
         return []
-    if keys is None:
+    if (folder := options.authority) is None:
         output.note(
             f"INSECURE: whoever reaches {options.listen} can take part and read everything. "
             "Use keys ('fedsolve keys') for anything but a trial."
@@ -407,8 +354,8 @@ def _verify(keys: Path | None, output: Output, options: ServerOptions) -> list[V
     from fedsolve.network.keyfolder import Keys
     from fedsolve.network.security import verify_server
 
-    verify_server(Keys(keys))
-    certificates = validity.of_server(Keys(keys))
+    verify_server(Keys(folder))
+    certificates = validity.of_server(Keys(folder))
     for one in certificates:
         if text := one.announced:
             output.warn(text, certificate=one.name, days=one.days)
@@ -420,7 +367,6 @@ def _interrupt(*_: object) -> None:
 
 
 def run_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """What people see of a complete run."""
     lines = [
         ("method", told["method"]),
         *(("chosen", f"{one['method']}, of {len(told['tried'])}") for one in told["tried"] if one["chosen"]),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedsolve.federation.participant import Participant
     from fedsolve.network.answering import Answerer, Event
     from fedsolve.network.proposing import Proposing
+    from fedsolve.privacy.ledger import Ledger
     from fedsolve.privacy.policy import SitePolicy
     from fedsolve.privacy.secure_client import Sent
 
@@ -44,51 +45,34 @@ _UNCHECKED = "It answers what nobody has checked, too (its policy: verified = fa
 
 
 class SiteOptions(KeyFolderOptions, AllowOptions):
-    """Who this site is, what it agrees to, and what of it may be seen."""
-
     title = SITE
     insecure: bool = False
     plain: bool = option(False, "No secure sums: let the server see this site's own sums.")
     policy: str | None = option(
-        None,
-        "Limits on what this site answers (TOML).",
-        metavar="FILE",
-        none="strict limits, see the threat model",
+        None, "Limits on what this site answers (TOML).", metavar="FILE", none="strict limits"
     )
     name: str = required("Its name, as it is registered.", metavar="NAME")
     classes: str | None = option(
-        None,
-        "Refuse a run with another class list.",
-        metavar="A,B,...",
-        none="any that has this site's labels",
+        None, "Refuse a run with another class list.", metavar="A,B,...", none="any with its labels"
     )
     share_classes: bool = option(
         False, "Allow sending the names of this site's classes when the server has no list."
     )
     state: str | None = option(
-        None,
-        "Folder for the log of what was sent (sent.jsonl) and for this site's state.",
-        metavar="DIR",
-        none="fedsolve-client-NAME",
+        None, "Folder of its state, with what it sent.", metavar="DIR", none="fedsolve-client-NAME"
     )
 
     @property
     def folder(self) -> Path:
-        """Where this site keeps its state."""
         return Path(self.state or f"fedsolve-client-{self.name}")
 
 
 class SiteDataOptions(RowOptions):
-    """Where this site's rows are, and how to read them."""
-
     title = "This site's data"
     data: str = required("File or address, as for 'train'.", metavar="DATA")
     backbone: str | None = option(None, "What turns images into features.", none=DEFAULT_BACKBONE)
     schema: str | None = option(
-        None,
-        "What a row is: read the file by it, and refuse a server with another.",
-        metavar="FILE",
-        none="plain numbers",
+        None, "What a row is; a server with another is refused.", metavar="FILE", none="plain numbers"
     )
     propose: bool = option(
         False,
@@ -100,10 +84,7 @@ class SiteDataOptions(RowOptions):
 def answerer(
     site: SiteOptions, rows: SiteDataOptions, output: Output, **settings: Any
 ) -> tuple[Answerer | Proposing, Diary]:
-    """What answers for this site, and the diary of what it sends.
-
-    settings: of `Answerer`, besides what the options say.
-    """
+    """What answers for this site, and the diary of what it sends."""
     from fedsolve.network.answering import Answerer
     from fedsolve.network.proposing import Proposing
     from fedsolve.privacy.budget import Budget
@@ -112,15 +93,15 @@ def answerer(
 
     folder = site.folder
     policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)
-    attend = None if site.plain else _secure_side(site, policy, output.note, lambda sent: diary.sent(sent))
-    output.note(_PLAIN if attend is None else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
-    ledger = Ledger(folder / "ledger")
+    output.note(_PLAIN if site.plain else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
+    ledger, diary = Ledger(folder / "ledger"), Diary(output, folder / "sent.jsonl")
     budget = Budget(ledger.folder, ledger.row_key(), policy.epsilon_total, policy.delta_total)
     guarding = PolicyGuard(policy, budget)
-    guard = guarding.check_and_pay if attend is None else guarding.check
+    attend, guard = None, guarding.check_and_pay
+    if not site.plain:
+        attend, guard = _secure_side(site, policy, ledger, output.note, diary.sent), guarding.check
     if budget.limited or budget.spent:
         output.note(f"{budget.said()}.")
-    diary = Diary(output, folder / "sent.jsonl")
 
     def made(agreed: Schema | None = None) -> Answerer:
         data, columns = site_rows(site.name, rows, output, agreed)
@@ -149,17 +130,19 @@ def answerer(
 
 
 def _secure_side(
-    site: SiteOptions, policy: SitePolicy, note: Callable[[str], None], tell: Callable[[Sent], None]
+    site: SiteOptions,
+    policy: SitePolicy,
+    ledger: Ledger,
+    note: Callable[[str], None],
+    tell: Callable[[Sent], None],
 ) -> Callable[[Participant], None]:
-    """What lets a participant take part in secure sums, with this site's key, roster and ledger."""
+    """What lets a participant take part in secure sums, with this site's key and roster."""
     from fedsolve.network.security import latest_keys, load_client_key
-    from fedsolve.privacy.ledger import Ledger
     from fedsolve.privacy.secure_client import SecureClient
     from fedsolve.privacy.signatures import signer, verifier
 
     sign = signer(load_client_key(site.key_folder, site.name))
     verify = verifier(latest_keys(site.key_folder, site.name, note))
-    ledger = Ledger(site.folder / "ledger")
 
     def attend(participant: Participant) -> None:
         SecureClient(participant, sign, verify, policy=policy, ledger=ledger, tell=tell).attend()
@@ -213,10 +196,6 @@ def _introduce(output: Output, name: str, table: Table, held_out: bool) -> None:
     )
 
 
-def _for_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 class Diary:
     """Shows what this site is asked and sends, and keeps it in a file, one line of JSON each."""
 
@@ -250,27 +229,20 @@ class Diary:
                 self.on_barred()
         # Last: on a full disk a site must hear all the same that the run is over.
         line = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
-        with open(self._path, "a", encoding="utf-8", opener=_for_owner) as stream:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
     def sent(self, sent: Sent) -> None:
-        """Enter what a secure sum sends."""
         from fedsolve.network.answering import Event
 
-        request = sent.request
-        fields = sent.about.get("layout", {}).get("fields", [])
-        self.enter(
-            Event(
-                "answered",
-                f"sent {sent.text}",
-                None if request is None else request.exchange,
-                None if request is None else request.kind,
-                0 if request is None else request.nbytes,
-                sent.bytes_up,
-                arrays=tuple(field[0] for field in fields) if sent.what == "masked" else (),
-                about=dict(sent.about),
-            )
-        )
+        request, fields = sent.request, sent.about.get("layout", {}).get("fields", [])
+        event = Event("answered", f"sent {sent.text}", bytes_up=sent.bytes_up, about=dict(sent.about))
+        if request is not None:
+            asked, kind, down = request.exchange, request.kind, request.nbytes
+            event = dataclasses.replace(event, exchange=asked, kind=kind, bytes_down=down)
+        arrays = tuple(field[0] for field in fields) if sent.what == "masked" else ()
+        self.enter(dataclasses.replace(event, arrays=arrays))
 
     def summary(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from fedsolve.cli.options import Options, command, option
 from fedsolve.cli.output import Output, console, fact_grid, table
 from fedsolve.cli.watched import STATUS
 from fedsolve.errors import CohortError, ModelFileError, explained
-from fedsolve.pages.words import harmless, size
+from fedsolve.pages.words import harmless
 from fedsolve.watching import phrases
 from fedsolve.watching.phrases import read_document, silent
 
@@ -31,8 +31,6 @@ _AWAY = 30.0
 
 
 class StatusOptions(Options):
-    """Which run, and how often to look."""
-
     where: str = option("fedsolve-server", argument=True, metavar="[FOLDER|PORT]")
     once: bool = option(False, "Show the state once and exit.")
     every: float = option(1.0, "Time between two updates.", metavar="SECONDS", least=0.2, most=3600)
@@ -82,20 +80,15 @@ def _follow(where: str, document: dict[str, Any], every: float) -> dict[str, Any
 
 
 def _look(where: str) -> dict[str, Any]:
-    """The state of the run now, from its folder or its page."""
-    return _from_page(int(where)) if where.isdecimal() else _from_folder(Path(where))
-
-
-def _from_folder(folder: Path) -> dict[str, Any]:
-    path = folder / STATUS if folder.is_dir() else folder
-    remedy = "Name the state folder of a server on this machine, or the port of a page."
-    with explained(f"{path} has no status of a run", remedy, ModelFileError, (OSError, ValueError)):
-        return read_document(path.read_bytes())
-
-
-def _from_page(port: int) -> dict[str, Any]:
+    """The document in a folder, or on the page at a port."""
+    if not where.isdecimal():
+        path = Path(where) / STATUS if Path(where).is_dir() else Path(where)
+        remedy = "Name the state folder of a server on this machine, or the port of a page."
+        with explained(f"{path} has no status of a run", remedy, ModelFileError, (OSError, ValueError)):
+            return read_document(path.read_bytes())
     import http.client
 
+    port = int(where)
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)  # never through a proxy
     what, remedy = f"127.0.0.1:{port} shows no run", f"Is it started with --status {port} or --watch?"
     kinds = (OSError, ValueError, OverflowError, http.client.HTTPException)
@@ -109,7 +102,6 @@ def _from_page(port: int) -> dict[str, Any]:
 
 
 def drawn(document: Mapping[str, Any]) -> RenderableType:
-    """The state of the run, for a terminal."""
     return Group(*_parts(document))
 
 
@@ -143,23 +135,4 @@ def _parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         ]
         yield table(("site", "connected", "state"), rows, left=(0, 1, 2))
     if records := document["recent"][-_LAST:]:
-        names = [name for name in phrases.CURVES if any(name in record["measures"] for record in records)]
-        rows = []
-        for record in records:
-            values = [record["measures"].get(name) for name in names]
-            shown = [
-                "" if v is None else phrases.measure_words(n, v) for n, v in zip(names, values, strict=True)
-            ]
-            sizes = [size(record["bytes_up"]), size(record["bytes_down"])]
-            rows.append(
-                (
-                    str(record["exchange"]),
-                    record["kind"],
-                    str(record["step"]),
-                    *sizes,
-                    f"{record['seconds']:.2f} s",
-                    *shown,
-                )
-            )
-        heads = ("exchange", "kind", "step", "up", "down", "time", *map(phrases.spoken, names))
-        yield table(heads, rows, left=(0, 1))
+        yield table(*phrases.exchanges(records), left=(0, 1))

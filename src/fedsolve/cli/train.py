@@ -53,13 +53,10 @@ if TYPE_CHECKING:
 
 
 def is_personal(key: str) -> bool:
-    """Whether a method gives every client a model of its own."""
     return issubclass(registry.method_class(key), (APFL, PersonalMethod))
 
 
 class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
-    """What is trained, on what, and where it goes."""
-
     title = "Training"
     data: tuple[str, ...] = required(argument=True, metavar="DATA...")
     out: str | None = option(None, "Where to save the model (.safetensors).", metavar="FILE")
@@ -70,17 +67,11 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
         None, "What the labels are: classes, or numbers.", none="as they look", more=True
     )
     personal: str | None = option(
-        None,
-        "Folder for the clients' own models, CLIENT.safetensors.",
-        metavar="DIR",
-        applies=is_personal,
+        None, "Folder for the clients' own models, CLIENT.safetensors.", metavar="DIR", applies=is_personal
     )
     workers: int | None = option(None, "Clients to compute at the same time.", none="all cores", more=True)
     engine: Literal["local", "ray"] = option(
-        "local",
-        "local: threads here; ray: workers in Ray, on the cluster of RAY_ADDRESS or started here (needs "
-        "fedsolve[ray]).",
-        more=True,
+        "local", "local: threads here; ray: workers on the cluster of RAY_ADDRESS, or here.", more=True
     )
     secure: bool = option(False, "Secure sums: only totals are visible (needs fedsolve[privacy]).")
     calibrate: bool | None = option(None, none="closed-form methods do", more=True)
@@ -88,19 +79,10 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
     checkpoint: str | None = option(None, "Save the state after every exchange.", metavar="FILE")
     resume: bool = option(False, "Continue from --checkpoint if that file exists.")
     evaluate_every: int | None = option(
-        None,
-        "Gradient methods: evaluate on the test rows every N rounds too.",
-        least=1,
-        metavar="N",
-        applies=is_gradient,
+        None, "Evaluate on the test rows every N rounds too.", least=1, metavar="N", applies=is_gradient
     )
     schema: str | None = option(
-        None,
-        "What the columns are, as 'fedsolve schema' proposes it: categories, dates and missing values are "
-        "prepared by sums over all clients.",
-        metavar="FILE",
-        none="proposed where a table is not all numbers",
-        group=READING,
+        None, "What the columns are.", metavar="FILE", none="proposed where need be", group=READING
     )
     schema_out: str | None = option(None, "Where to write the schema (.toml).", metavar="FILE", group=READING)
 
@@ -185,10 +167,9 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     if described is None and (described := reader.proposed(files, options.task)) is not None:
         if method.preparation == "public":
             raise click.UsageError(
-                f"{', '.join(files[:3])}: no plain table of numbers, and a schema that is read off the rows "
-                "(categories, references, scales) is not covered by --epsilon. Write one from what is known "
-                "about the columns, or let 'fedsolve schema' propose one from rows that are no secret, and "
-                "give it as --schema."
+                f"{', '.join(files[:3])}: no plain table of numbers, and a schema read off the rows is "
+                "not covered by --epsilon. Write one from what is known about the columns, or let 'fedsolve "
+                "schema' propose one from rows that are no secret, and give it as --schema."
             )
         output.note(f"{', '.join(files[:3])}: no plain table of numbers. Without --schema, the columns are")
         for line in summary(described):
@@ -378,7 +359,5 @@ def _test_rows(
 
 def _stopped(checkpoint: str | None) -> str:
     if checkpoint is not None and os.path.exists(checkpoint):
-        return (
-            f"interrupted; {checkpoint} holds the last exchange. Run the same command with --resume to go on."
-        )
+        return f"interrupted; {checkpoint} holds the last exchange. Go on by the same command with --resume."
     return "interrupted; nothing was saved. With --checkpoint FILE a run can be continued."

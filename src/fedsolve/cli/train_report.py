@@ -62,11 +62,7 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
         *(_network_lines(told) if "weights" in told else ()),
         ("exchanges", f"{told['exchanges']}{twice}"),
         ("traffic", f"{megabytes(told['bytes_up'])} MB up, {megabytes(told['bytes_down'])} MB down"),
-        *(
-            [("sums", "secret: clients' answers were masked, only totals were opened")]
-            if told["secure"]
-            else []
-        ),
+        *[("sums", "secret: clients' answers were masked, only totals were opened")] * told["secure"],
         ("seconds", f"{told['seconds']:.2f}"),
         (of_what, f"{shown(accuracy['train'])} on the clients' training rows"),
     ]
@@ -76,23 +72,15 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
         lines.append(("", f"{shown(accuracy['test'])} on {told['test_rows']:,} test rows"))
     if told["calibration"] is not None:
         seen = told["calibration"]["metrics"]
-        lines.append(
-            (
-                "probabilities",
-                f"calibrated on {told['calibration']['held_out_rows']:,} rows held out "
-                f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})",
-            )
-        )
+        reached = f"(error {percent(seen['ece'])}, log loss {seen['log_loss']:.4f})"
+        calibrated = f"calibrated on {told['calibration']['held_out_rows']:,} rows held out"
+        lines.append(("probabilities", f"{calibrated} {reached}"))
     if told["intervals"] is not None:
         seen = told["intervals"]
-        reach = ", ".join(f"{far:.4g}" for far in seen["reach"])
-        lines.append(
-            (
-                "predictions",
-                f"± {reach} hold 95 % of {seen['held_out_rows']:,} rows held out (mean absolute error "
-                f"{seen['metrics']['mae']:.4g}, root mean squared {seen['metrics']['rmse']:.4g})",
-            )
-        )
+        reach, errors = ", ".join(f"{far:.4g}" for far in seen["reach"]), seen["metrics"]
+        reached = f"(mean absolute error {errors['mae']:.4g}, root mean squared {errors['rmse']:.4g})"
+        held = f"± {reach} hold 95 % of {seen['held_out_rows']:,} rows held out"
+        lines.append(("predictions", f"{held} {reached}"))
     if not told["predicts"]:
         lines.append(("", "of the shared part by itself, which is not meant to predict (see --personal)"))
     if told.get("final_accuracy") is not None:
@@ -112,18 +100,12 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
 
 
 def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the page says of the clients' own models."""
     lines = []
     if told["local_accuracy"] is not None:
         shared, own = (told["local_accuracy"][name] for name in ("shared", "personal"))
         shared_words = "" if shared is None else f", shared model {percent(shared['mean'])}"
-        lines.append(
-            (
-                "personal",
-                f"{percent(own['mean'])} mean local accuracy{shared_words} (test rows dealt like each "
-                "client's own)",
-            )
-        )
+        reached = f"{percent(own['mean'])} mean local accuracy{shared_words}"
+        lines.append(("personal", f"{reached} (test rows dealt like each client's own)"))
     if told["balances"] is not None:
         low, middle, high = np.quantile(list(told["balances"].values()), (0.0, 0.5, 1.0))
         lines.append(("balance", f"{middle:.2f} ({low:.2f} to {high:.2f} over the clients)"))
@@ -136,7 +118,6 @@ def _personal_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _network_lines(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was trained by gradient, and how it ended."""
     parameters = told["parameters"]
     drift = "" if told["drift"] is None else f", drift {told['drift']:.4g}"
     loss = "" if told["loss"] is None else f", local loss {told['loss']:.4f} in the last"
@@ -168,19 +149,9 @@ def tried_table(tried: Sequence[Mapping[str, Any]]) -> RichTable:
         )
         for one in tried
     ]
-    heads = (
-        "",
-        "tried",
-        "settings",
-        "layers",
-        "held out",
-        "squared error",
-        "exchanges",
-        "numbers",
-        "left out",
-    )
+    heads = ["", "tried", "settings", "layers", "held out", "squared error"]
+    heads += ["exchanges", "numbers", "left out"]
     used = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     picked = [[row[place] for place in used] for row in rows]
-    return table(
-        [heads[place] for place in used], picked, left=[used.index(n) for n in (0, 1, 2, 8) if n in used]
-    )
+    left = [used.index(place) for place in (0, 1, 2, 8) if place in used]
+    return table([heads[place] for place in used], picked, left=left)

@@ -20,15 +20,11 @@ STATUS = "status.json"
 
 
 class WatchOptions(Options):
-    """Whether to show a run of this process on a page."""
-
     title = "Training"
     watch: bool = option(False, "Show progress on a page of this machine; its address is printed.")
 
 
 class TrackerOptions(Options):
-    """Which trackers record the run."""
-
     title = "Training"
     tracker: tuple[str, ...] = option(
         (), f"Write the run to {ADDRESSES}. May be repeated.", metavar="KIND:PLACE", more=True

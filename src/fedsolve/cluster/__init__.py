@@ -61,7 +61,6 @@ def check_address(address: str, given: str) -> None:
 
 
 def unreachable(address: str, given: str, problem: Exception) -> CohortError:
-    """The error for a cluster that is not there."""
     why = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
     return CohortError(
         f"no Ray cluster answers at '{address}' ({given}): {why}. Start one there (ray start --head), "

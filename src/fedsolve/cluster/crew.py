@@ -181,7 +181,6 @@ class Crew:
             getattr(actor, method).remote(*words)
 
     def pids(self) -> list[int]:
-        """The processes of the workers; those that were lost too often have none."""
         found = self._each("pid", dict.fromkeys(range(len(self._actors)), ()))
         return [pid for pid in found.values() if not isinstance(pid, WorkerLost)]
 
@@ -204,21 +203,25 @@ class Crew:
         found: dict[int, Any] = {}
         asked = {worker: ask(worker) for worker in words}
         while asked:
-            worker, (generation, reference) = next(iter(asked.items()))
-            try:
-                found[worker] = self._ray.get(reference)
-            except self._ray.exceptions.RayTaskError as problem:
-                raise CohortError(f"a worker failed: {_cause(problem)}") from problem
-            except self._ray.exceptions.RayError as problem:
-                try:
-                    self._replace(worker, generation, problem)
-                except WorkerLost as lost:
-                    found[worker] = lost
-                else:
-                    asked[worker] = ask(worker)
-                    continue
-            del asked[worker]
+            worker, given = next(iter(asked.items()))
+            found[worker] = self._taken(worker, *given)
+            if found[worker] is None:
+                asked[worker] = ask(worker)
+            else:
+                del asked[worker]
         return found
+
+    def _taken(self, worker: int, generation: int, reference: Any) -> Any:
+        """What a worker gives; None where it was lost and replaced, `WorkerLost` after too many losses."""
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as problem:
+            raise CohortError(f"a worker failed: {_cause(problem)}") from problem
+        except self._ray.exceptions.RayError as problem:
+            try:
+                return self._replace(worker, generation, problem)
+            except WorkerLost as lost:
+                return lost
 
     def exchange(
         self, request: Request, chain: Chain, work: Mapping[int, Sequence[Sequence[Lane]]], places: int
@@ -241,19 +244,13 @@ class Crew:
         while asked:
             (reference,), _ = self._ray.wait(list(asked), num_returns=1)
             errand = asked.pop(reference)
-            try:
-                report: CohortReport | Needs = self._ray.get(reference)
-            except self._ray.exceptions.RayTaskError as problem:
-                raise CohortError(f"a worker failed: {_cause(problem)}") from problem
-            except self._ray.exceptions.RayError as problem:
-                try:
-                    self._replace(errand.worker, errand.generation, problem)
-                except WorkerLost as lost:
-                    yield replace(errand, report=lost, sums=None)
-                    continue
+            report: CohortReport | Needs | WorkerLost | None
+            report = self._taken(errand.worker, errand.generation, reference)
+            if report is None:
                 ask(replace(errand, generation=self._generations[errand.worker], again=errand.again + 1))
-                continue
-            if isinstance(report, Needs):
+            elif isinstance(report, WorkerLost):
+                yield replace(errand, report=report, sums=None)
+            elif isinstance(report, Needs):
                 if errand.first is not None and errand.first <= report.have:
                     raise CohortError(
                         f"a worker still lacks model blocks from {report.have} on after being sent them."
@@ -261,8 +258,8 @@ class Crew:
                 more = len(errand.names) * request.starting_at(report.have, chain).nbytes
                 catch_up = errand.catch_up_bytes + more
                 ask(replace(errand, catch_up_bytes=catch_up, first=report.have))
-                continue
-            yield replace(errand, report=report)
+            else:
+                yield replace(errand, report=report)
 
     def joined(self, errands: Sequence[Errand], places: int, others: list[Node]) -> Term:
         """The sum of all lanes; others: nodes of the tree that no worker has.
@@ -316,7 +313,6 @@ class Crew:
         self._generations[worker] += 1
 
     def close(self) -> None:
-        """End the workers, and the connection where it was made here."""
         if not self._ray.is_initialized():
             return
         for actor in getattr(self, "_actors", ()):

@@ -47,10 +47,7 @@ def shares(sizes: Sequence[int], parts: int) -> list[int]:
 
 
 class SumTree:
-    """The part of a tree that is known so far; two sums that meet become one.
-
-    places: how many lanes the whole tree has.
-    """
+    """The part of a tree that is known so far; two sums that meet become one."""
 
     def __init__(self, places: int) -> None:
         self._places = places

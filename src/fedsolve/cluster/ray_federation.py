@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fedsolve.arrays import Array, check_choice, check_whole
 from fedsolve.backends.devices import check_name
@@ -33,9 +33,6 @@ from fedsolve.federation.participant import kind_of
 from fedsolve.labels import Task
 from fedsolve.tables.fingerprints import Held, Holdings
 from fedsolve.tables.schema import Schema
-
-if TYPE_CHECKING:
-    pass
 
 _PACKETS = 4
 """Packets of lanes that a worker is asked for where somebody wants to hear how many clients have answered."""
@@ -245,7 +242,6 @@ class RayFederation(Federation):
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the workers."""
         return self._crew.pids()
 
     def close(self) -> None:
@@ -317,7 +313,6 @@ class RayFederation(Federation):
         return self._seen[seat].rows if seat in self._seen else 1
 
     def _width(self) -> int:
-        """Features per row, the same for all."""
         if self._partition is not None:
             return int(self._partition.features.shape[1])
         first = min(self._seen)

@@ -66,7 +66,6 @@ class RowFile:
         return tuple(FileStamp.of(name) for name in (self.path, self.labels if mapped else None) if name)
 
     def _chosen(self, features: Any, labels: Array) -> ClientData:
-        """The rows from `start` to `stop`."""
         if self.start is None and self.stop is None:
             return ClientData(features, labels)
         rows = np.arange(*slice(self.start, self.stop).indices(len(labels)))

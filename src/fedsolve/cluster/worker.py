@@ -112,7 +112,6 @@ class Worker:
         self._workspace = Workspace()
 
     def pid(self) -> int:
-        """The process that answers here."""
         self._check_fit()
         return os.getpid()
 

@@ -44,10 +44,7 @@ def require_network() -> None:
         os.environ[name] = ",".join(dict.fromkeys([*listed, "127.0.0.1", "localhost", "::1"]))
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise DataError(
-            f"this needs {', '.join(missing)}, which is not installed. Install it: pip install "
-            "'fedsolve[network]'."
-        )
+        raise DataError(f"{', '.join(missing)} is not installed: pip install 'fedsolve[network]'.")
 
 
 def versions() -> dict[str, str | None]:

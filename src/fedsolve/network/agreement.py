@@ -29,14 +29,8 @@ _LONGEST_NAME = 200
 class Agreement:
     """One run: its mark, its task, what its sites have, and the spec that all of them fit.
 
-    classes: the class list; when None it is the union of what the sites agree to send.
-    spec:    what was agreed in an earlier part of the run.
-    schema:  what a row is, where sites read their tables by it.
-             Made of what they propose where it is None and they do (`proposed`).
-    secure:  whether sites are asked for secure sums only.
-    only:    in a secure run, the names of those it began with; nobody else is taken in.
-    columns: what the sites' tables have in common (`columns_note`), once that is settled; None where none of
-             them has names.
+    Most as for `NetworkFederation`. only: in a secure run, the names of those it began with; nobody else is
+    taken in. columns: what the sites' tables have in common (`columns_note`), once that is settled.
     """
 
     def __init__(
@@ -66,12 +60,15 @@ class Agreement:
         """The class list as it is sent to sites; None while it is not known."""
         return labels_note(self._declared)
 
+    def asking(self, ask: str, **about: Any) -> Note:
+        """The note of a message that sites answer with their rows: the classes and columns of the run."""
+        digest = None if self.columns is None else str(self.columns["digest"])
+        return {**self.note(ask), **about, "classes": self.classes_note(), "columns": digest}
+
     def schema_note(self) -> Any:
-        """The schema as sites are told it."""
         return None if self.schema is None else self.schema.to_note()
 
     def take(self, name: str, note: Note) -> None:
-        """Keep how a site describes itself."""
         self._described[name] = note
 
     def forget(self, name: str) -> None:
@@ -110,10 +107,6 @@ class Agreement:
             return None
         labels = {note["label"] for note in named}
         return {**named[0], "label": labels.pop() if len(labels) == 1 else None}
-
-    def columns_digest(self) -> str | None:
-        """The digest of the columns that were settled, as sites are told it."""
-        return None if self.columns is None else str(self.columns["digest"])
 
     def unnamed(self) -> list[str]:
         """Sites without names of columns where others have them: nobody can compare theirs."""
@@ -168,7 +161,8 @@ class Agreement:
                 known = [labels for labels in lists if labels is not None]
                 if lists[-1] is None:
                     raise DataError("it names none")
-                kinds = [_label_kind(labels) for labels in known]
+                spoken = {"U": "text", "S": "text", "b": "booleans"}
+                kinds = [spoken.get(labels.dtype.kind, "numbers") for labels in known]
                 if kinds[-1] != kinds[0]:
                     raise DataError(f"they are {kinds[-1]}, those of the others {kinds[0]}")
                 np.unique(np.concatenate(known))
@@ -202,10 +196,6 @@ class Agreement:
             if told.get("columns") is not None:
                 return columns_apart(name, note["columns"], f"'{other}'", told["columns"])
         return None
-
-
-def _label_kind(labels: Array) -> str:
-    return {"U": "text", "S": "text", "b": "booleans"}.get(labels.dtype.kind, "numbers")
 
 
 def unfit(name: str, note: Note) -> str | None:

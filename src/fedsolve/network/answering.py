@@ -63,10 +63,7 @@ class Event:
 
 
 class Declined(DataError):
-    """A refusal with a message for the server, `for_server`, that reveals none of this site's labels.
-
-    barred: waiting would not mend it.
-    """
+    """A refusal with a message for the server, `for_server`, that reveals none of this site's labels."""
 
     def __init__(self, text: str, for_server: str | None = None, barred: bool = False) -> None:
         super().__init__(text)
@@ -205,15 +202,10 @@ class Answerer:
         self._check_lists(note)
         schema = self._site_data.schema
         labels = self._data.labels
-        description: Note = {
-            "name": self.name,
-            "version": __version__,
-            "features": self._data.width,
-            "classes": None,
-            "targets": 1 if labels.ndim == 1 else int(labels.shape[1]),
-            "columns": self._columns,
-            "schema": None if schema is None else schema.digest,
-        }
+        description: Note = {"name": self.name, "version": __version__, "features": self._data.width}
+        description |= {"classes": None, "columns": self._columns}
+        description["targets"] = 1 if labels.ndim == 1 else int(labels.shape[1])
+        description["schema"] = None if schema is None else schema.digest
         if note.get("task") == "regression":
             if labels.dtype.kind not in "fiub":
                 raise Declined(f"'{self.name}' has targets of type {labels.dtype}; regression needs numbers.")
@@ -237,13 +229,11 @@ class Answerer:
         if not asked and self._attend is not None:
             raise Declined(
                 f"the server wants the sums of '{self.name}' in the open, and this site answers in secure "
-                "sums only. Start the server without --plain, or, if it may see this site's sums, the client "
-                "with --plain."
+                "sums only. Start the server without --plain, or, if it may see them, this site with --plain."
             )
         if asked and self._attend is None:
-            raise Declined(
-                f"the server makes secure sums, and '{self.name}' was started with --plain. Start it without."
-            )
+            told = f"the server makes secure sums, and '{self.name}' was started with --plain."
+            raise Declined(f"{told} Start it without.")
 
     def _check_lists(self, note: Note) -> None:
         """Refuse a class list that this site did not agree to, or that lacks one of its labels."""
@@ -258,45 +248,23 @@ class Answerer:
         try:
             self._answer_with(labels_like(self._site_data.own_labels(), asked))
         except DataError as problem:
-            raise Declined(
-                str(problem),
-                f"'{self.name}' has a label that is not one of the {len(asked)} classes; its own output says "
-                "which.",
-            ) from problem
+            told = f"'{self.name}' has a label that is not one of the {len(asked)} classes"
+            raise Declined(str(problem), f"{told}; its own output says which.") from problem
 
     def _check_schema(self, asked: Any) -> None:
         """Refuse a server that says otherwise than this site what a row is."""
         own = self._site_data.schema
+        same = "Give all sites and the server the same file (--schema schema.toml), or none."
         if asked is None and own is not None:
-            raise Declined(
-                f"'{self.name}' reads its rows by a schema, and the server has none. Start the server with "
-                "the same file (--schema), or leave it out here.",
-                barred=True,
-            )
+            told = f"'{self.name}' reads its rows by a schema, and the server has none. {same}"
+            raise Declined(told, barred=True)
         if asked is not None and own is None:
-            raise Declined(
-                f"the server has a schema, and '{self.name}' reads its rows without one. Start it with the "
-                "server's file: --schema schema.toml.",
-                barred=True,
-            )
-        if asked is not None and own is not None:
-            differences = own.differences(Schema.from_note(asked))
-            if differences:
-                told = f"the schema of '{self.name}' is not the server's"
-                remedy = "Give all sites and the server the same file."
-                raise Declined(
-                    f"{told}: {'; '.join(differences)}. {remedy}",
-                    f"{told}; its own output says in what they differ. {remedy}",
-                    barred=True,
-                )
-
-    def _check_columns(self, digest: Any) -> None:
-        """Refuse a run of other columns: since it was asked, this site may have started with another file."""
-        if self._columns is not None and digest is not None and digest != self._columns["digest"]:
-            raise Declined(
-                f"the columns of '{self.name}' are not those of the run, or in another order. Give it the "
-                "table that it described itself with, and start it again."
-            )
+            told = f"the server has a schema, and '{self.name}' reads its rows without one. {same}"
+            raise Declined(told, barred=True)
+        if asked is not None and own is not None and (apart := own.differences(Schema.from_note(asked))):
+            told = f"the schema of '{self.name}' is not the server's"
+            hidden = f"{told}; its own output says in what they differ. {same}"
+            raise Declined(f"{told}: {'; '.join(apart)}. {same}", hidden, barred=True)
 
     def _answer_with(self, labels: Array) -> None:
         """Take the site's labels in the type that this run's class list has; the next may have another."""
@@ -323,18 +291,9 @@ class Answerer:
         else:
             answer.check_finite(f"'{self.name}'")
             text = f"answered {request.kind}, step {request.step}"
-        self._tell(
-            Event(
-                "answered",
-                text,
-                request.exchange,
-                request.kind,
-                len(payload),
-                len(encoded),
-                time.perf_counter() - started,
-                () if isinstance(answer, Needs) else tuple(sorted(answer.arrays)),
-            )
-        )
+        arrays = () if isinstance(answer, Needs) else tuple(sorted(answer.arrays))
+        spent = len(payload), len(encoded), time.perf_counter() - started, arrays
+        self._tell(Event("answered", text, request.exchange, request.kind, *spent))
         about = {"name": self.name, "kind": request.kind, "digest": request.digest}
         return {**about, "empty": len(self._participant) == 0}, encoded
 
@@ -348,7 +307,12 @@ class Answerer:
     def _check_run(self, note: Note) -> None:
         """Refuse a message of a run that this site, as it is now, cannot be part of."""
         self._check_lists(note)
-        self._check_columns(note.get("columns"))
+        own = None if self._columns is None else self._columns["digest"]
+        if own is not None and note.get("columns") not in (None, own):  # it started with another file
+            raise Declined(
+                f"the columns of '{self.name}' are not those of the run, or in another order. Give it the "
+                "table that it described itself with, and start it again."
+            )
         if self._rows is not None and not self._rows.same(str(note.get("run"))):
             raise Declined(
                 f"the rows of '{self.name}' are not those with which it took part in this run before. "
@@ -368,11 +332,8 @@ class Answerer:
         if self._kept is None or chain.digest == self._remembered:
             return
         self._remembered = chain.digest
-        arrays = {
-            f"{index}.{name}": array
-            for index, block in enumerate(chain.blocks)
-            for name, array in block.arrays.items()
-        }
+        blocks = enumerate(chain.blocks)
+        arrays = {f"{index}.{name}": array for index, each in blocks for name, array in each.arrays.items()}
         note = {"blocks": [dict(block.note) for block in chain.blocks]}
         container.write_atomically(self._kept, container.to_bytes(arrays, note, sealed=True))
 

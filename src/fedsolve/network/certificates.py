@@ -29,12 +29,10 @@ _DNS = re.compile(
 
 
 def now() -> datetime.datetime:
-    """The time by this machine's clock."""
     return datetime.datetime.now(datetime.UTC)
 
 
 def days_left(certificate: x509.Certificate) -> int:
-    """Whole days until the certificate expires."""
     return (certificate.not_valid_after_utc - now()).days
 
 
@@ -62,10 +60,7 @@ def create_authority(keys: Keys, hosts: Sequence[str], days: int = SERVER_DAYS) 
 
 
 def renew_server(keys: Keys, hosts: Sequence[str] = (), days: int = SERVER_DAYS) -> None:
-    """A new key and certificate for the server; without `hosts`, for the same hosts as before.
-
-    Sites need nothing new: they trust the authority, which stays.
-    """
+    """A new key and certificate for the server; without `hosts`, for the same hosts as before."""
     verify_authority(keys)
     known = hosts or certificate_hosts(load_certificate(keys.server_certificate))
     _issue(keys, _alternative_names(known), days)
@@ -154,16 +149,12 @@ def verify_authority(keys: Keys) -> None:
 
 
 def verify_pair(keys: Keys) -> None:
-    """Raise unless the server's key is the one in its certificate."""
     if load_certificate(keys.server_certificate).public_key() != load_key(keys.server_key).public_key():
-        raise ModelFileError(
-            f"{keys.server_key} is not the key of {keys.server_certificate}. "
-            "Make a new pair: fedsolve keys renew"
-        )
+        pair = f"{keys.server_key} is not the key of {keys.server_certificate}."
+        raise ModelFileError(f"{pair} Make a new pair: fedsolve keys renew")
 
 
 def verify_chain(keys: Keys) -> None:
-    """Raise unless the authority signed the server's certificate."""
     try:
         load_certificate(keys.server_certificate).verify_directly_issued_by(load_certificate(keys.authority))
     except (ValueError, TypeError, exceptions.InvalidSignature) as problem:
@@ -174,7 +165,6 @@ def verify_chain(keys: Keys) -> None:
 
 
 def verify_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
-    """Raise unless the certificate is valid today."""
     today = now()
     if today < certificate.not_valid_before_utc:
         raise ModelFileError(
@@ -186,7 +176,6 @@ def verify_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None
 
 
 def certificate_hosts(certificate: x509.Certificate) -> list[str]:
-    """The host names and addresses a server certificate is for."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -196,7 +185,6 @@ def certificate_hosts(certificate: x509.Certificate) -> list[str]:
 
 
 def load_certificate(path: Path) -> x509.Certificate:
-    """The certificate in a PEM file."""
     _demand(path)
     try:
         return x509.load_pem_x509_certificate(container.read(path))
@@ -205,7 +193,6 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The private key in a PEM file."""
     _demand(path)
     return elliptic(path, lambda data: serialization.load_pem_private_key(data, None))
 
@@ -282,7 +269,6 @@ def _subject(name: str) -> x509.Name:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A new private key on P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 

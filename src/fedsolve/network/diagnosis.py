@@ -13,8 +13,8 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +28,6 @@ _LEAST_OTHERS = 2
 """Sites besides one's own that a secure sum takes."""
 
 SCARCE, LOW = 500e6, 5e9
-_PATIENCE = 10.0
 _WRONG_PORT = "Is this the port of 'fedsolve server'? Is it started with the same --insecure as here?"
 
 
@@ -63,11 +62,6 @@ def attempt(check: str, look: Callable[[], str]) -> Finding:
         return _failed(check, f"{where}{problem.strerror or problem}", "", 4)
 
 
-def _sound(verify: Callable[[], None], seen: str) -> str:
-    verify()
-    return seen
-
-
 def installed() -> Iterator[Finding]:
     """Versions here: fedsolve, and what a federation over a network needs besides."""
     for name, found in versions().items():
@@ -85,18 +79,22 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
     if dates.code == 4 and "missing" in dates.seen:
         return
 
-    def private() -> None:
-        verify_private(keys.server_key)
-        if keys.authority_key.exists():
-            verify_private(keys.authority_key)
+    def chain() -> str:
+        certificates.verify_chain(keys)
+        return "the certificate is signed by the authority"
 
-    checks: dict[str, tuple[Callable[[], None], str]] = {
-        "chain": (lambda: certificates.verify_chain(keys), "the certificate is signed by the authority"),
-        "key pair": (lambda: certificates.verify_pair(keys), "key and certificate belong together"),
-        "file modes": (private, "private keys are readable by their owner only"),
-    }
-    for check, (verify, seen) in checks.items():
-        yield attempt(check, partial(_sound, verify, seen))
+    def pair() -> str:
+        certificates.verify_pair(keys)
+        return "key and certificate belong together"
+
+    def private() -> str:
+        for path in (keys.server_key, keys.authority_key):
+            if path == keys.server_key or path.exists():
+                verify_private(path)
+        return "private keys are readable by their owner only"
+
+    for check, look in (("chain", chain), ("key pair", pair), ("file modes", private)):
+        yield attempt(check, look)
     known = certificates.certificate_hosts(certificates.load_certificate(keys.server_certificate))
     lacking = [host for host in hosts if host not in known]
     seen = f"certificate for {', '.join(known)}"
@@ -119,7 +117,6 @@ def server_keys(keys: Keys, hosts: tuple[str, ...] = ()) -> Iterator[Finding]:
 
 
 def client_keys(keys: Keys, name: str) -> Iterator[Finding]:
-    """A site's side of the key folder."""
     yield authority(keys)
 
     def key() -> str:
@@ -148,13 +145,10 @@ def roster(keys: Keys, name: str) -> Finding:
         return _failed("roster", str(problem), "", 4)
     seen = f"{keys.roster_file}: {len(others)} other site(s)" + (f", {', '.join(others)}" if others else "")
     if len(others) < _LEAST_OTHERS:
-        remedy = (
-            "fedsolve keys roster SITE.pub ..., after comparing fingerprints with those sites by telephone"
-        )
+        remedy = "Compare fingerprints with those sites by telephone, then: fedsolve keys roster SITE.pub ..."
         return Finding("roster", "warning", f"{seen}; secure sums take {_LEAST_OTHERS} at least", remedy)
-    if len(others) == _LEAST_OTHERS:
-        return _ok("roster", f"{seen}; with three sites nobody checks what the server asks")
-    return _ok("roster", seen)
+    unchecked = "; with three sites nobody checks what the server asks"
+    return _ok("roster", seen + unchecked * (len(others) == _LEAST_OTHERS))
 
 
 def authority(keys: Keys) -> Finding:
@@ -205,76 +199,71 @@ def connection(address: str, keys: Keys | None, name: str | None) -> Iterator[Fi
         yield _failed("server address", str(problem), "", 2)
         return
     yield _proxy(host)
-    key = None
-    try:
-        if keys is None:
-            socket.create_connection((host, number), timeout=_PATIENCE).close()
-            shown = None
+    trusted, key = None if keys is None else keys.authority, None
+    with ExitStack() as stack:
+        try:
+            if keys is not None and name is not None:
+                key = security.load_client_key(keys, name)
+            link = stack.enter_context(validity.calling(host, number, trusted, key))
+            shown = validity.shown(link)
+        except socket.gaierror as problem:
+            yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
+            return
+        except ssl.SSLCertVerificationError as problem:
+            reason = problem.verify_message or str(problem)
+            yield _failed("server TLS", reason, validity.remedy(reason, address, trusted, key), 3)
+            return
+        except ssl.SSLError as problem:
+            yield _failed("server TLS", str(problem), _WRONG_PORT, 3)
+            return
+        except (OSError, ValueError, FedsolveError) as problem:
+            remedy = "Is the server started? Does a firewall let this machine reach that port?"
+            yield _failed("server port", f"{address}: {problem}", remedy, 3)
+            return
+        yield _ok("server port", f"{address} answers")
+        if shown is None:
+            plain = "plain HTTP: anybody on the way reads and changes everything"
+            yield Finding("server TLS", "warning", plain)
         else:
-            key = None if name is None else security.load_client_key(keys, name)
-            shown = validity.shown(host, number, keys.authority, key)
-    except socket.gaierror as problem:
-        yield _failed("server name", f"{host}: {problem.strerror}", "Check the name, and the DNS.", 3)
-        return
-    except ssl.SSLCertVerificationError as problem:
-        reason = problem.verify_message or str(problem)
-        trusted = None if keys is None else keys.authority
-        yield _failed("server TLS", reason, validity.remedy(reason, address, trusted, key), 3)
-        return
-    except ssl.SSLError as problem:
-        yield _failed("server TLS", str(problem), _WRONG_PORT, 3)
-        return
-    except (OSError, ValueError, FedsolveError) as problem:
-        remedy = "Is the server started? Does a firewall let this machine reach that port?"
-        yield _failed("server port", f"{address}: {problem}", remedy, 3)
-        return
-    yield _ok("server port", f"{address} answers")
-    if shown is None:
-        yield Finding("server TLS", "warning", "plain HTTP: anybody on the way reads and changes everything")
-    else:
-        yield _ok("server TLS", "the server proved its identity by our authority")
-        if text := shown.announced:
-            seen = text.removesuffix(f" {shown.remedy}")
-            yield Finding("server certificate", "warning", seen, shown.remedy)
-    if keys is None or name is not None:
-        yield from _known(host, number, keys, name)
+            yield _ok("server TLS", "the server proved its identity by our authority")
+            if text := shown.announced:
+                seen = text.removesuffix(f" {shown.remedy}")
+                yield Finding("server certificate", "warning", seen, shown.remedy)
+        if keys is None or name is not None:
+            yield from _known(link, keys is not None, name)
 
 
-def _known(host: str, port: int, keys: Keys | None, name: str | None) -> Iterator[Finding]:
+def _known(link: http.client.HTTPConnection, keys: bool, name: str | None) -> Iterator[Finding]:
     """Whether the server lets this site in, under its name; clocks and versions of both."""
     before = time.time()
+    register = f"Send {name}.pub to the server's operator: fedsolve keys register {name}.pub"
     try:
-        key = None if keys is None else security.load_client_key(keys, str(name))
-        status, about = validity.about(host, port, None if keys is None else keys.authority, key)
+        status, about = validity.about(link)
     except (OSError, http.client.HTTPException) as problem:
-        if keys is None:
-            yield _failed("server", f"{type(problem).__name__}: {problem}", _WRONG_PORT, 3)
-            return
-        remedy = f"Send {name}.pub to the server's operator: fedsolve keys register {name}.pub"
-        seen = f"the server does not know the certificate of '{name}' ({type(problem).__name__}: {problem})"
-        yield _failed("registration", seen, remedy, 3)
+        why = f"{type(problem).__name__}: {problem}"
+        unknown = f"the server does not know the certificate of '{name}' ({why})"
+        check, seen, remedy = ("registration", unknown, register) if keys else ("server", why, _WRONG_PORT)
+        yield _failed(check, seen, remedy, 3)
         return
-    except (ValueError, FedsolveError) as problem:
+    except ValueError as problem:
         yield _failed("server", f"it does not answer as a fedsolve server ({problem})", "Check the port.", 3)
         return
     if status == 412:
         yield _failed("wire", str(about.get("detail")), "Install the same fedsolve at both ends.", 3)
         return
     if status != 200 or "wire" not in about:
-        remedy = f"Send {name}.pub to the server's operator: fedsolve keys register {name}.pub"
-        yield _failed("registration", str(about.get("detail", f"status {status}")), remedy, 3)
+        yield _failed("registration", str(about.get("detail", f"status {status}")), register, 3)
         return
     yield _ok("wire", f"{about['wire']} at both ends")
     yield _clock(float(about["time"]) - (before + time.time()) / 2)
     if about["site"] == name:
         yield _ok("registration", f"the server knows this site as {name}")
-    elif keys is not None:
+    elif keys:
         remedy = f"Use --name {about['site']} here, or register the key under the right name."
         yield Finding("registration", "warning", f"the server knows this key as {about['site']}", remedy)
     here = versions()
     for package in ("fedsolve", "numpy"):
-        there = about["versions"].get(package)
-        check = f"same {package}"
+        there, check = about["versions"].get(package), f"same {package}"
         if there == here[package]:
             yield _ok(check, f"{there} at both ends")
         else:

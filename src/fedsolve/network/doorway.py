@@ -37,12 +37,11 @@ class Doorway(socket.socket):
     def __init__(self, family: int = socket.AF_INET) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self.turned_away: Counter[str] = Counter()
-        self.refused: Callable[[str], None] = lambda host: None
+        self.refused: Callable[[str], object] = lambda host: None
         self._strangers: dict[Peer, tuple[float, _Visitor]] = {}
 
     @classmethod
     def at(cls, host: str, port: int) -> Doorway:
-        """Listening at this address."""
         family, _, _, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -73,7 +72,6 @@ class Doorway(socket.socket):
         self._strangers.pop(peer, None)
 
     def gone(self, visitor: _Visitor) -> None:
-        """A connection is closed."""
         entry = self._strangers.get(visitor.peer)
         if entry is not None and entry[1] is visitor:
             del self._strangers[visitor.peer]

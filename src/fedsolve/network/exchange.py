@@ -14,15 +14,11 @@ from fedsolve.federation.cohort import Answer, CohortReport, Missing, RunningSum
 from fedsolve.federation.encoding import encode_request, read_term
 from fedsolve.federation.messages import Chain, Needs, Request, Term
 from fedsolve.network.link import Reply
-from fedsolve.network.parcels import Note
 from fedsolve.network.questions import TRIES, Questions, Talk, check_reply
 
 
 class Exchange:
-    """A request to members, by name, until the answer of each is taken.
-
-    report: where it is noted who was asked again, and what was sent besides the request.
-    """
+    """A request to members, by name, until the answer of each is taken."""
 
     def __init__(self, talk: Talk, chain: Chain, report: CohortReport, started: float) -> None:
         self._roster, self._agreement = talk.roster, talk.agreement
@@ -40,9 +36,7 @@ class Exchange:
 
     def _send(self, names: Sequence[str]) -> list[str]:
         request = self._requests[names[0]]  # several are asked together at the start only, all the same
-        agreed = self._agreement
-        note = agreed.note("answer") | {"exchange": request.exchange, "classes": agreed.classes_note()}
-        note["columns"] = agreed.columns_digest()
+        note = self._agreement.asking("answer", exchange=request.exchange)
         return self._roster.send(names, note, encode_request(request))
 
     def answer(self, name: str, sums: RunningSum) -> Answer:
@@ -79,28 +73,19 @@ def _read(name: str, reply: Reply, request: Request, run: str, sums: RunningSum)
     except (TermError, Missing):
         raise
     except Exception as problem:
-        raise TermError(
-            f"the answer of '{name}' cannot be read ({type(problem).__name__}: {problem})."
-        ) from problem
+        why = f"{type(problem).__name__}: {problem}"
+        raise TermError(f"the answer of '{name}' cannot be read ({why}).") from problem
 
 
 def _term(name: str, reply: Reply, request: Request, run: str) -> Term | Needs:
     """The term of a reply to this very request; anything else is refused by name."""
-    wanted: Note = {
-        "name": name,
-        "run": run,
-        "exchange": request.exchange,
-        "kind": request.kind,
-        "digest": request.digest,
-    }
-    check_reply(name, reply, wanted)
+    about = {"exchange": request.exchange, "kind": request.kind, "digest": request.digest}
+    check_reply(name, reply, {"name": name, "run": run, **about})
     if reply.payload is None:
         raise TermError(f"'{name}' answered without a term.")
     answer = read_term(reply.payload)
     if isinstance(answer, Needs) and not 0 <= answer.have < request.position:
-        raise TermError(
-            f"'{name}' asks for model blocks from {answer.have} on; there are {request.position}."
-        )
+        raise TermError(f"'{name}' asks for blocks from {answer.have} on; there are {request.position}.")
     return answer
 
 
@@ -115,9 +100,7 @@ class Letters:
         self._questions.ask(list(letters))
 
     def _send(self, names: Sequence[str]) -> list[str]:
-        agreed = self._agreement
-        note = agreed.note("letter") | {"channel": self._channel, "classes": agreed.classes_note()}
-        note["columns"] = agreed.columns_digest()
+        note = self._agreement.asking("letter", channel=self._channel)
         alike: dict[int, list[str]] = {}
         for name in names:
             alike.setdefault(id(self._letters[name]), []).append(name)

@@ -8,8 +8,6 @@ then stop the run.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedsolve import registry
@@ -18,7 +16,6 @@ from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.cohort import TermLayout
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.messages import Chain, Needs, Request
-from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant
 
 _NOBODY = "nobody"
@@ -28,11 +25,7 @@ _LARGE = 32 << 20
 
 def _largest_side(chain: Chain, spec: Spec) -> int:
     """The longest side that a square matrix of this run may have."""
-    if not len(chain):
-        return spec.features
-    opening = chain.opening
-    method: Method[Any] = registry.method_of(opening)
-    return method.largest_side(spec)
+    return registry.method_of(chain.opening).largest_side(spec) if len(chain) else spec.features
 
 
 def largest_matrix(chain: Chain, spec: Spec) -> int:

@@ -73,7 +73,6 @@ class Envelope:
         return container.to_bytes(arrays, {**about, "signature": signature.hex()}, sealed=True)
 
     def signed_by(self, key: Any, signature: str) -> bool:
-        """Whether the holder of this public key signed it."""
         try:
             text = _TAG + container.to_bytes(*self._parts())
             key.verify(bytes.fromhex(signature), text, ec.ECDSA(hashes.SHA256()))
@@ -83,21 +82,13 @@ class Envelope:
 
 
 def open_envelope(path: Path, kind: str, verify: Callable[[Envelope, str], bool]) -> Envelope:
-    """The message in a file; one that is damaged, altered, of another kind or not signed is refused.
-
-    verify: whether the signature is that of the one who sent the envelope.
-    """
+    """The message in a file; one that is damaged, altered, of another kind or not signed is refused."""
     data = container.read(path)
     arrays, note = container.from_bytes(data, what=str(path), error=ModelFileError, remedy=_REMEDY)
     if note.pop("envelope", None) != version.ENVELOPE:
-        raise ModelFileError(
-            f"{path} is not a message of version {version.ENVELOPE}. It is something else, or of another "
-            "fedsolve."
-        )
+        raise ModelFileError(f"{path} is no message of version {version.ENVELOPE}, or of another fedsolve.")
     if note.get("kind") != kind:
-        raise ModelFileError(
-            f"{path} holds a message of kind {note.get('kind')!r}; {_KINDS[kind]} is needed."
-        )
+        raise ModelFileError(f"{path} is of kind {note.get('kind')!r}; {_KINDS[kind]} is needed.")
     try:
         signature = str(note.pop("signature"))
         envelope = Envelope(payload=arrays["payload"], **{**note, "to": tuple(note["to"])})
@@ -151,15 +142,12 @@ class FileLink:
             mark = {"run": secrets.token_hex(8), "sites": sorted(self._sites), "secure": secure}
             container.write_atomically(path, container.sealed_json(mark))
         remedy = "Put a copy of it back, or start afresh with another state folder."
-        note = container.from_sealed_json(
-            container.read(path), what=str(path), error=ModelFileError, remedy=remedy
-        )
+        data = container.read(path)
+        note = container.from_sealed_json(data, what=str(path), error=ModelFileError, remedy=remedy)
         if note.get("secure") != secure:
             how, remedy = ("in the open", "Give") if secure else ("in secure sums", "Leave out")
-            raise ModelFileError(
-                f"{self.folder} holds a run that was begun {how}. {remedy} --plain, or choose another state "
-                "folder."
-            )
+            begun = f"{self.folder} holds a run that was begun {how}."
+            raise ModelFileError(f"{begun} {remedy} --plain, or choose another state folder.")
         return note
 
     # -- what the engine needs -------------------------------------------------------------------
@@ -186,9 +174,8 @@ class FileLink:
         if known is None or known.to != to:
             number = self._round if known is None else known.number
             data = np.frombuffer(payload, np.uint8)
-            envelope = Envelope(
-                "request", self.run, message, "server", dict(note), data, to, number, self._certificate
-            )
+            about = message, "server", dict(note), data, to, number, self._certificate
+            envelope = Envelope("request", self.run, *about)
             for_whom = f"{to[0]}-" if len(to) == 1 else ""
             path = self.folder / f"request-{number}-{for_whom}{message[:_SHORT]}.fsq"
             container.write_atomically(path, envelope.seal(self._key))
@@ -276,11 +263,9 @@ class FileLink:
 
 def _digest(note: Note, payload: bytes) -> str:
     """Under what a message is known. What sites have is asked once, whatever the run has learnt since."""
-    named = (
-        {name: note[name] for name in ("ask", "run", "schema", "secure")}
-        if note["ask"] == "describe"
-        else note
-    )
+    named = note
+    if note["ask"] == "describe":
+        named = {name: note[name] for name in ("ask", "run", "schema", "secure")}
     return hashlib.sha256(container.canonical_json(named).encode() + b"|" + payload).hexdigest()
 
 

@@ -13,7 +13,7 @@ is refused, on an open connection too. Each site has `PER_SITE` connections at m
 
 For each call the gate checks method and path, that the site is on the list now, and the size, which must be
 declared, and for an answer below what the server said that it takes; then the body is read. A connection
-whose handshake does not end is closed soon (`doorway`). Files are written in threads, beside the event loop.
+whose handshake does not end is closed soon (`doorway`). Large files are written in threads.
 """
 
 from __future__ import annotations
@@ -40,23 +40,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedsolve import version
 from fedsolve.errors import DataError, FedsolveError
-from fedsolve.network import versions
+from fedsolve.network import calls, versions
 from fedsolve.network.admission import Caller, Refusal, Register, declared_size
-from fedsolve.network.calls import (
-    ABOUT,
-    ANSWER,
-    BODY,
-    DROPPED,
-    HELLO,
-    LEAVE,
-    MESSAGE,
-    OTHER_WIRE,
-    PROCESS,
-    PULL,
-    SITE,
-    UNREGISTERED,
-    WIRE,
-)
 from fedsolve.network.certificates import load_certificate, load_key, public_pem
 from fedsolve.network.doorway import Doorway
 from fedsolve.network.keyfolder import Keys
@@ -96,21 +81,22 @@ class Gate:
         self._door = door
         self._register = None if keys is None else Register(keys)
         if door is not None and keys is not None:
-            door.refused = self._refused_stranger
+            unknown = "it did not show the certificate of a registered site"
+            door.refused = lambda host: self._once(f"refused {host}: {unknown}", sender=host)
         self._connections: dict[str, dict[Any, asyncio.Transport]] = {}
         self._logged: dict[str, float] = {}
+        self._versions = versions()
 
     def app(self) -> Starlette:
-        """The gate as an ASGI application."""
         from starlette.applications import Starlette
         from starlette.routing import Route
 
         every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
-        calls = {HELLO: self._hello, PULL: self._pull, LEAVE: self._leave}
-        calls[f"{ANSWER}{{message:str}}"] = self._answer
+        posts = {calls.HELLO: self._hello, calls.PULL: self._pull, calls.LEAVE: self._leave}
+        posts[f"{calls.ANSWER}{{message:str}}"] = self._answer
         routes = [
-            Route(ABOUT, partial(self._call, self._about), methods=["GET"]),
-            *(Route(path, partial(self._call, call), methods=["POST"]) for path, call in calls.items()),
+            Route(calls.ABOUT, partial(self._call, self._about), methods=["GET"]),
+            *(Route(path, partial(self._call, call), methods=["POST"]) for path, call in posts.items()),
             Route("/{rest:path}", self._anything, methods=every),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
@@ -154,34 +140,31 @@ class Gate:
         for mine in self._connections.values():
             mine.pop(connection, None)
 
-    def _refused_stranger(self, host: str) -> None:
-        self._once(f"refused {host}: it did not show the certificate of a registered site", sender=host)
-
     def _known(self, place: Any) -> None:
         if self._door is not None and place is not None:
             self._door.known(tuple(place[:2]))
 
     def _caller(self, request: Request) -> Caller:
         """Who makes this call; refused where nobody may."""
-        wire, process = (request.headers.get(name, "") for name in (WIRE, PROCESS))
+        wire, process = (request.headers.get(name, "") for name in (calls.WIRE, calls.PROCESS))
         if wire != str(version.WIRE):
             raise Refusal(
                 412,
                 f"this site speaks wire {wire[:20]!a}; the server speaks {version.WIRE} (fedsolve "
                 f"{version.__version__}). Install the same version on both sides.",
-                OTHER_WIRE,
+                calls.OTHER_WIRE,
             )
         if not _WORD.fullmatch(process):
             raise Refusal(400, "the call does not say which process makes it.", "process")
         if self._register is None:
-            mark = request.headers.get(SITE, "")
+            mark = request.headers.get(calls.SITE, "")
             if not _WORD.fullmatch(mark):
                 raise Refusal(400, "this server is insecure: start the site with --insecure, too.", "site")
             self._known(request.client)
             return Caller(mark, None, process)
         site = self._register.site(request.scope["state"]["key"])
         if site is None:
-            raise Refusal(401, "this site is not registered at the server any more.", UNREGISTERED)
+            raise Refusal(401, "this site is not registered at the server any more.", calls.UNREGISTERED)
         return Caller(site.name, site.name, process)
 
     async def _call(self, call: SiteCall, request: Request) -> Response:
@@ -202,14 +185,13 @@ class Gate:
 
     async def _about(self, _: Request, caller: Caller) -> Response:
         about = {"site": caller.name, "wire": version.WIRE, "wait": WAIT}
-        return _json({**about, "time": time.time(), "versions": versions()})
+        return _json({**about, "time": time.time(), "versions": self._versions})
 
     async def _hello(self, request: Request, caller: Caller) -> Response:
         self.mailbox.hole(caller)
         return await self._about(request, caller)
 
     async def _pull(self, request: Request, caller: Caller) -> Response:
-        """The next message, when there is one."""
         from starlette.requests import ClientDisconnect
         from starlette.responses import Response as Plain
         from starlette.responses import StreamingResponse
@@ -231,10 +213,10 @@ class Gate:
         except asyncio.CancelledError:
             self.mailbox.hung_up(hole)
             raise ClientDisconnect from None
-        headers = {DROPPED: ",".join(self.mailbox.dropped(hole, have))}
+        headers = {calls.DROPPED: ",".join(self.mailbox.dropped(hole, have))}
         if post is None:
             return Plain(status_code=204, headers=headers)
-        headers |= {MESSAGE: post.id, BODY: post.digest, "content-length": str(post.size)}
+        headers |= {calls.MESSAGE: post.id, calls.BODY: post.digest, "content-length": str(post.size)}
         try:
             if post.size <= PIECE:  # read in less time than a thread takes to begin
                 return Plain((self.mailbox.folder / post.file).read_bytes(), headers=headers)
@@ -253,7 +235,6 @@ class Gate:
         return StreamingResponse(pieces(), headers=headers)
 
     async def _answer(self, request: Request, caller: Caller) -> Response:
-        """Take an answer and write it to disk."""
         hole = self.mailbox.hole(caller)
         post = self.mailbox.wanted(hole, request.path_params["message"])
         try:
@@ -288,14 +269,9 @@ class Gate:
     def _refuse(self, request: Request, refusal: Refusal) -> Response:
         path = ascii(request.url.path[:80])[1:-1]
         # By sender and reason: a sender chooses its paths, and could fill the disk with them.
-        sender = _sender(request)
-        self._once(
-            f"refused {sender} {request.method} {path}: {refusal}",
-            f"{sender} {refusal.reason}",
-            sender=sender,
-            path=path,
-            status=refusal.status,
-        )
+        sender = request.client.host if request.client else "?"
+        text, topic = f"refused {sender} {request.method} {path}: {refusal}", f"{sender} {refusal.reason}"
+        self._once(text, topic, sender=sender, path=path, status=refusal.status)
         # The rest of a refused body is not read, so the connection cannot be used again.
         document = {"code": refusal.status, "reason": refusal.reason, "detail": str(refusal)}
         return _json(document, refusal.status, {"connection": "close"})
@@ -364,12 +340,7 @@ def _json(document: dict[str, Any], status: int = 200, headers: dict[str, str] |
     return JSONResponse(document, status, headers)
 
 
-def _sender(request: Request) -> str:
-    return request.client.host if request.client else "?"
-
-
 async def whole(request: Request) -> bytes:
-    """A small body."""
     declared_size(request.headers, _SMALL)
     return b"".join([piece async for piece in _in_time(request)])
 
@@ -392,7 +363,10 @@ async def store(request: Request, path: Path, came: Callable[[int], None]) -> st
             held.clear()
             flags = 0
             came(done)
-    await asyncio.to_thread(write, bytes(held), flags)
+    if done:
+        await asyncio.to_thread(write, bytes(held), flags)
+    else:  # written in less time than a thread takes to begin
+        write(bytes(held), flags)
     return found.hexdigest()
 
 

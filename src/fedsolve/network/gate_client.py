@@ -7,12 +7,14 @@ import ssl
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from fedsolve import version
 from fedsolve.arrays import Array
+from fedsolve.errors import TermError
 from fedsolve.network.calls import ANSWER, BODY, DROPPED, HELLO, LEAVE, MESSAGE, PROCESS, PULL, SITE, WIRE
 from fedsolve.network.certificates import site_certificate
 from fedsolve.network.parcels import Note, Parcel, open_parcel
@@ -75,8 +77,6 @@ class GateClient:
         """
         import httpx
 
-        from fedsolve.errors import TermError
-
         body = json.dumps({"have": list(have)}).encode()
         patience = httpx.Timeout(_SLOW, read=self._wait + _SLOW)
         with self._http.stream("POST", PULL, content=body, timeout=patience) as response:
@@ -99,13 +99,11 @@ class GateClient:
         return message, note, payload
 
     def answer(self, message: str, parcel: Parcel) -> None:
-        """Bring the answer to a message."""
         pieces = (bytes(piece) for piece in parcel.pieces())
         size = {"content-length": str(len(parcel))}
         _refused(self._http.post(f"{ANSWER}{message}", content=pieces, headers=size))
 
     def leave(self) -> None:
-        """Say that this site goes, if it came."""
         if self._came:
             _refused(self._http.post(LEAVE, timeout=5.0))
 
@@ -132,17 +130,12 @@ def _filled(response: Any, size: int) -> Array:
     return body[:start]
 
 
-def _document(response: Any) -> dict[str, Any]:
-    try:
-        document = json.loads(response.content)
-    except (ValueError, RecursionError):
-        document = None
-    return document if isinstance(document, dict) else {}
-
-
 def _refused(response: Any) -> dict[str, Any]:
     """The document of an answer; `Refused` where it is a refusal."""
-    document = _document(response)
+    found: Any = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(response.content)
+    document: dict[str, Any] = found if isinstance(found, dict) else {}
     if response.status_code >= 300:
         detail = str(document.get("detail", response.reason_phrase))[:1000]
         raise Refused(response.status_code, str(document.get("reason", "")), detail)

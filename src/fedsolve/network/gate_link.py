@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,14 +54,12 @@ class GateLink:
         check: Callable[[], None],
         tell: Callable[[str], None],
     ) -> None:
-        self._process = process
-        self._tell = tell
-        self._mail = mail
-        self._names = names
-        self._check = check
+        self._process, self._mail = process, mail
+        self._names, self._check, self._tell = names, check, tell
         self._lock = threading.Lock()
         self._here: dict[int, Node] = {}
         self._open: dict[str, _Open] = {}
+        self._needed: Counter[str] = Counter()
         self._allowed = LARGEST
         self._question = 0
         threading.Thread(target=self._hear, daemon=True, name="fedsolve-gate").start()
@@ -82,12 +81,9 @@ class GateLink:
         self._allowed = min(largest, LARGEST)
         self._question += 1
         # Two questions may be open at a time; those that no bytes go with are asked at any time.
+        last = self._question - 1
         with self._lock:
-            past = [
-                message
-                for message, asked in self._open.items()
-                if not asked.lasting and asked.question < self._question - 1
-            ]
+            past = [name for name, one in self._open.items() if not one.lasting and one.question < last]
         self._forget(past)
 
     def send(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
@@ -99,6 +95,7 @@ class GateLink:
         with self._lock:
             for message, number in zip(messages, nodes, strict=True):
                 self._open[message] = _Open(number, file, self._question, not payload)
+            self._needed[file] += len(nodes)
         largest = _SLACK + (self._allowed if payload else 0)
         about = {"file": file, "size": len(parcel), "digest": digest, "largest": largest}
         self._say({"do": "send", "messages": dict(zip(messages, nodes, strict=True)), **about})
@@ -142,10 +139,8 @@ class GateLink:
                 stream.writelines(parcel.pieces())
         except OSError as problem:
             path.unlink(missing_ok=True)
-            raise CohortError(
-                f"cannot write {path}: {problem.strerror or problem}. Make room and start again with the "
-                "same state folder."
-            ) from problem
+            why = f"cannot write {path}: {problem.strerror or problem}."
+            raise CohortError(f"{why} Make room and start again with the same state folder.") from problem
 
     def _take(self, file: str, digest: str) -> Reply:
         path = self._mail / file
@@ -162,9 +157,10 @@ class GateLink:
         """Let go of messages, and of files that no other message needs."""
         with self._lock:
             gone = {message: self._open.pop(message) for message in messages if message in self._open}
-            needed = {asked.file for asked in self._open.values()}
+            self._needed.subtract(asked.file for asked in gone.values())
         for asked in gone.values():
-            if asked.file not in needed:
+            if not self._needed[asked.file]:
+                del self._needed[asked.file]
                 (self._mail / asked.file).unlink(missing_ok=True)
             if asked.answer is not None:
                 (self._mail / asked.answer[0]).unlink(missing_ok=True)

@@ -46,10 +46,8 @@ class Keys:
 def require_ciphers() -> None:
     """Refuse, with the extra to install, where the library for keys and signatures is missing."""
     if find_spec("cryptography") is None:
-        raise DataError(
-            "keys and signatures need the package cryptography, which is not installed. "
-            "Install it: pip install 'fedsolve[privacy]'."
-        )
+        missing = "keys and signatures need the package cryptography, which is not installed."
+        raise DataError(f"{missing} Install it: pip install 'fedsolve[privacy]'.")
 
 
 def site_name(text: str) -> str:
@@ -66,9 +64,7 @@ def verify_private(path: Path) -> None:
     """Raise if anybody but its owner may read a private key."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
-        raise ModelFileError(
-            f"{path} is a private key that others may read (mode {mode:04o}). chmod 600 {path}"
-        )
+        raise ModelFileError(f"{path}, a private key, may be read by others ({mode:04o}). chmod 600 {path}")
 
 
 def private_folder(folder: Path) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from fedsolve.arrays import Array
-from fedsolve.errors import CohortError
 from fedsolve.network.parcels import Note
 
 GoOn = Callable[[int, int], bool]
@@ -65,11 +64,3 @@ class TellsArrivals(Protocol):
 
     def arrivals(self) -> dict[int, tuple[int, int]]:
         """By node, the bytes of its answer that are there and those of the whole."""
-
-
-def check_sent(names: Sequence[str], nodes: Sequence[int]) -> None:
-    """Refuse to go on where the network did not take all messages."""
-    if len(names) != len(nodes) or not all(names):
-        raise CohortError(
-            f"the network took {sum(map(bool, names))} of {len(nodes)} messages; its log says why. Resume."
-        )

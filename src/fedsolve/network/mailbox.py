@@ -101,7 +101,6 @@ class Mailbox:
     # -- the server's side -----------------------------------------------------------------------
 
     def take(self, command: dict[str, Any]) -> None:
-        """Do what the server says."""
         if command["do"] == "drop":
             for message in command["messages"]:
                 self._told.pop(message, None)
@@ -144,13 +143,11 @@ class Mailbox:
         return hole
 
     def alive(self, hole: Pigeonhole) -> None:
-        """Enter a sign of life."""
         hole.seen = time.monotonic()
         if not hole.here:
             self._place(hole, here=True)
 
     def leave(self, hole: Pigeonhole) -> None:
-        """A site says that it goes."""
         self._place(hole, here=False)
 
     def _place(self, hole: Pigeonhole, here: bool) -> None:
@@ -211,7 +208,6 @@ class Mailbox:
             self._tell({"is": "coming", "message": post.id, "done": done, "size": size})
 
     def answered(self, hole: Pigeonhole, post: Post, file: str, digest: str) -> None:
-        """All of an answer is there."""
         self._told.pop(post.id, None)
         del hole.posts[post.id]
         self._tell({"is": "answer", "message": post.id, "file": file, "digest": digest})

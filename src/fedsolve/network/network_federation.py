@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.backends.devices import resolve
@@ -23,14 +23,11 @@ from fedsolve.network.exchange import Exchange, Letters
 from fedsolve.network.expected import expected_layout, largest_matrix
 from fedsolve.network.link import Link, TellsArrivals
 from fedsolve.network.parcels import LARGEST
-from fedsolve.network.questions import REMOVED, Policy, Talk, Waiting, deadline
+from fedsolve.network.questions import REMOVED, Policy, Talk, deadline
 from fedsolve.network.roster import Roster
 from fedsolve.tables.proposal import summary
 from fedsolve.tables.schema import Schema
 from fedsolve.watching.board import SiteStanding
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["CohortReport", "NetworkFederation", "Policy"]
 
@@ -95,11 +92,8 @@ class NetworkFederation(Federation):
         self.reports: list[CohortReport] = []
         self.expected = clients
         self.given = None if classes is None else class_list(classes)
-        self._patience = patience
         self._gather = patience if gather is None else gather
         self._device = resolve(device)
-        self._grace = grace
-        self._interval = interval
         self._report = report or (lambda report: None)
         self._tell = tell or (lambda text: None)
         self._announced: set[str] = set()
@@ -108,8 +102,8 @@ class NetworkFederation(Federation):
         self._link = link
         self.agreement = Agreement(task, self.given, spec, schema, secure)
         self._roster = Roster(link, self.agreement, interval, self._tell)
-        waiting = Waiting(missing, patience, grace, interval)
-        self._talk = Talk(link, self._roster, self.agreement, waiting, self._tell_once)
+        waiting = missing, patience, grace, interval
+        self._talk = Talk(link, self._roster, self.agreement, *waiting, self._tell_once)
 
     @property
     def schema(self) -> Schema | None:
@@ -118,9 +112,9 @@ class NetworkFederation(Federation):
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the members, sorted; with "continue" those that are there now."""
-        until = deadline(self._patience)
+        until = deadline(self._talk.patience)
         self._roster.look()
-        self._roster.admit(self._interval)
+        self._roster.admit(self._talk.interval)
         while True:
             present = self._roster.present()
             chosen = present if self.missing == "continue" else sorted(self._roster.members)
@@ -131,12 +125,10 @@ class NetworkFederation(Federation):
                 f"({', '.join(present) or 'none'})"
             )
             if time.monotonic() > until or self.missing == "error":
-                raise CohortError(
-                    f"{len(present)} of {len(self._roster.members)} members are connected "
-                    f"({', '.join(present) or 'none'}), at least {self.min_clients} needed. "
-                    "Start them and resume."
-                )
-            time.sleep(self._interval)
+                there = f"{len(present)} of {len(self._roster.members)} members are connected"
+                needed = f"({', '.join(present) or 'none'}), at least {self.min_clients} needed."
+                raise CohortError(f"{there} {needed} Start them and resume.")
+            time.sleep(self._talk.interval)
             self._roster.look(0.5)
             self._roster.admit(0.0)
 
@@ -163,11 +155,9 @@ class NetworkFederation(Federation):
                 announced = there
                 self._tell(f"{announced} of {self.expected} clients are there")
             if time.monotonic() > until:
-                raise CohortError(
-                    f"{there} of {self.expected} clients came within {patience:g} s. "
-                    f"{self._roster.why_refused()}Start them and resume."
-                )
-            time.sleep(self._interval)
+                came = f"{there} of {self.expected} clients came within {patience:g} s."
+                raise CohortError(f"{came} {self._roster.why_refused()}Start them and resume.")
+            time.sleep(self._talk.interval)
         members = sorted(self._roster.members)
         if self.agreement.secure and self.agreement.only is None:
             self.agreement.only = frozenset(members)
@@ -190,7 +180,8 @@ class NetworkFederation(Federation):
                 answer = under_way.answer(name, sums)
             except (Missing, TermError) as cause:
                 report.lose(name, cause)
-                if self._goes_on(cause):
+                goes_on = self.missing == "continue" or str(cause) == REMOVED
+                if goes_on and not isinstance(cause, Contradiction):
                     continue
                 self._finish(report, started)
                 raise report.stopped(name, cause) from cause
@@ -239,10 +230,6 @@ class NetworkFederation(Federation):
                 found.append(SiteStanding(name, connected, "asked", "", done, size))
         return found
 
-    def _goes_on(self, cause: Exception) -> bool:
-        """Whether an exchange goes on without a member that is missing for this reason."""
-        return not isinstance(cause, Contradiction) and (self.missing == "continue" or str(cause) == REMOVED)
-
     def _sums(self, request: Request, chain: Chain) -> RunningSum:
         """An empty sum that knows which terms fit, where that can be known in advance."""
         spec = self.agreement.spec
@@ -270,8 +257,7 @@ class NetworkFederation(Federation):
         self._report(report)
 
     def tell_all(self, message: str, over: bool = False) -> None:
-        """Show the people at every node a message; `over` says that the run has ended."""
-        self._roster.tell_all(message, over, self._grace)
+        self._roster.tell_all(message, over, self._talk.grace)
 
     def _tell_once(self, text: str) -> None:
         if text not in self._announced:

@@ -12,6 +12,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +77,9 @@ class SiteNode:
     ) -> None:
         """connected: called when a connection was made."""
         require_network()
-        self._connected = connected or (lambda: None)
+        self._answerer, self._connection, self._largest = answerer, connection, largest
+        self._connected, self._tell = connected or (lambda: None), tell or (lambda text: None)
         self._remembered = None if state is None else state / "node-id"
-        self._answerer = answerer
-        self._connection = connection
-        self._tell = tell or (lambda text: None)
-        self._largest = largest
         self._stopped = threading.Event()
         self._key = None if connection.key is None else site_key(connection.key)
         self._process = secrets.token_hex(16)
@@ -106,7 +104,8 @@ class SiteNode:
                     self._try_answer(client, *found)
         finally:
             self._stopped.set()
-            self._leave(client)
+            with suppress(Exception):  # the server will notice by itself
+                client.leave()
             client.close()
 
     def _client(self) -> GateClient:
@@ -201,12 +200,6 @@ class SiteNode:
             if self._stopped.wait(pause):
                 return
             pause = min(_LONGEST_PAUSE, pause * 1.5)
-
-    def _leave(self, client: GateClient) -> None:
-        try:
-            client.leave()
-        except Exception:
-            return  # the server will notice by itself
 
     def _explained(self, problem: Exception) -> Exception:
         """The problem as one that a person understands: worth trying again, or not."""

@@ -54,7 +54,6 @@ class Parcel:
             yield self.payload[start : start + PIECE]
 
     def digest(self) -> str:
-        """SHA-256 of all of it."""
         found = hashlib.sha256(self.head)
         found.update(self.payload)
         return found.hexdigest()
@@ -71,12 +70,10 @@ def open_parcel(body: Array, digest: str) -> tuple[Note, Array]:
 
 
 def read_parcel(path: str, digest: str) -> tuple[Note, Array]:
-    """The same from a file."""
     return open_parcel(np.fromfile(path, dtype=np.uint8), digest)
 
 
 def note_from(text: Any) -> Note:
-    """The note in a JSON text."""
     try:
         note = json.loads(text)
     except (ValueError, TypeError, RecursionError) as problem:

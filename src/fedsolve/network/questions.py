@@ -31,16 +31,6 @@ _TELL_EVERY = 10.0
 """Seconds between two words on how much of an answer is there."""
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """How long a node is waited for in one exchange; `NetworkFederation` says what each of these means."""
-
-    missing: Policy
-    patience: float | None
-    grace: float
-    interval: float
-
-
 def deadline(patience: float | None, started: float | None = None) -> float:
     """The moment at which patience runs out, counted from `started`, or from now."""
     if patience is None:
@@ -66,15 +56,15 @@ class _Asked:
 
 @dataclass(frozen=True)
 class Talk:
-    """Between whom questions go, what they have agreed on, and how long is waited.
-
-    tell_once: tells people what is being waited for, but not the same thing twice.
-    """
+    """Between whom questions go, what they have agreed on, and how long is waited (`NetworkFederation`)."""
 
     link: Link
     roster: Roster
     agreement: Agreement
-    waiting: Waiting
+    missing: Policy
+    patience: float | None
+    grace: float
+    interval: float
     tell_once: Callable[[str], None]
 
 
@@ -95,10 +85,9 @@ class Questions:
         send: Callable[[Sequence[str]], list[str]],
         started: float | None = None,
     ) -> None:
-        self._link, self._roster, self._waiting = talk.link, talk.roster, talk.waiting
-        self._tell_once = talk.tell_once
+        self._talk, self._roster = talk, talk.roster
         self._report, self._where, self._send = report, where, send
-        self._deadline = deadline(talk.waiting.patience, started)
+        self._deadline = deadline(talk.patience, started)
         self._asked: dict[str, _Asked] = {}
 
     def ask(self, names: Sequence[str]) -> None:
@@ -130,7 +119,7 @@ class Questions:
                 raise Missing("absent", REMOVED)
             reply = None
             if mine.message is not None:
-                reply = self._link.receive(
+                reply = self._talk.link.receive(
                     mine.message, lambda done, size: self._delivers(name, mine, done, size)
                 )
             if reply is not None and reply.absent:
@@ -149,7 +138,7 @@ class Questions:
                     self._ask_again(name)
                     continue
             if time.monotonic() > self._deadline:
-                waited = f"within {self._waiting.patience:g} s"
+                waited = f"within {self._talk.patience:g} s"
                 if mine.came:
                     raise Missing("late", f"too late: {mine.came} of its answer came {waited}")
                 if member.online:
@@ -159,13 +148,13 @@ class Questions:
             self._roster.admit(0.0)  # one that comes back may be another node
             for other in self._asked:
                 self._follow(other)
-            if time.monotonic() - began > self._waiting.grace:
+            if time.monotonic() - began > self._talk.grace:
                 state = "it has not answered yet" if member.online else "it is not connected"
-                self._tell_once(f"{self._where}: waiting for '{name}': {state}")
-            gone = mine.message is None and time.monotonic() - mine.since > self._waiting.grace
-            if gone and self._waiting.missing != "wait":
+                self._talk.tell_once(f"{self._where}: waiting for '{name}': {state}")
+            gone = mine.message is None and time.monotonic() - mine.since > self._talk.grace
+            if gone and self._talk.missing != "wait":
                 raise Missing("absent", "not connected")
-            time.sleep(self._waiting.interval)
+            time.sleep(self._talk.interval)
 
     def _delivers(self, name: str, asked: _Asked, done: int, size: int) -> bool:
         """Whether to go on fetching an answer of which so many bytes are there: patience counts here too."""
@@ -174,7 +163,7 @@ class Questions:
         now = time.monotonic()
         if now - asked.told > _TELL_EVERY:
             asked.told = now
-            self._tell_once(f"{self._where}: waiting for '{name}': {asked.came}")
+            self._talk.tell_once(f"{self._where}: waiting for '{name}': {asked.came}")
         return now <= self._deadline and self._same(name, asked)
 
     def _same(self, name: str, asked: _Asked) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
+from fedsolve.errors import CohortError
 from fedsolve.federation.cohort import plain
 from fedsolve.network.agreement import Agreement, unfit
-from fedsolve.network.link import Link, Node, Reply, check_sent
+from fedsolve.network.link import Link, Node, Reply
 from fedsolve.network.parcels import Note
+
+_DESCRIPTION = 20.0
+"""Seconds in which the few bytes of a description must come, once they are announced."""
 
 
 @dataclass
@@ -22,28 +26,38 @@ class Member:
     online: bool = True
 
 
-_DESCRIPTION = 20.0
-"""Seconds in which the few bytes of a description must come, once they are announced."""
+@dataclass
+class _Stranger:
+    """A node that is no member: it is asked by `message` what it has, or refused (`why`).
+
+    double: the member whose name it has. announced: when a part of its description was first seen.
+    """
+
+    activation: str
+    message: str = ""
+    why: str = ""
+    double: str = ""
+    announced: float = math.inf
+
+    def may_come(self, done: int = 0, size: int = 0) -> bool:
+        """Whether a description, a part of which is there, may still come."""
+        self.announced = min(self.announced, time.monotonic())
+        return not self.late
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() - self.announced >= _DESCRIPTION
 
 
 class Roster:
-    """The members of a run, by name, and the nodes that are asked about or were refused.
-
-    interval: seconds between two looks for an answer.
-    """
+    """The members of a run, by name, and the nodes that are asked about or were refused."""
 
     def __init__(
         self, link: Link, agreement: Agreement, interval: float, tell: Callable[[str], None]
     ) -> None:
         self.members: dict[str, Member] = {}
-        self._link = link
-        self._agreement = agreement
-        self._interval = interval
-        self._tell = tell
-        self._describing: dict[int, tuple[str, str]] = {}
-        self._refused: dict[int, tuple[str, str]] = {}
-        self._doubles: dict[int, str] = {}
-        self._announced: dict[int, float] = {}
+        self._link, self._agreement, self._interval, self._tell = link, agreement, interval, tell
+        self._strangers: dict[int, _Stranger] = {}
         self._looked = 0.0
 
     def present(self) -> list[str]:
@@ -52,7 +66,7 @@ class Roster:
 
     def why_refused(self) -> str:
         """A sentence on the nodes that were refused; empty if there are none."""
-        why = "; ".join(text for text, _ in self._refused.values())
+        why = "; ".join(each.why for each in self._strangers.values() if each.why)
         return f"Not taken in: {why} " if why else ""
 
     # -- who is there ----------------------------------------------------------------------------
@@ -74,58 +88,42 @@ class Roster:
                 member.node = nodes[member.node.id]
         known = {member.node.id for member in self.members.values()}
         for node in nodes.values():
-            # One that started anew may have been mended, or has not heard what it was asked.
-            heard = self._describing.get(node.id) or self._refused.get(node.id)
-            earlier = self.members.get(self._doubles.get(node.id, ""))
-            if earlier is not None and not earlier.online:
-                # It was taken for a second site of a name that is free again.
-                heard = self._describing.get(node.id)
-                del self._doubles[node.id]
-            if node.id not in known and (heard is None or heard[1] != node.activation):
-                self._refused.pop(node.id, None)
-                self._describing[node.id] = (self._ask_about(node), node.activation)
+            heard = self._strangers.get(node.id)
+            # One that started anew may have been mended, or has not heard what it was asked; one that was
+            # taken for a second site may find the name free.
+            again = heard is None or heard.activation != node.activation
+            earlier = None if heard is None else self.members.get(heard.double)
+            if node.id not in known and (again or (earlier is not None and not earlier.online)):
+                self._strangers[node.id] = _Stranger(node.activation, self._ask_about(node))
 
     def _ask_about(self, node: Node) -> str:
         agreed = self._agreement
         note = agreed.note("describe") | {"task": agreed.task, "classes": agreed.classes_note()}
         note |= {"schema": agreed.schema_note(), "secure": agreed.secure}
-        names = self._link.send([node.id], note, b"")
-        check_sent(names, [node.id])
-        return names[0]
+        return self._sent([node.id], note, b"")[0]
 
     def admit(self, seconds: float) -> None:
         """Take in the nodes that have said what they have; wait `seconds` at most for those asked."""
         until = time.monotonic() + seconds
-        while self._describing:
+        while waiting := [(number, each) for number, each in self._strangers.items() if each.message]:
             nodes = self._link.nodes()
-            for number, (message, activation) in list(self._describing.items()):
-                reply = self._link.receive(message, partial(self._in_time, number))
+            for number, asked in waiting:
+                reply = self._link.receive(asked.message, asked.may_come)
                 if reply is None:
                     continue
-                del self._describing[number]
-                late = number in self._announced and not self._in_time(number)
-                self._announced.pop(number, None)
-                if number in nodes and reply.absent and late:
-                    node = nodes[number]
-                    self._refuse(
-                        node, node.name or str(number), "it announced what it has and did not send it."
-                    )
-                elif number in nodes:
-                    self._take_in(nodes[number], reply)
-                elif not reply.absent:
-                    self._take_in(Node(number, activation), reply)
+                del self._strangers[number]
+                node = nodes.get(number)
+                if not reply.absent:
+                    self._take_in(node or Node(number, asked.activation), reply)
+                elif node is not None and asked.late:
+                    name = node.name or str(number)
+                    self._refuse(node, name, "it announced what it has and did not send it.")
             if time.monotonic() >= until:
                 return
             time.sleep(self._interval)
 
-    def _in_time(self, number: int, done: int = 0, size: int = 0) -> bool:
-        """Whether a description, a part of which is there, may still come."""
-        return time.monotonic() - self._announced.setdefault(number, time.monotonic()) < _DESCRIPTION
-
     def _take_in(self, node: Node, reply: Reply) -> None:
         """Make a node a member, or say on both sides why not."""
-        if reply.absent:
-            return
         name = node.name or plain(reply.note.get("name") or node.id)
         why = reply.failure
         if why is None and not reply.note.get("ok"):
@@ -150,14 +148,11 @@ class Roster:
             )
 
     def _refuse(self, node: Node, name: str, why: str) -> None:
-        """Leave a node out until it starts anew."""
-        if name in self.members:
-            self._doubles[node.id] = name
-        self._refused[node.id] = (f"'{name}': {why}", node.activation)
+        double = name if name in self.members else ""
+        self._strangers[node.id] = _Stranger(node.activation, why=f"'{name}': {why}", double=double)
         self._tell(f"'{name}' is not taken in: {why}")
 
     def _unfit(self, name: str, note: Note) -> str | None:
-        """Why this site, with this description, cannot be a member."""
         why = unfit(name, note)
         if why is None and name in self.members and self.members[name].online:
             why = f"two sites are called '{name}'; names must differ."
@@ -167,9 +162,12 @@ class Roster:
 
     def send(self, names: Sequence[str], note: Note, payload: bytes) -> list[str]:
         """Send the same message to members; the ids under which they answer."""
-        nodes = [self.members[name].node.id for name in names]
+        return self._sent([self.members[name].node.id for name in names], note, payload)
+
+    def _sent(self, nodes: Sequence[int], note: Note, payload: bytes) -> list[str]:
         messages = self._link.send(nodes, note, payload)
-        check_sent(messages, nodes)
+        if (taken := sum(map(bool, messages))) != len(nodes):
+            raise CohortError(f"the network took {taken} of {len(nodes)} messages; its log says why. Resume.")
         return messages
 
     def tell_all(self, message: str, over: bool, seconds: float) -> None:

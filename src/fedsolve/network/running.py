@@ -47,8 +47,6 @@ _AFRESH = "Put a copy of it back, or start afresh with another state folder."
 
 
 class State:
-    """The state folder of one run."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.reports: list[dict[str, Any]] = []
@@ -242,10 +240,8 @@ def finished(
     asked = json.loads(json.dumps(recipe.method.parameters()))
     same = (recipe.method.key, asked, recipe.calibrate)
     if (report.get("method"), report.get("parameters"), report.get("calibrated", False)) != same:
-        raise ModelFileError(
-            f"{state.folder} holds a complete run of {report.get('method')} with other parameters. "
-            "Choose another state folder."
-        )
+        other = f"{state.folder} holds a complete run of {report.get('method')} with other parameters."
+        raise ModelFileError(f"{other} Choose another state folder.")
     state.check(None if classes is None else class_list(classes), task, clients, schema)
     model = load_model(state.model)
     model.history = tuple(record_from(dict(entry)) for entry in state.history)

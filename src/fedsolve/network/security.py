@@ -174,7 +174,6 @@ def verify_client(keys: Keys, name: str) -> None:
 
 
 def load_client_key(keys: Keys, name: str) -> ec.EllipticCurvePrivateKey:
-    """The private key of the site of this name."""
     path = keys.client_key(name)
     if not path.exists():
         raise ModelFileError(
@@ -184,12 +183,10 @@ def load_client_key(keys: Keys, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def site_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private key in a file."""
     return elliptic(path, lambda data: serialization.load_ssh_private_key(data, None))
 
 
 def own_site(keys: Keys, name: str) -> Site:
-    """The site whose private key is in the folder."""
     return site_of(load_client_key(keys, name), name)
 
 
@@ -265,7 +262,6 @@ def latest_keys(
 
 
 def site_of(key: ec.EllipticCurvePrivateKey, name: str) -> Site:
-    """The site that a private key stands for."""
     return _site(_openssh(key.public_key(), name), name)
 
 

@@ -22,10 +22,7 @@ from fedsolve.watching.log_lines import Style
 
 
 def site_names(keys: Keys, tell: Callable[[str], None]) -> Callable[[], frozenset[str]]:
-    """The names of the registered sites, read again when the list changes.
-
-    A site that is added comes in, one that is removed is not asked any more.
-    """
+    """The names of the registered sites, read again when the list changes."""
     names: frozenset[str] | None = None
 
     def read() -> frozenset[str]:
@@ -70,13 +67,8 @@ def serving(
     log = state / "gate.log"
     try:
         with _gate(log, listen, mail, keys, style) as gate:
-            yield GateLink(
-                gate,
-                mail,
-                sites,
-                lambda: check_running(gate, "the gate, through which sites connect,", log),
-                tell or _warn,
-            )
+            what = "the gate, through which sites connect,"
+            yield GateLink(gate, mail, sites, lambda: check_running(gate, what, log), tell or _warn)
     finally:
         shutil.rmtree(mail, ignore_errors=True)
 
@@ -134,9 +126,8 @@ def _wait(process: subprocess.Popen[bytes], listen: str, log: Path) -> None:
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], 60.0)
     if not ready or not process.stdout.readline():
-        raise CohortError(
-            f"the gate does not open on {listen}: {last_line(log)} Is the port taken? (Log: {log})"
-        )
+        why = f"the gate does not open on {listen}: {last_line(log)}"
+        raise CohortError(f"{why} Is the port taken? (Log: {log})")
 
 
 def check_running(process: subprocess.Popen[bytes] | None, what: str, log: Path) -> None:
@@ -163,7 +154,6 @@ def begin_log(path: Path, style: Style = "text") -> BinaryIO:
 
 
 def last_line(path: Path) -> str:
-    """The last line that the newest process wrote to its log."""
     try:
         lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:

@@ -23,7 +23,6 @@ _SHOWN = 8
 
 
 def columns_digest(names: Sequence[str]) -> str:
-    """SHA-256 of names in their order."""
     return hashlib.sha256(canonical_json(list(names)).encode()).hexdigest()
 
 
@@ -48,37 +47,29 @@ def strange_columns(note: Any, features: int) -> str | None:
         return None
     if not isinstance(note, dict) or type(note.get("digest")) is not str:
         return f"it describes its columns as {plain(note)}."
-    names, label = note.get("names"), note.get("label")
-    if note.get("extractor") is not None:
-        return _strange_extractor(note, features)
-    if not isinstance(label, str | None):
+    names, label, backbone = (note.get(part) for part in ("names", "label", "extractor"))
+    if backbone is not None:
+        try:
+            extractor = Extractor(**backbone)
+            names, kinds = [canonical_json(extractor.to_note(elsewhere=True))], (str, str, dict, dict)
+            parts = extractor.address, extractor.weights, extractor.recipe, extractor.preprocessing
+            sound = len(names[0]) <= _LONGEST and all(map(isinstance, parts, kinds))
+        except (TypeError, ValueError):
+            sound = False
+        if not sound:
+            return f"it describes its backbone as {plain(backbone)}."
+        if extractor.width != features:
+            return f"its backbone gives {plain(extractor.width)} features and it has {features}."
+    elif not isinstance(label, str | None):
         return f"its label column is called {plain(label)}."
-    if names is None:
+    elif names is None:
         return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    elif not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return f"the names of its columns are {plain(names)}."
-    if len(names) != features:
+    elif len(names) != features:
         return f"it names {len(names)} columns and has {features} features."
-    if columns_digest(names) != note["digest"]:
-        return "the digest of its columns is not that of their names."
-    return None
-
-
-def _strange_extractor(note: Note, features: int) -> str | None:
-    """The same for the backbone that a site's features come from."""
-    try:
-        extractor = Extractor(**note["extractor"])
-        told = canonical_json(extractor.to_note(elsewhere=True))
-        sound = all(isinstance(part, str) for part in (extractor.address, extractor.weights))
-        sound = sound and all(isinstance(part, dict) for part in (extractor.recipe, extractor.preprocessing))
-    except (TypeError, ValueError):
-        sound = False
-    if not sound or len(told) > _LONGEST:
-        return f"it describes its backbone as {plain(note['extractor'])}."
-    if extractor.width != features:
-        return f"its backbone gives {plain(extractor.width)} features and it has {features}."
-    if columns_digest([told]) != note["digest"]:
-        return "the digest of its backbone is not that of its description."
+    if columns_digest(names or ()) != note["digest"]:
+        return "the digest of its columns is not that of their description."
     return None
 
 

@@ -6,10 +6,10 @@ import datetime
 import http.client
 import json
 import secrets
-import socket
 import ssl
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,49 +53,26 @@ class Validity:
 
 
 def of_server(keys: Keys) -> list[Validity]:
-    """The certificates that a server needs."""
-    files = (
-        ("the server's certificate", keys.server_certificate, RENEW),
-        ("the authority's certificate", keys.authority, NEW_AUTHORITY),
-    )
+    mine, authority = map(load_certificate, (keys.server_certificate, keys.authority))
     return [
-        Validity(name, load_certificate(path).not_valid_after_utc, remedy) for name, path, remedy in files
+        Validity("the server's certificate", mine.not_valid_after_utc, RENEW),
+        Validity("the authority's certificate", authority.not_valid_after_utc, NEW_AUTHORITY),
     ]
 
 
 def of_site(keys: Keys) -> Validity:
-    """The certificate by which a site knows its server."""
     until = load_certificate(keys.authority).not_valid_after_utc
     return Validity("the authority's certificate (ca.crt)", until, ASK_FOR_AUTHORITY)
 
 
-def shown(host: str, port: int, authority: Path, key: Any = None) -> Validity:
-    """The certificate that a server shows; an OSError or ValueError unless this authority signed it.
-
-    key: of the site that looks, which the gate otherwise takes for a stranger.
-    """
-    with (
-        socket.create_connection((host, port), timeout=_PATIENCE) as plain,
-        site_context(str(authority), key).wrap_socket(plain, server_hostname=host) as secure,
-    ):
-        seconds = ssl.cert_time_to_seconds(str((secure.getpeercert() or {}).get("notAfter", "")))
-        until = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        return Validity("the server's certificate", until, RENEW)
-
-
-def as_served(host: str, port: int, authority: Path, key: Any = None) -> Validity | None:
-    """The same; None where the server cannot be reached straight or is not believed."""
-    with suppress(OSError, ValueError):
-        return shown(host, port, authority, key)
-    return None
-
-
-def about(
+@contextmanager
+def calling(
     host: str, port: int, authority: Path | None, key: Any = None, believed: bool = True
-) -> tuple[int, dict[str, Any]]:
-    """What a server answers a site that asks who it is: status and document.
+) -> Iterator[http.client.HTTPConnection]:
+    """A connection to a server; an OSError or ValueError where there is none, or it is not believed.
 
-    believed: False asks whoever is there, whatever its certificate says.
+    key: of the site that looks, which the gate otherwise takes for a stranger. believed: False takes whoever
+    is there, whatever its certificate says.
     """
     link = http.client.HTTPConnection(host, port, timeout=_PATIENCE)
     if authority is not None:
@@ -103,13 +80,32 @@ def about(
         if not believed:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         link = http.client.HTTPSConnection(host, port, timeout=_PATIENCE, context=context)
+    with closing(link):
+        link.connect()
+        yield link
+
+
+def shown(link: http.client.HTTPConnection) -> Validity | None:
+    """The certificate by which the server of this connection has proved itself; None in plain HTTP."""
+    if not isinstance(link.sock, ssl.SSLSocket):
+        return None
+    seconds = ssl.cert_time_to_seconds(str((link.sock.getpeercert() or {}).get("notAfter", "")))
+    return Validity("the server's certificate", datetime.datetime.fromtimestamp(seconds, datetime.UTC), RENEW)
+
+
+def as_served(host: str, port: int, authority: Path, key: Any = None) -> Validity | None:
+    """The certificate of this server; None where it cannot be reached straight or is not believed."""
+    with suppress(OSError, ValueError), calling(host, port, authority, key) as link:
+        return shown(link)
+    return None
+
+
+def about(link: http.client.HTTPConnection) -> tuple[int, dict[str, Any]]:
+    """What the server answers a site that asks who it is: status and document."""
     mark = secrets.token_hex(16)
-    try:
-        link.request("GET", ABOUT, headers={WIRE: str(version.WIRE), PROCESS: mark, SITE: mark})
-        answer = link.getresponse()
-        return answer.status, json.loads(answer.read(100_000))
-    finally:
-        link.close()
+    link.request("GET", ABOUT, headers={WIRE: str(version.WIRE), PROCESS: mark, SITE: mark})
+    answer = link.getresponse()
+    return answer.status, json.loads(answer.read(100_000))
 
 
 def clocks_apart(offset: float) -> str | None:
@@ -134,18 +130,15 @@ def remedy(reason: str, address: str, authority: Path | None, key: Any = None) -
     if "mismatch" in words or "not match" in words or "not valid for" in words:
         return f"Use the name in the certificate; or at the server: fedsolve keys renew --host {host}"
     if "expired" in words or "not yet valid" in words:
-        with suppress(OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
-            there = about(host, int(port), authority, key, believed=False)[1]["time"]
-            if text := clocks_apart(float(there) - time.time()):
+        kinds = (OSError, ValueError, KeyError, TypeError, http.client.HTTPException)
+        with suppress(*kinds), calling(host, int(port), authority, key, believed=False) as link:
+            if text := clocks_apart(float(about(link)[1]["time"]) - time.time()):
                 return text
     if "expired" in words:
-        return ASK_FOR_AUTHORITY if _ended(authority) else RENEW
+        with suppress(FedsolveError):
+            if authority is not None and load_certificate(authority).not_valid_after_utc <= now():
+                return ASK_FOR_AUTHORITY
+        return RENEW
     if "not yet valid" in words:
         return SET_CLOCK
     return "Compare ca.crt's fingerprint with the server's operator; if it differs, get the right one."
-
-
-def _ended(authority: Path | None) -> bool:
-    with suppress(FedsolveError):
-        return authority is not None and load_certificate(authority).not_valid_after_utc <= now()
-    return False

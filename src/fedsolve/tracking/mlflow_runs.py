@@ -44,8 +44,6 @@ def open_store(place: str) -> MLflowTracker:
 
 
 class MLflowTracker(Tracker):
-    """Writes to an MLflow client."""
-
     def __init__(self, client: Any, address: str) -> None:
         super().__init__(address)
         self._client = client
@@ -84,7 +82,6 @@ class MLflowTracker(Tracker):
         return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _earlier(self, experiment: str, identity: str | None) -> list[Any]:
-        """Runs of the same training, the latest first."""
         if identity is None:
             return []
         wanted = f"tags.`{IDENTITY}` = '{identity}'"

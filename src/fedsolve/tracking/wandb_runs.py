@@ -17,10 +17,8 @@ _FORBIDDEN = r"/\#?%:"
 def open_store(place: str) -> WandbTracker:
     """A tracker that writes runs of the project `place` below ./wandb, or WANDB_DIR."""
     if found := re.search(rf"[{re.escape(_FORBIDDEN)}]", place):
-        raise DataError(
-            f"wandb:{place}: the name of a project must not have '{found[0]}'. Write wandb:PROJECT, with a "
-            "name of letters, digits, '-' and '_'."
-        )
+        told = f"wandb:{place}: the name of a project must not have '{found[0]}'."
+        raise DataError(f"{told} Write wandb:PROJECT, with letters, digits, '-' and '_'.")
     return WandbTracker(require("wandb", "wandb", "wandb:PROJECT"), place)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fedsolve import container, version
 from fedsolve.errors import FedsolveError
@@ -49,24 +49,8 @@ class SiteStanding:
     size: int = 0
 
 
-class Expiring(Protocol):
-    """A certificate that a run depends on: the days it has left, and the warning about that."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def days(self) -> int: ...
-
-    @property
-    def announced(self) -> str | None: ...
-
-
 class KeptRecords:
-    """The last records, and some hundreds spread evenly over all of a run.
-
-    spread: every so many, from the first on, and always the last.
-    """
+    """The last records, and some hundreds spread evenly over all of a run."""
 
     def __init__(self) -> None:
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
@@ -104,29 +88,24 @@ class Board(Follower):
             "what": what,
             "title": title,
             "phase": "starting",
-            "why": "",
             "process": os.getpid(),
             "starts": 1 + _earlier_starts(path),
             "started": time.time(),
-            "method": "",
-            "name": "",
-            "secure": None,
             "clients": 0,
             "expected_sites": sites,
-            "exchanges": 0,
-            "done": 0,
-            "under_way": None,
             "bytes": {"up": 0, "down": 0, "catch_up": 0},
             "scores": {},
-            "cells": None,
         }
+        self._state |= dict.fromkeys(("why", "method", "name"), "")
+        self._state |= dict.fromkeys(("secure", "under_way", "cells"))
+        self._state |= dict.fromkeys(("exchanges", "done"), 0)
         self._records = KeptRecords()
         self._finished_cells: deque[dict[str, Any]] = deque(maxlen=_CELLS)
         self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
         self._pace: deque[float] = deque(maxlen=10)
         self._moment = time.monotonic()
         self._standings: Callable[[], Sequence[SiteStanding]] = tuple
-        self._certificates: Sequence[Expiring] = ()
+        self._certificates: Sequence[Any] = ()
         self._stop, self._news = threading.Event(), threading.Event()
         self._writer: threading.Thread | None = None
         if path is not None:
@@ -140,13 +119,12 @@ class Board(Follower):
         with self._lock:
             self._state |= values
 
-    def gathering(self, secure: bool, certificates: Sequence[Expiring] = ()) -> None:
-        """A server that waits for its sites."""
+    def gathering(self, secure: bool, certificates: Sequence[Any] = ()) -> None:
+        """A server that waits for its sites. certificates: `Validity` of each that it needs."""
         self._certificates = certificates
         self._enter(phase="gathering", secure=secure)
 
     def entitle(self, title: str) -> None:
-        """Set another title, such as that of the next experiment."""
         self._enter(title=title)
 
     def sites_from(self, standings: Callable[[], Sequence[SiteStanding]]) -> None:
@@ -154,7 +132,6 @@ class Board(Follower):
         self._standings = standings
 
     def note(self, text: str) -> None:
-        """A remark, as the terminal shows it."""
         with self._lock:
             self._notes.append((time.time(), text))
 
@@ -165,18 +142,9 @@ class Board(Follower):
 
     def started(self, training: Training) -> None:
         with self._lock:
-            self._enter(
-                phase="running",
-                why="",
-                method=training.method,
-                name=training.name,
-                clients=len(training.clients),
-                exchanges=training.expected,
-                done=0,
-                under_way=None,
-                bytes=dict.fromkeys(self._state["bytes"], 0),
-                scores={},
-            )
+            self._enter(phase="running", why="", method=training.method, name=training.name)
+            self._enter(clients=len(training.clients), exchanges=training.expected, done=0, under_way=None)
+            self._enter(bytes=dict.fromkeys(self._state["bytes"], 0), scores={})
             self._records = KeptRecords()
             self._pace.clear()
             for record in training.history:
@@ -185,13 +153,8 @@ class Board(Follower):
 
     def asked(self, request: Request, expected: int) -> None:
         number = request.exchange + 1
-        under_way = {
-            "number": number,
-            "kind": request.kind,
-            "step": request.step,
-            "asked": len(request.cohort),
-            "since": time.time(),
-        }
+        under_way: dict[str, Any] = {"number": number, "kind": request.kind, "step": request.step}
+        under_way |= {"asked": len(request.cohort), "since": time.time()}
         self._enter(exchanges=max(expected, number), under_way=under_way)
         self._news.set()
 
@@ -207,19 +170,10 @@ class Board(Follower):
     def _record(self, record: Record) -> None:
         measures = {**record.metrics, "risk": record.risk, "accuracy": record.accuracy}
         number, sums = record.exchange + 1, self._state["bytes"]
-        self._records.enter(
-            {
-                "exchange": number,
-                "kind": record.kind,
-                "step": record.step,
-                "seconds": record.seconds,
-                "bytes_up": record.bytes_up,
-                "bytes_down": record.bytes_down,
-                "clients": len(record.cohort),
-                "missing": len(record.missing),
-                "measures": _numbers(measures),
-            }
-        )
+        copied = ("kind", "step", "seconds", "bytes_up", "bytes_down")
+        entry = {"exchange": number, **{name: getattr(record, name) for name in copied}}
+        entry |= {"clients": len(record.cohort), "missing": len(record.missing)}
+        self._records.enter(entry | {"measures": _numbers(measures)})
         more = {"up": record.bytes_up, "down": record.bytes_down, "catch_up": record.catch_up_bytes}
         self._enter(done=number, bytes={name: sums[name] + count for name, count in more.items()})
         if "epsilon" in record.metrics:  # what all noisy answers so far have cost
@@ -259,7 +213,6 @@ class Board(Follower):
     # -- what it gives -----------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """The state of the run as JSON values."""
         standings = [vars(one) for one in self._standings()]
         with self._lock:
             under_way = self._state["under_way"]

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,6 @@ def line(
     fields: Mapping[str, Any] | None = None,
     at: float | None = None,
 ) -> str:
-    """One line, without its end."""
     at = time.time() if at is None else at
     clock = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(at))}.{int(at % 1 * 1000):03d}Z"
     message = plain(message)
@@ -65,64 +65,45 @@ def message_of(text: str) -> str:
     return text
 
 
-class Lines(logging.Handler):
-    """Writes records as lines to a file descriptor.
-
-    path: the file behind the descriptor, which is begun anew when it is too large. The descriptor appends,
-          and so may others that have the same file open: it is copied and emptied, not renamed.
-    """
-
-    def __init__(self, descriptor: int, style: Style, process: str, path: Path | None = None) -> None:
-        super().__init__(logging.INFO)
-        self.style = style
-        self._descriptor = descriptor
+class LineFormat(logging.Formatter):
+    def __init__(self, style: Style, process: str) -> None:
+        super().__init__()
+        self._form: Style = style
         self._process = process
-        self._path = path
 
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self.put(self._line(record))
-        except OSError:
-            return  # a full disk must not stop a run
-        except Exception:
-            self.handleError(record)
-
-    def _line(self, record: logging.LogRecord) -> str:
+    def format(self, record: logging.LogRecord) -> str:
         fields = dict(getattr(record, "fields", {}))
         if record.name not in ("root", "fedsolve", f"fedsolve.{self._process}", _STRAY):
             fields.setdefault("logger", record.name)
         message = record.getMessage()
         if record.exc_info and record.exc_info[0] is not None:
-            told = logging.Formatter().formatException(record.exc_info)
-            fields["traceback"] = told
-            message += f": {told.splitlines()[-1]}"
-        text = line(self.style, self._process, record.levelname, message, fields, record.created)
-        if self.style == "text" and "traceback" in fields:
-            text += "\n" + fields["traceback"]
-        return text
-
-    def put(self, text: str) -> None:
-        """Write a line; start the file again if it is too large."""
-        data = (text + "\n").encode("utf-8", "replace")
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-        if self._path is not None and os.fstat(self._descriptor).st_size > MOST:
-            with suppress(OSError):
-                shutil.copyfile(self._path, self._path.with_name(f"{self._path.name}.1"))
-            os.ftruncate(self._descriptor, 0)
+            fields["traceback"] = self.formatException(record.exc_info)
+            message += f": {fields['traceback'].splitlines()[-1]}"
+        text = line(self._form, self._process, record.levelname, message, fields, record.created)
+        more = fields.get("traceback") if self._form == "text" else None
+        return text if more is None else f"{text}\n{more}"
 
 
-class LogFile(Lines):
-    """The same for a file of this process's own, readable by its owner alone; closed with the handler."""
+class LogFile(RotatingFileHandler):
+    """Lines in a file that only its owner can read. Others may append to it too, such as a child by its
+    stderr: so a file that is too large is copied and emptied, not renamed."""
 
     def __init__(self, path: Path, style: Style, process: str) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        super().__init__(os.open(path, flags, 0o600), style, process, path)
+        super().__init__(path, maxBytes=MOST, backupCount=1, encoding="utf-8", errors="replace")
+        self.setFormatter(LineFormat(style, process))
 
-    def close(self) -> None:
+    def _open(self) -> Any:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)
+
+    def rotate(self, source: str, dest: str) -> None:
         with suppress(OSError):
-            os.close(self._descriptor)
-        super().close()
+            shutil.copyfile(source, dest)
+        os.truncate(source, 0)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a full disk must not stop a run
+            super().handleError(record)
 
 
 def for_child(style: Style, path: Path) -> dict[str, str]:
@@ -131,10 +112,11 @@ def for_child(style: Style, path: Path) -> dict[str, str]:
 
 
 def begin(process: str, level: int = logging.INFO) -> None:
-    """Send everything this process logs or prints to stderr as lines, in the style its parent chose."""
-    style, _, path = os.environ.pop(_ENVIRONMENT, "text:").partition(":")
-    handler = Lines(2, "json" if style == "json" else "text", process, Path(path) if path else None)
-    handler.setLevel(level)
+    """Write all that this process logs or prints as lines, to the file and in the style its parent chose."""
+    told, _, path = os.environ.pop(_ENVIRONMENT, "text:").partition(":")
+    style: Style = "json" if told == "json" else "text"
+    handler = LogFile(Path(path), style, process) if path else logging.StreamHandler()
+    handler.setFormatter(LineFormat(style, process))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
@@ -180,44 +162,38 @@ def logging_lines() -> Iterator[None]:
     try:
         yield
     finally:
-        for handler in [each for each in _LOG.handlers if isinstance(each, Lines)]:
+        for handler in [each for each in _LOG.handlers if isinstance(each.formatter, LineFormat)]:
             _LOG.removeHandler(handler)
             handler.close()
         _LOG.propagate = True
 
 
 def begin_lines(process: str, style: Style) -> None:
-    """Write what a command says on stderr as JSON, if that is the style."""
+    """Write what a command says on stderr as JSON, if that is the style; not what is hidden (--quiet)."""
     if style == "json":
-        _LOG.addHandler(_StderrLines(style, process))
-        _LOG.setLevel(logging.INFO)
-        _LOG.propagate = False
+        handler = logging.StreamHandler()
+        handler.setFormatter(LineFormat(style, process))
+        handler.addFilter(lambda record: getattr(record, "shown", True))
+        _add(handler)
 
 
 def keep_lines(path: Path, process: str, style: Style) -> None:
     """Also write what a command says to a file, whether it is shown or not."""
     with explained(f"cannot write {path}", "", ModelFileError, OSError):
-        _LOG.addHandler(LogFile(path, style, process))
+        _add(LogFile(path, style, process))
+
+
+def _add(handler: logging.Handler) -> None:
+    _LOG.addHandler(handler)
     _LOG.setLevel(logging.INFO)
     _LOG.propagate = False
-
-
-class _StderrLines(Lines):
-    """Lines on stderr, except those that are hidden (--quiet)."""
-
-    def __init__(self, style: Style, process: str) -> None:
-        super().__init__(2, style, process)
-        self.addFilter(lambda record: getattr(record, "shown", True))
-
-    def put(self, text: str) -> None:
-        print(text, file=sys.stderr)
 
 
 def say(text: str, level: str = "info", /, *, shown: bool = True, **fields: Any) -> None:
     """A line on stderr, in the style of the log where one was begun; also in its file."""
     if _LOG.handlers:
         _LOG.log(_LEVELS[level], "%s", text, extra={"fields": fields, "shown": shown})
-    if shown and not any(isinstance(each, _StderrLines) for each in _LOG.handlers):
+    if shown and not any(type(each) is logging.StreamHandler for each in _LOG.handlers):
         print(text if level == "info" else f"{level}: {text}", file=sys.stderr)
 
 

@@ -37,10 +37,7 @@ _LOOKED, _LINGER = 6.0, 2.6
 
 
 class StatusServer:
-    """Serves what `document` gives until it is closed; a context.
-
-    port: 0 for any that is free.
-    """
+    """Serves what `document` gives until it is closed; a context."""
 
     def __init__(self, document: Callable[[], Mapping[str, Any]], port: int = 0) -> None:
         what, remedy = f"the status page cannot be at 127.0.0.1:{port}", "Choose another port, or 0 for any."
@@ -62,7 +59,6 @@ class StatusServer:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def close(self) -> None:
-        """Stop, once open pages have had time to load the final state."""
         if time.monotonic() - self._server.looked < _LOOKED:
             time.sleep(_LINGER)
         self._server.shutdown()
@@ -95,7 +91,6 @@ class StatusPage(Board):
         return self._server.address
 
     def close(self) -> None:
-        """End the page."""
         self._server.close()
         super().close()
 
@@ -115,8 +110,6 @@ class _Listener(ThreadingHTTPServer):
 
 
 class _Answers(BaseHTTPRequestHandler):
-    """One call."""
-
     server: _Listener
     server_version, sys_version = "fedsolve", ""
     timeout = 10

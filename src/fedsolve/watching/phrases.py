@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedsolve import version
@@ -38,7 +38,6 @@ def silent(document: Mapping[str, Any], now: float | None = None) -> float | Non
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """How far the run is, in a few words."""
     phase = document["phase"]
     if (cells := document["cells"]) is not None and phase == "running":
         return f"cell {min(cells['done'] + 1, cells['total'])} of {cells['total']}"
@@ -51,7 +50,6 @@ def headline(document: Mapping[str, Any]) -> str:
 
 
 def doing(document: Mapping[str, Any]) -> str:
-    """The exchange that is under way."""
     under = document["under_way"]
     if under is None:
         return ""
@@ -59,7 +57,6 @@ def doing(document: Mapping[str, Any]) -> str:
 
 
 def site_words(site: Mapping[str, Any]) -> str:
-    """The state of a site."""
     if site["state"] == "missing":
         return f"missing: {site['why']}"
     if site["state"] == "answered":
@@ -98,7 +95,6 @@ def tiles(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def warnings(document: Mapping[str, Any], now: float | None = None) -> Iterator[str]:
-    """Warnings that must be seen."""
     if (age := silent(document, now)) is not None:
         yield (
             f"No sign of life for {duration(age)}: the process that wrote this ({document['process']}) has "
@@ -118,6 +114,19 @@ def measures(document: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]
         for name, value in record["measures"].items():
             found.setdefault(name, []).append((float(record["exchange"]), value))
     return found
+
+
+def exchanges(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """A table of exchanges: its heads and its rows."""
+    names = [name for name in CURVES if any(name in record["measures"] for record in records)]
+    heads = ["exchange", "kind", "step", "clients", "up", "down", "time", *map(spoken, names)]
+    rows = []
+    for record in records:
+        rows.append([str(record[name]) for name in heads[:4]])
+        rows[-1] += [size(record["bytes_up"]), size(record["bytes_down"]), f"{record['seconds']:.2f} s"]
+        found = record["measures"]
+        rows[-1] += [measure_words(name, found[name]) if name in found else "" for name in names]
+    return heads, rows
 
 
 def measure_words(name: str, value: float) -> str:

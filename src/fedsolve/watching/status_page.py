@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from fedsolve.errors import require
 from fedsolve.pages.templates import render
-from fedsolve.pages.words import size
 from fedsolve.watching import phrases
 from fedsolve.watching.phrases import PHASES, measure_words, spoken
 
 SCRIPT = "status.js"
+_CLASSES = {"exchange": "", "kind": "wide", "clients": "number wide", "down": "number wide"}
 _LAST = 12
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 312, 20, 110  # of a curve, in a drawing of 320 x 132
 
 
 def html_status(document: Mapping[str, Any]) -> str:
-    """The page of a document of a `Board`."""
     cells, phase = document["cells"], document["phase"]
     heading = document["title"] or document["method"] or "fedsolve"
     eyebrow = [f"fedsolve {document['fedsolve']}", document["what"]]
     if document["secure"] is not None:
         eyebrow.append("secure sums" if document["secure"] else "plain sums")
+    heads, rows = phrases.exchanges(document["recent"])
     return render(
         "status.html",
         kind="status",
@@ -45,7 +45,8 @@ def html_status(document: Mapping[str, Any]) -> str:
             (cell["name"], _scores(cell["scores"])) for cell in document["finished_cells"][: -_LAST - 1 : -1]
         ],
         curves=list(_curves(document)),
-        **_exchanges(document["recent"]),
+        exchange_heads=[(head, _CLASSES.get(head, "number")) for head in heads],
+        exchanges=rows[::-1],
         notes=[(phrases.clock(at), text) for at, text in reversed(document["notes"])],
     )
 
@@ -81,24 +82,6 @@ def _curves(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for exchange, value in points
             ],
         }
-
-
-def _exchanges(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The latest exchanges, the last one first, and the heads of their columns with their classes."""
-    names = [name for name in phrases.CURVES if any(name in record["measures"] for record in records)]
-    heads = [("exchange", ""), ("kind", "wide"), ("step", "number"), ("clients", "number wide")]
-    heads += [("up", "number"), ("down", "number wide"), ("time", "number")]
-    rows = []
-    for record in reversed(records):
-        measures = record["measures"]
-        rows.append(
-            (
-                *(record[name] for name in ("exchange", "kind", "step", "clients")),
-                *(size(record["bytes_up"]), size(record["bytes_down"]), f"{record['seconds']:.2f} s"),
-                *(measure_words(name, measures[name]) if name in measures else "" for name in names),
-            )
-        )
-    return {"exchange_heads": heads + [(spoken(name), "number") for name in names], "exchanges": rows}
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

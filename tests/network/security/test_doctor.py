@@ -138,14 +138,6 @@ def test_a_site_that_the_server_does_not_know(deployment: Deployment, tmp_path: 
     assert code == 3
     assert "does not know the certificate of 'stranger'" in found["registration"]["seen"]
     assert "fedsolve keys register stranger.pub" in found["registration"]["remedy"]
-    security.create_client(deployment.keys, "leaver")
-    words = ("--keys", deployment.keys.folder, "--server", deployment.gate, "--name", "leaver")
-    security.register(deployment.keys, deployment.keys.client_public_key("leaver"))
-    assert examined(*words)[0] == 0
-    security.remove(deployment.keys, "leaver")
-    code, found = examined(*words)
-    assert code == 3
-    assert "not registered at the server any more" in found["registration"]["seen"]
     site = Keys(tmp_path / "site")
     security.create_client(site, "elsewhere")
     code, found = examined("--keys", site.folder, "--server", deployment.gate, "--name", "elsewhere")
@@ -156,6 +148,19 @@ def test_a_site_that_the_server_does_not_know(deployment: Deployment, tmp_path: 
     code, found = examined("--keys", site.folder, "--server", deployment.gate, "--name", "elsewhere")
     assert found["site key"]["state"] == "failed"
     assert found["registration"]["state"] == "warning"
+
+
+@pytest.mark.slow
+def test_a_key_that_was_removed(deployment: Deployment) -> None:
+    security.create_client(deployment.keys, "leaver")
+    words = ("--keys", deployment.keys.folder, "--server", deployment.gate, "--name", "leaver")
+    security.register(deployment.keys, deployment.keys.client_public_key("leaver"))
+    assert examined(*words)[0] == 0
+    security.remove(deployment.keys, "leaver")
+    code, found = examined(*words)
+    assert code == 3
+    assert "not registered at the server any more" in found["registration"]["seen"]
+    assert "fedsolve keys register leaver.pub" in found["registration"]["remedy"]
 
 
 @pytest.mark.slow
