@@ -114,6 +114,7 @@ class Auto(Method[Model]):
     """
 
     any_layers: ClassVar[bool] = True
+    multilabel: ClassVar[bool] = True
     additive: ClassVar[frozenset[str]] = AFL.additive | DeepAFL.additive | KernelAFL.additive
 
     max_exchanges: int | None = parameter(

@@ -87,6 +87,7 @@ class DeepAFL(Method[DeepModel]):
     """
 
     recommended: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(CHOSEN, "auto"), "intercept": True}
+    multilabel: ClassVar[bool] = True
     additive: ClassVar[frozenset[str]] = frozenset(
         {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
     )

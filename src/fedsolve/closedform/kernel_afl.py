@@ -86,6 +86,7 @@ class KernelAFL(Method[KernelModel]):
     """
 
     additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "class_rows", "kernel_gram"})
+    multilabel: ClassVar[bool] = True
 
     landmarks: int | None = parameter(
         None, "M, the number of landmarks.", least=1, none="a quarter of the rows, rounded up to a power of 2"

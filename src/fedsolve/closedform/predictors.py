@@ -123,7 +123,7 @@ class StagedModel(Model):
 
     def predict(self, features: Any, layers: int | None = None) -> Array:
         """The class with the largest score (or the targets) after `layers` layers."""
-        return self._decide(self.decision_function(features, layers))
+        return self._decide(self.decision_function(features, layers), layers in (None, self.layers))
 
     def score(self, features: Any, labels: Any, layers: int | None = None) -> float:
         """Accuracy (or mean R²) after `layers` layers."""
@@ -140,7 +140,8 @@ class StagedModel(Model):
 
     def staged_predict(self, features: Any) -> Array:
         """Predictions after 0, 1, ..., T layers, stacked."""
-        return np.stack([self._decide(scores) for scores in self.staged_decision_function(features)])
+        stages = enumerate(self.staged_decision_function(features))
+        return np.stack([self._decide(scores, layer == self.layers) for layer, scores in stages])
 
     def staged_score(self, features: Any, labels: Any) -> Array:
         """Accuracy (or mean R²) after 0, 1, ..., T layers: T + 1 numbers."""
