@@ -149,7 +149,7 @@ def test_other_methods_refuse_by_name(method):
 def test_what_is_no_0_or_1_is_refused_by_label_and_row():
     wrong = Y.astype(float)
     wrong[7, 1] = 0.5
-    with pytest.raises(DataError, match="'effusion' is 0.5 in row 7"):
+    with pytest.raises(DataError, match=r"'effusion' is 0\.5 in row 7"):
         fs.AFL().fit(federate(labels=wrong, clients=1))
     with pytest.raises(DataError, match="label_names"):
         fs.AFL().fit(federate(names=None, task="classification"))

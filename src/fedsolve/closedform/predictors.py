@@ -44,11 +44,16 @@ class LinearModel(Model):
         self.parameters = parameters or {}
 
     def scores(self, features: Array) -> Array:
-        if self.preparation is not None:
-            features = self.preparation.apply(features)
         here = kernels_on(self.device)
-        scores = here.array(np.asarray(features, dtype=np.float64)) @ here.array(self.weight)
-        return here.host(scores) + self.intercept
+        weight, scores = here.array(self.weight), np.empty((len(features), self.outputs))
+        length = len(features) if here is NUMPY else here.chunk_rows(self.features)
+        for start in range(0, len(features), max(1, length)):
+            rows = features[start : start + length]
+            rows = rows if self.preparation is None else self.preparation.apply(rows)
+            scores[start : start + length] = here.host(
+                here.array(np.asarray(rows, dtype=np.float64)) @ weight
+            )
+        return scores + self.intercept
 
     def arrays(self) -> dict[str, Array]:
         return {"weight": self.weight, "intercept": self.intercept} | preparation_arrays(self.preparation)
