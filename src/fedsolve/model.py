@@ -269,6 +269,11 @@ class Model(ABC):
             "such as APFL, or put refinements over it with APFL(...).over(model)."
         )
 
+    def placed(self, device: str) -> Self:
+        """This model, which computes on this device from now on."""
+        self.device = device
+        return self
+
     # -- what a row is -----------------------------------------------------------------------------
 
     def describe(self, schema: Schema, preparing: Preparation | None) -> None:

@@ -159,6 +159,12 @@ def factor_bytes(landmarks: int, width: int, outputs: int) -> int:
     return 8 * (landmarks * landmarks + 3 * landmarks * (width + 2) + 10 * landmarks * outputs)
 
 
+def factor_operations(landmarks: int, width: int, outputs: int, steps: int = 12) -> float:
+    """Multiplications and additions of the server: two factors and a product of triangles, kernels, steps."""
+    solves = 4 * outputs * (steps + 1)
+    return float(landmarks) ** 2 * (landmarks + 2 * width + solves)
+
+
 def check_memory(landmarks: int, width: int, outputs: int, available: int | None) -> None:
     """Refuse more landmarks than the server has memory for, naming how many fit."""
     needed = factor_bytes(landmarks, width, outputs)

@@ -140,6 +140,8 @@ class Rows:
         self.dtype = dtype
         self.kernels = kernels
         self._base = base_of(chain)
+        if self._base is not None:
+            self._base.placed(kernels.device)
         self._kept: dict[int, Array] | None = None
         if self._base is not None and len(data) * base_width(self._base) * 8 <= budget:
             self._kept = {}

@@ -359,6 +359,10 @@ class Method(ABC, Generic[M]):
         """Whether parameters, or the method itself, are still to be chosen among `candidates`."""
         return False
 
+    def afforded(self, spec: Spec) -> Method[M]:
+        """This method with limits of time and memory turned into sizes, where it has such limits."""
+        return self
+
     def candidates(self, spec: Spec, rows: int) -> Sequence[Method[M]]:
         """What is tried, for so many rows in all, where something is to be chosen; the cheapest first."""
         return (self,)

@@ -123,7 +123,10 @@ class Recipe(Generic[M]):
         """Train over a federation: see `Method.fit`."""
         if self.told is None and math.isfinite(federation.told):
             return dataclasses.replace(self, told=federation.told).fit(federation, checkpoint, resume, follow)
-        heard, run = following(follow), self.start(federation.describe())
+        spec = federation.describe()
+        if (method := self.method.afforded(spec)) is not self.method:
+            return dataclasses.replace(self, method=method).fit(federation, checkpoint, resume, follow)
+        heard, run = following(follow), self.start(spec)
         # Always told: a run without a checkpoint may not touch the states of one that has one.
         federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
         if checkpoint is not None and os.path.exists(checkpoint):

@@ -189,7 +189,7 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
     """Of every model: scores and true classes by name, number and weights of the rows that it was not
     trained on."""
     found = []
-    for _, model, held in models_asked(request):
+    for _, model, held in models_asked(request, memory):
         rows = held.of(data)
         scored: dict[str, tuple[Array, Array]] = {}
         if model.labels:
@@ -213,7 +213,7 @@ def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of the rows held out, each by the model that was not trained on it."""
     whole: dict[str, Array] = {}
     count = 0
-    for _, model, held in models_asked(request):
+    for _, model, held in models_asked(request, memory):
         rows = held.of(data)
         count += len(rows)
         for name, more in tally_of(model, rows).items():

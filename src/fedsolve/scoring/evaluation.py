@@ -99,7 +99,8 @@ def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of this client's rows."""
     from fedsolve.model import model_from_contents
 
-    return tally_term_of(model_from_contents(dict(request.arrays), dict(request.note)), data)
+    model = model_from_contents(dict(request.arrays), dict(request.note)).placed(memory.device)
+    return tally_term_of(model, data)
 
 
 def tally_term_of(model: Model, data: ClientData) -> Term:
@@ -128,7 +129,7 @@ def answer_accuracy(data: ClientData, request: Request, memory: Memory) -> Term:
     """Correct predictions and rows; for regression the sums that R² needs."""
     from fedsolve.model import model_from_contents
 
-    model = model_from_contents(dict(request.arrays), dict(request.note))
+    model = model_from_contents(dict(request.arrays), dict(request.note)).placed(memory.device)
     labels = data.own_labels()
     if model.regression:
         errors = error_sums(model, data)["errors"]
