@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from fedsolve.arrays import Array
 from fedsolve.errors import DataError
@@ -73,6 +73,25 @@ class Calibration(HeldOut):
         return replace(self, slope=slope, biases=biases)
 
 
+@dataclass(frozen=True)
+class LabelCalibration(HeldOut):
+    """How the scores of several labels become probabilities: sigmoid(slope (2 score - 1) + bias), each.
+
+    slope, biases: (labels,). thresholds: (labels, 2, bins) rows without and with a label by the logit of its
+    probability. rows and metrics as `Calibration` has them.
+    """
+
+    slope: Array
+    biases: Array
+    rows: int = 0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    thresholds: Array | None = None
+
+    def probabilities(self, scores: Array) -> Array:
+        """Probabilities (rows, labels) of scores."""
+        return np.asarray(expit(self.slope * (2.0 * scores - 1.0) + self.biases))
+
+
 STEPS = np.array([0.25, 0.5, 0.75, 1, 1.15, 1.3, 1.45, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2, 2.4, 2.7, 3.2, 4, 6])
 """Edges of the bins in which absolute errors are counted, in root mean squared errors; the last is open."""
 
@@ -108,8 +127,8 @@ class Spread(HeldOut):
 
 
 def kept_from(arrays: Mapping[str, Array], note: Mapping[str, Any]) -> Any:
-    """The `Calibration` or `Spread` of such parts."""
-    kind: Any = Spread if "counts" in arrays else Calibration
+    """The `Calibration`, `LabelCalibration` or `Spread` of such parts."""
+    kind: Any = Spread if "counts" in arrays else LabelCalibration if "slope" in arrays else Calibration
     return kind(**arrays, **note)
 
 

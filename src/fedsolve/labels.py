@@ -116,7 +116,10 @@ def class_list(declared: Sequence[Any] | None, label_sets: Sequence[Array] = ())
     else:
         for labels in label_sets:
             if labels.ndim != 1:
-                raise DataError(f"labels must be one-dimensional; got shape {labels.shape}.")
+                raise DataError(
+                    f"labels must be one-dimensional; got shape {labels.shape}. Several labels a row, each 0 "
+                    "or 1, have names (label_names=[...]); several numbers are task='regression'."
+                )
         distinct = [np.unique(labels) for labels in label_sets if len(labels)]
         if not distinct:
             raise DataError("no rows at all: every client is empty. Check the data and the partition.")
@@ -206,6 +209,19 @@ def regression_targets(values: Array, outputs: int) -> Array:
             f"{outputs}. All clients must have the same targets."
         )
     return targets
+
+
+def label_matrix(values: Array, names: Sequence[str]) -> Array:
+    """Several labels a row as (rows, labels) of 0.0 and 1.0; another value is refused by label and row."""
+    matrix = regression_targets(values, len(names)).astype(np.float64)
+    wrong = np.argwhere((matrix != 0) & (matrix != 1))
+    if len(wrong):
+        row, place = wrong[0]
+        raise DataError(
+            f"label '{names[place]}' is {matrix[row, place]:g} in row {row}; each of several labels must be "
+            "0 or 1."
+        )
+    return matrix
 
 
 def labels_note(classes: Array | None) -> dict[str, Any] | None:

@@ -17,9 +17,16 @@ from scipy.special import softmax
 
 from fedsolve import container, registry, version
 from fedsolve.arrays import Array
-from fedsolve.calibration import Calibration, Spread, kept_from, project_to_simplex, threshold
+from fedsolve.calibration import (
+    Calibration,
+    LabelCalibration,
+    Spread,
+    kept_from,
+    project_to_simplex,
+    threshold,
+)
 from fedsolve.errors import DataError, DivergenceError, ModelFileError
-from fedsolve.labels import labels_from_note, labels_note, regression_targets
+from fedsolve.labels import label_matrix, labels_from_note, labels_note, regression_targets
 from fedsolve.pages.templates import html_table
 from fedsolve.registry import allowing, restricted
 from fedsolve.tables.encoder import encode, is_table
@@ -39,6 +46,8 @@ _BASE = {
     "features",
     "classes",
     "outputs",
+    "labels",
+    "cuts",
     "history",
     "schema",
     "preparing",
@@ -54,6 +63,9 @@ _FAMILIES: dict[str, type[Model]] = {}
 class Model(ABC):
     """A trained predictor. Scores have one column per class or target: least-squares estimates, or logits.
 
+    labels:    names of several labels a row, each 0 or 1; `classes` is None then, and predictions are 0 and 1
+               (rows, labels).
+    cuts:      (labels,) from which probability on a label is predicted, such as `threshold(0.9)`; None: 0.5.
     schema:    what a row is, where the model was trained on rows that a schema describes. Rows may then be a
                table (a DataFrame, a pyarrow Table, a mapping of columns), whose columns are found by name.
     preparing: how encoded rows are filled and standardised before the model sees them. A plain array is taken
@@ -78,11 +90,13 @@ class Model(ABC):
         self.features = features
         self.classes = classes
         self.outputs = outputs
+        self.labels: tuple[str, ...] = ()
+        self.cuts: Array | None = None
         self.history: Sequence[Record] = ()
         self.tried: Sequence[Any] = ()
         self.schema: Schema | None = None
         self.preparing: Preparation | None = None
-        self.calibration: Calibration | None = None
+        self.calibration: Calibration | LabelCalibration | None = None
         self.own_calibration: Calibration | None = None
         self.spread: Spread | None = None
         self.card: dict[str, Any] | None = None
@@ -119,8 +133,13 @@ class Model(ABC):
         own = {name: value for name, value in vars(self).items() if name not in _BASE}
         return container.to_parts(own, f"the model {type(self).__name__}")
 
+    @property
+    def regression(self) -> bool:
+        """Whether it predicts numbers, not classes or labels."""
+        return self.classes is None and not self.labels
+
     def decision_function(self, features: Any) -> Array:
-        """Scores, shape (rows, classes) or (rows, targets)."""
+        """Scores, shape (rows, classes), (rows, targets) or (rows, labels)."""
         return self.scores(self._checked(features))
 
     def estimates(self, features: Any) -> Array:
@@ -132,11 +151,11 @@ class Model(ABC):
         return np.asarray(softmax(scores, axis=1)) if self.logits else scores
 
     def predict(self, features: Any) -> Array:
-        """The class with the largest score, or the predicted targets."""
+        """The class with the largest score, the predicted targets, or 0 and 1 for each of several labels."""
         return self._decide(self.decision_function(features))
 
     def predict_proba(self, features: Any) -> Array:
-        """Probabilities of the classes, (rows, classes).
+        """Probabilities of the classes, (rows, classes), or of each of several labels, (rows, labels).
 
         Calibrated on rows that were not trained on, where it was trained with calibrate=True. Otherwise what
         is nearest to the model's estimates: zeros and ones are common then and mean "clipped".
@@ -145,21 +164,24 @@ class Model(ABC):
 
     def told(self, features: Any) -> tuple[Array, Array]:
         """What the model says of rows: positions of the answers, and probabilities (rows, classes)."""
-        if self.classes is None:
+        if self.regression:
             raise DataError("this is a regression model; it has no classes, and so no probabilities.")
         scores = self.decision_function(features)
-        return np.argmax(scores, axis=1), self.shares(scores)
+        return self._decide(scores) if self.labels else np.argmax(scores, axis=1), self.shares(scores)
 
     def shares(self, scores: Array, calibrated: bool = True) -> Array:
         """Probabilities (rows, classes) of scores; without calibration those nearest to the estimates."""
         if calibrated and self.calibration is not None:
             return self.calibration.probabilities(scores)
+        if self.labels:
+            return np.clip(scores, 0.0, 1.0)
         return np.asarray(softmax(scores, axis=1)) if self.logits else project_to_simplex(scores)
 
-    def threshold(self, sensitivity: float) -> float:
+    def threshold(self, sensitivity: float) -> Any:
         """From which probability of the second class on to call it, so as to find this share of its rows.
 
-        Chosen on the rows that were held out when the model was calibrated, of two classes only.
+        Chosen on the rows that were held out when the model was calibrated, of two classes only; of several
+        labels one for each, (labels,).
         """
         known = None if self.calibration is None else self.calibration.thresholds
         if known is None:
@@ -167,6 +189,8 @@ class Model(ABC):
                 "a threshold is chosen on rows that were held out of training, and this model knows of none. "
                 "Train a classifier of two classes with calibrate=True, or 'fedsolve train --calibrate'."
             )
+        if self.labels:
+            return np.array([threshold(histogram, sensitivity) for histogram in known])
         return threshold(known, sensitivity)
 
     def predict_interval(self, features: Any, level: float = 0.95) -> tuple[Array, Array]:
@@ -183,7 +207,7 @@ class Model(ABC):
         return self._decide(scores - reach), self._decide(scores + reach)
 
     def score(self, features: Any, labels: Any) -> float:
-        """Accuracy, or the mean R² over targets for regression."""
+        """Accuracy, or the mean R² over targets for regression; of several labels, their mean accuracy."""
         return self._rate(self.predict(features), labels)
 
     @property
@@ -245,6 +269,11 @@ class Model(ABC):
             "such as APFL, or put refinements over it with APFL(...).over(model)."
         )
 
+    def placed(self, device: str) -> Self:
+        """This model, which computes on this device from now on."""
+        self.device = device
+        return self
+
     # -- what a row is -----------------------------------------------------------------------------
 
     def describe(self, schema: Schema, preparing: Preparation | None) -> None:
@@ -268,7 +297,10 @@ class Model(ABC):
         """A client's rows as the model inside this one sees them."""
         return data if self.preparing is None else data.prepared(self.preparing)
 
-    def _decide(self, scores: Array) -> Array:
+    def _decide(self, scores: Array, calibrated: bool = True) -> Array:
+        if self.labels:
+            cuts = 0.5 if self.cuts is None else self.cuts
+            return (self.shares(scores, calibrated) >= cuts).astype(np.int64)
         if self.classes is not None:
             return np.asarray(self.classes[np.argmax(scores, axis=1)])
         return scores[:, 0] if self.outputs == 1 else scores
@@ -281,6 +313,8 @@ class Model(ABC):
             raise DataError("cannot score a model on no rows at all.")
         if self.classes is not None:
             return float(np.mean(predicted == labels))
+        if self.labels:
+            return float(np.mean(predicted == label_matrix(labels, self.labels)))
         target = regression_targets(labels, self.outputs).astype(np.float64)
         error = np.sum((target - predicted.reshape(target.shape)) ** 2, axis=0)
         spread = np.sum((target - target.mean(axis=0)) ** 2, axis=0)
@@ -329,9 +363,12 @@ class Model(ABC):
             "outputs": self.outputs,
             "classes": labels_note(self.classes),
         }
+        if self.labels:
+            note["labels"] = list(self.labels)
+            note["cuts"] = None if self.cuts is None else [float(cut) for cut in self.cuts]
         arrays = self.arrays()
         for name in _CALIBRATIONS:
-            calibration: Calibration | Spread | None = getattr(self, name)
+            calibration: Calibration | LabelCalibration | Spread | None = getattr(self, name)
             if calibration is not None:
                 parts, note[name] = calibration.parts()
                 arrays |= {f"{name}.{part}": array for part, array in parts.items()}
@@ -365,7 +402,7 @@ class Model(ABC):
         return write_onnx(self, path, precision, images)
 
     def __repr__(self) -> str:
-        what = f"{self.outputs} targets" if self.classes is None else f"{len(self.classes)} classes"
+        what = f"{self.outputs} {'labels' if self.labels else 'targets' if self.regression else 'classes'}"
         words = [f"{self.features} features, {what}"]
         method = getattr(self, "parameters", {}).get("method")
         words += [f"trained by {method}"] if method else []
@@ -430,7 +467,8 @@ def model_from_contents(arrays: dict[str, Array], note: Mapping[str, Any], path:
             if note.get(name) is not None:
                 parts = container.with_prefix(arrays, f"{name}.")
                 setattr(model, name, kept_from(parts, note[name]))
-        model.card = note.get("card")
+        model.card, model.labels = note.get("card"), tuple(note.get("labels", ()))
+        model.cuts = None if note.get("cuts") is None else np.array(note["cuts"])
         if note.get("schema") is not None:
             model.schema = Schema.from_note(note["schema"])
         if preparing:

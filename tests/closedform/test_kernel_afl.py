@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from scipy.linalg import qr, solve_triangular
 from sklearn.linear_model import LogisticRegression
 
 import fedsolve as fs
+from fedsolve.backends import blas, kernels_on
 from fedsolve.closedform import kernel_afl
 from fedsolve.closedform.landmarks import Landmarks, landmark_agreement
 from fedsolve.closedform.rbf import LandmarkFactors, check_memory
 from fedsolve.errors import TermError
+from fedsolve.federation.engine import Spec
 from fedsolve.privacy.census import OFF
 from tests.conftest import Dataset
 from tests.oracle import relative_difference
@@ -248,8 +251,78 @@ def test_a_server_on_a_torch_device_solves_the_same_machine(tmp_path: Path) -> N
 @pytest.mark.torch
 def test_landmarks_of_a_device_have_the_same_normals() -> None:
     pytest.importorskip("torch")
-    from fedsolve.backends import kernels_on
-
     here, device = kernels_on("cpu"), kernels_on("torch:cpu")
     key = 12345678901234567890
     np.testing.assert_array_equal(device.host(device.normals(key, 999)), here.normals(key, 999))
+
+
+@pytest.mark.torch
+def test_blocks_on_a_device_are_those_of_the_host(monkeypatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(blas, "BLOCK", 16)
+    rng = np.random.default_rng(0)
+    points, some = rng.standard_normal((70, 5)), rng.standard_normal((70, 3))
+    device = kernels_on("torch:cpu")
+    found, expected = (LandmarkFactors(each, 9.0, 0.5, 400.0) for each in (device.array(points), points))
+    for name in ("weights", "inner", "outer", "from_features", "to_features"):
+        there = device.host(getattr(found, name)(device.array(some)))
+        assert relative_difference(there, getattr(expected, name)(some)) <= 1e-10
+    # Beside the square only blocks of its diagonal are kept.
+    kept = [found._square, *found._lower, *found._upper]
+    assert sum(array.numel() for array in kept) <= 70 * 70 + 2 * 70 * 16
+    with pytest.raises(fs.DataError, match="not distinct"):
+        LandmarkFactors(device.array(np.full((40, 5), np.nan)), 9.0, 0.5, 400.0)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "method",
+    [
+        fs.KernelAFL(landmarks=50, solver="direct", ridge="auto"),
+        fs.KernelSoftmax(landmarks=40, ridge=0.1, tolerance=1e-9),
+        fs.KernelSoftmax(landmarks=40, ridge=0.1, curvature="bound", tolerance=1e-9),
+        fs.Softmax(ridge=0.5, tolerance=1e-9),
+    ],
+    ids=["direct", "exact", "bound", "softmax"],
+)
+def test_direct_solves_and_likelihoods_on_a_device(method) -> None:
+    pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    features, labels = rng.normal(size=(400, 6)), rng.integers(0, 3, 400)
+    models = []
+    for device in ("cpu", "torch:cpu"):
+        federation = fs.LocalFederation.from_arrays(features, labels, np.arange(400) % 4, device=device)
+        models.append(method.fit(federation, calibrate=True))
+        assert federation.evaluate(models[-1]) == models[0].score(features, labels)
+    on_device = models[1].placed("torch:cpu")
+    np.testing.assert_allclose(
+        on_device.predict_proba(features), models[0].predict_proba(features), atol=1e-8
+    )
+    if isinstance(method, fs.KernelAFL):
+        np.testing.assert_allclose(on_device.transform(features), models[0].transform(features), atol=1e-6)
+        np.testing.assert_allclose(on_device.whitening(), models[0].whitening(), rtol=1e-6, atol=1e-6)
+
+
+def test_autos_kernel_machine_is_no_smaller_than_the_default():
+    spec = federate_spec(512, 100)
+    for rows in (5_000, 50_000, 70_000, 10**6):
+        found = [one for one in fs.Auto().candidates(spec, rows) if one.key == "kernelafl"]
+        assert {one.landmarks for one in found} == {fs.KernelAFL().count(rows)}
+
+
+def test_seconds_and_memory_are_turned_into_landmarks():
+    spec = dataclasses.replace(federate_spec(512, 100), device="cuda:0")
+    counts = [fs.Auto(seconds=seconds).afforded(spec).landmarks for seconds in (0.1, 1, 10, 20)]
+    assert counts == sorted(counts)
+    assert counts[-1] == 65_536, "twenty seconds of a device, as measured"
+    assert fs.Auto(seconds=20, memory=20.0).afforded(spec).landmarks == 32_768
+    few = fs.Auto(memory=0.01).afforded(spec)
+    assert 8 * few.landmarks**2 < 0.01e9
+    assert few.seconds is few.memory is None, "what travels is the number of landmarks"
+    machines = [one for one in few.candidates(spec, 50_000) if one.key == "kernelafl"]
+    assert {one.landmarks for one in machines} == {few.landmarks}
+    assert fs.Auto().afforded(spec) == fs.Auto()
+
+
+def federate_spec(features: int, classes: int) -> Spec:
+    return Spec(features, np.arange(classes), classes, "bytes")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cholesky, cython_blas, cython_lapack, solve_triangular
+from scipy.linalg import LinAlgError, cho_factor, cholesky, cython_blas, cython_lapack, solve_triangular
 
 from fedsolve.arrays import Array
 
@@ -105,22 +105,44 @@ def block_spans(width: int) -> list[slice]:
     return [slice(start, min(start + BLOCK, width)) for start in range(0, width, BLOCK)]
 
 
-def cholesky_below(panel: Callable[[slice], Array], square: Array) -> list[Array]:
+def triangle(system: Array) -> Array | None:
+    """L with L Lᵀ = a symmetric system, which is overwritten; None where it is not positive definite."""
+    try:
+        return np.asarray(cholesky(system, lower=True, overwrite_a=True, check_finite=False))
+    except LinAlgError:
+        return None
+
+
+def triangle_solve(lower: Array, right: Array, transposed: bool = False) -> Array:
+    """The solution of L x = right, or of Lᵀ x = right."""
+    turned = "T" if transposed else "N"
+    return np.asarray(solve_triangular(lower, right, lower=True, trans=turned, check_finite=False))
+
+
+def cholesky_below(
+    panel: Callable[[slice], Array],
+    square: Array,
+    factor: Callable[[Array], Array | None] = triangle,
+    solve: Callable[[Array, Array], Array] = triangle_solve,
+) -> list[Array]:
     """L with L Lᵀ = a symmetric matrix: the blocks of its diagonal; the others are written into `square`,
     below its diagonal blocks, and nothing else there is touched.
 
     panel: columns of the matrix from their diagonal block on down, (width - span.start, span); may be
-    overwritten, and is asked for once and in order. Raises LinAlgError where the matrix is not positive
-    definite.
+    overwritten, and is asked for once and in order. factor, solve: of the place where these lie. Raises
+    LinAlgError where the matrix is not positive definite.
     """
     blocks: list[Array] = []
     for span in block_spans(len(square)):
         below = panel(span)
         below -= square[span.start :, : span.start] @ square[span, : span.start].T
         width = span.stop - span.start
-        blocks.append(np.asarray(cholesky(below[:width], lower=True, check_finite=False)))
-        solved = solve_triangular(blocks[-1], below[width:].T, lower=True, check_finite=False)
-        square[span.stop :, span] = solved.T
+        block = factor(below[:width])
+        if block is None:
+            raise LinAlgError("not positive definite")
+        blocks.append(block)
+        if span.stop < len(square):
+            square[span.stop :, span] = solve(block, below[width:].T).T
     return blocks
 
 

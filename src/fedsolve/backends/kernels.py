@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangular, svd
+from scipy.linalg import LinAlgError, cho_solve, eigh, svd
 from scipy.linalg.lapack import dpocon
 from scipy.special import expit
 
 from fedsolve.arrays import Array, philox_normals, philox_uniforms
+from fedsolve.backends import blas
 from fedsolve.backends.activations import activate
 from fedsolve.backends.blas import LARGE, add_gram, add_product, cholesky_factor, factor_in_place
 from fedsolve.threads import blas_threads, several_threads, usable_cores
@@ -241,15 +242,11 @@ class Kernels:
 
     def triangle(self, system: Array) -> Array | None:
         """L with L Lᵀ = a symmetric system, which is overwritten; None where it is not positive definite."""
-        try:
-            return np.asarray(cholesky(system, lower=True, overwrite_a=True, check_finite=False))
-        except LinAlgError:
-            return None
+        return blas.triangle(system)
 
     def triangle_solve(self, lower: Array, right: Array, transposed: bool = False) -> Array:
         """The solution of L x = right, or of Lᵀ x = right."""
-        turned = "T" if transposed else "N"
-        return np.asarray(solve_triangular(lower, right, lower=True, trans=turned, check_finite=False))
+        return blas.triangle_solve(lower, right, transposed)
 
     def prefers_shifts(self, width: int, columns: int) -> bool:
         """Whether `shifted_solve` of so many systems takes less time than one `eigh`; follows from sizes."""

@@ -58,6 +58,9 @@ class TableOptions(DialectOptions):
     label: str | None = option(
         None, "Label column.", metavar="NAME|INDEX", none="label, target, class, y, or the last"
     )
+    labels: str | None = option(
+        None, "Several labels a row instead, each 0 or 1: their columns.", metavar="A,B", none="one label"
+    )
     drop: tuple[str, ...] = option(
         (), "csv, parquet: column to leave out. May be repeated.", metavar="NAME|INDEX", more=True
     )
@@ -101,6 +104,7 @@ class Division:
         schema: Schema | None = None,
         device: str = "cpu",
         task: Task | None = None,
+        label_names: Sequence[str] = (),
     ) -> LocalFederation:
         """The table's rows as a federation in this process; `schema` where one describes them for the run."""
         assert data.labels is not None
@@ -109,7 +113,8 @@ class Division:
             owners: Any = data.owners.astype(str)
         else:
             assert self.clients is not None
-            owners = partitions.deal(self.kind, data.labels, self.clients, self.seed, self.options)
+            first = data.labels.reshape(len(data), -1)[:, 0]  # of several labels; they are dealt iid
+            owners = partitions.deal(self.kind, first, self.clients, self.seed, self.options)
         return LocalFederation.from_arrays(
             data.features,
             data.labels,
@@ -120,6 +125,7 @@ class Division:
             sample_weight=data.weights,
             device=device,
             task=task,
+            label_names=label_names,
         )
 
     def as_dict(self) -> dict[str, Any]:

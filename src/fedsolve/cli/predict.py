@@ -33,6 +33,7 @@ from fedsolve.scoring.evaluation import Found, evaluation_of
 from fedsolve.scoring.evaluation_page import EvaluationReport, html_page
 from fedsolve.scoring.groups import by_column
 from fedsolve.scoring.importance import importance_on
+from fedsolve.scoring.label_quality import LabelsEvaluation
 from fedsolve.scoring.lockstep import Layered
 from fedsolve.scoring.predictions import predicted, predicted_in_parts
 from fedsolve.scoring.quality import Evaluation
@@ -40,6 +41,7 @@ from fedsolve.scoring.residuals import RegressionEvaluation
 from fedsolve.scoring.tallies import tally
 from fedsolve.tables.npz import TrainOrTest
 from fedsolve.tables.preparation import far_outside
+from fedsolve.tables.table_file import Table
 
 
 class UseOptions(ModelOptions):
@@ -106,7 +108,8 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     image, a folder of images, or a dataset as for train; several are predicted one after the other. Scores
     are least-squares estimates of the one-hot label, or the logits of a gradient model: the largest one wins,
     but they are not probabilities. --probabilities gives those, calibrated where the model was trained so. Of
-    a regression the columns are prediction, low and high: an interval by the errors on rows held out.
+    a regression the columns are prediction, low and high: an interval by the errors on rows held out. Of
+    several labels a row there is a column of 0 and 1 for each, label_NAME.
 
     # a csv with the columns row and label
     fedsolve predict model.safetensors data.npz --out labels.csv
@@ -121,7 +124,7 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     check_target(options.out, options.model, *sources, root=reading.root)
     model = options.predictor()
     depth = options.depth(model)
-    if model.classes is None and (flags := options.given("scores", "probabilities")):
+    if model.regression and (flags := options.given("scores", "probabilities")):
         raise click.UsageError(f"{flags[0]} is of classes, and this model predicts numbers")
     if options.level is not None and (model.classes is not None or model.spread is None or depth):
         raise click.UsageError("--level needs a regression that was trained with rows held out, whole")
@@ -135,11 +138,11 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
         raise DataError(" ".join(strange))
     features = [part.features for part in rows]
     columns: dict[str, Array] = {}
-    if model.classes is None:
+    if model.regression:
         columns = _numbers(model, features, depth, options.level or 0.95)
     else:
         answers, scores, probabilities = predicted_in_parts(model, features, depth)
-        columns["label"] = model.classes[answers]
+        columns["label"] = answers if model.classes is None else model.classes[answers]
         columns |= {"score": scores} if options.scores else {}
         columns |= {"probability": probabilities} if options.probabilities else {}
     document: dict[str, Any] = {
@@ -154,11 +157,12 @@ def predict(options: PredictOptions, reading: RowOptions, output: Output) -> Non
     if output.as_json and options.out is None:
         named = {"label": "labels", "score": "scores", "probability": "probabilities"}
         document |= {} if model.classes is None else {"classes": model.classes}
+        document |= {"names": model.labels} if model.labels else {}
         document |= {"beside": beside} if len(beside) > 1 else {}
         document |= {named.get(name, name): values for name, values in columns.items()}
         output.result(document)
         return
-    text = _csv(beside, columns, model.classes)
+    text = _csv(beside, columns, np.array(model.labels) if model.labels else model.classes)
     if options.out is None:
         click.echo(text, nl=False)
         return
@@ -216,10 +220,12 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
     options.check()
     model = options.predictor()
     depth = options.depth(model)
-    if model.classes is None and options.sensitivity is not None:
+    if model.regression and options.sensitivity is not None:
         raise click.UsageError("--sensitivity is of classes, and this model predicts numbers")
     if options.staged and not isinstance(model, StagedModel):
         raise click.UsageError(f"--staged needs a model with layers; this one is {model.family}")
+    if model.labels and model.schema is None:
+        reading = reading.from_model(labels=",".join(model.labels))
     reader = options.prepare(model, options.data, reading).reader(output)
     data = reader.rows(
         options.data,
@@ -233,9 +239,14 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
     named = {"model": options.model, "data": options.data}
     if isinstance(model, StagedModel) and options.staged:
         stages = model.staged_score(data.features, data.labels)
-        of_what = "r2" if model.classes is None else "accuracy"
+        of_what = "r2" if model.regression else "accuracy"
         document = named | {"rows": len(data), f"staged_{of_what}": stages}
         output.result(document, lambda page: _show_stages(page, stages, len(data), of_what))
+        return
+    if model.labels:
+        _labels(
+            options, model.shortened(**depth) if isinstance(model, Layered) and depth else model, data, output
+        )
         return
     limit = None
     important = importance_on(model, data, options.column) if options.importance else None
@@ -273,6 +284,47 @@ def evaluate(options: EvaluateOptions, reading: RowOptions, output: Output) -> N
             drawn.print(each.title)
             drawn.print(table(each.heads, each.rows, left=each.left))
         if isinstance(found, Evaluation) and not found.calibrated:
+            drawn.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
+
+    output.result(document, page)
+    for doubt in doubts:
+        output.warn(doubt)
+
+
+def _labels(options: EvaluateOptions, model: Model, data: Table, output: Output) -> None:
+    """The evaluation of several labels a row, label by label."""
+    for flag in options.given("html", "by", "importance"):
+        raise click.UsageError(f"{flag} is of one label a row, and this model has {len(model.labels)}")
+    assert data.labels is not None
+    found = evaluation_of(model, data.features, data.labels)
+    assert isinstance(found, LabelsEvaluation)
+    limits = {}
+    if options.sensitivity is not None:
+        limits = found.thresholds(model.threshold(options.sensitivity), options.sensitivity)
+    doubts = far_outside(model.schema, model.column_moments, data) + caveats(model)
+    document = {"model": options.model, "data": options.data, "layers": options.layers, **found.as_dict()}
+    document |= {
+        "thresholds": {name: asdict(one) for name, one in limits.items()} or None,
+        "warnings": doubts,
+    }
+
+    def page(drawn: Console) -> None:
+        right = (
+            f"{found.rows:,} rows, {percent(found.exact)} with every label right, mean AUC {found.auc:.4f}"
+        )
+        drawn.print(f"[bold]accuracy {percent(found.accuracy)}[/bold]  ({right})", highlight=False)
+        rows = [
+            (name, *(percent(one[key]) for key in ("share", "accuracy")), f"{one['auc']:.4f}")
+            for name, one in document["labels"].items()
+        ]
+        drawn.print(table(("label", "share", "accuracy", "AUC"), rows))
+        at = [
+            (name, f"{one.probability:.4f}", percent(one.sensitivity), percent(one.specificity))
+            for name, one in limits.items()
+        ]
+        if at:
+            drawn.print(table(("label", "called from", "sensitivity", "specificity"), at))
+        if not found.calibrated:
             drawn.print("The probabilities are not calibrated ('fedsolve train --calibrate').")
 
     output.result(document, page)

@@ -22,6 +22,7 @@ from fedsolve.labels import Task
 from fedsolve.tables.proposal import propose
 from fedsolve.tables.schema import Extractor, Schema
 from fedsolve.tables.schema_file import to_toml, write_schema
+from fedsolve.tables.table_file import ColumnLayout
 
 
 class SchemaOptions(DatasetOptions, DialectOptions):
@@ -31,6 +32,9 @@ class SchemaOptions(DatasetOptions, DialectOptions):
         None, "Where to write the schema (.toml).", metavar="FILE", none="stdout", group=LAST
     )
     label: str | None = option(None, "Label column.", metavar="NAME", none="label, target, class or y")
+    labels: str | None = option(
+        None, "Several labels a row instead, each 0 or 1: their columns.", metavar="A,B", none="one label"
+    )
     client: str | None = option(
         None, "Column that names each row's owner.", flag="--client-column", metavar="NAME", none="none"
     )
@@ -63,9 +67,9 @@ def schema(options: SchemaOptions, output: Output) -> None:
     elif options.backbone is not None:
         raise DataError(f"{file}: --backbone is for images, such as folder:PATH.")
     else:
-        proposed = propose(
-            file, options.label, options.client, options.dialect(), weight=options.weight, task=options.task
-        )
+        names = ColumnLayout(label=options.label, labels=options.labels).label_names
+        own: dict[str, Any] = {"weight": options.weight, "task": options.task, "labels": names}
+        proposed = propose(file, options.label, options.client, options.dialect(), **own)
     if out is not None:
         write_schema(proposed, out)
     document: dict[str, Any] = {
@@ -109,6 +113,7 @@ def _show(page: Console, proposed: Schema) -> None:
     if proposed.label is not None:
         classes = f"{len(proposed.classes)} classes" if proposed.classes else "numbers: a regression"
         rows.append((proposed.label, "label", classes))
+    rows += [(name, "label", "0 or 1") for name in proposed.labels]
     if proposed.client is not None:
         rows.append((proposed.client, "client", ""))
     if proposed.weight is not None:

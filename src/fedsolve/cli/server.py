@@ -195,7 +195,7 @@ def _run(
 def _score(engine: Federation, model: Model) -> dict[str, float]:
     from fedsolve.scoring.evaluation import evaluate
 
-    return {"r2" if model.classes is None else "accuracy": evaluate(engine, model)}
+    return {"r2" if model.regression else "accuracy": evaluate(engine, model)}
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def run_document(options: RunOptions, recipe: Recipe[Any], model: Model, state: 
         "sites": list(model.history[-1].cohort) if model.history else [],
         **totals(model.history),
         "missing": {str(r.exchange): dict(r.missing) for r in model.history if r.missing},
-        "r2" if model.classes is None else "accuracy": None,
+        "r2" if model.regression else "accuracy": None,
         **state.measured,
         "model": options.out or str(state.model),
         "report": str(state.report),

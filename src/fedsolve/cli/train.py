@@ -116,6 +116,8 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
     # a raw table with categories, dates and missing values, by a schema that you reviewed
     fedsolve schema patients.csv --label diagnosis --client-column hospital --out schema.toml
     fedsolve train patients.csv --schema schema.toml --out model.safetensors
+    # several findings a row, each a column of 0 and 1
+    fedsolve train radiographs.csv --labels edema,effusion,fracture --out model.safetensors
     # one file from each hospital; their columns may be in any order
     fedsolve train north.csv south.csv --label diagnosis --out model.safetensors
     # a model of its own for every client, balanced by the client itself
@@ -175,7 +177,9 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
         for line in summary(described):
             output.note(f"  {line}")
     data = reader.training(files, described, owned=split.kind is None)
-    federation = split.federate(data, options.workers, described, "cpu" if on_ray else device, options.task)
+    names = data.schema.labels if data.schema is not None else reading.layout().label_names
+    on_device = "cpu" if on_ray else device
+    federation = split.federate(data, options.workers, described, on_device, options.task, names)
     spec = federation.describe()
     schema = data.schema
     if schema is not None and spec.classes is not None:
@@ -184,7 +188,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
         schema = dataclasses.replace(schema, task="regression")
     if spec.classes is None:
         _check_regression(options, method, split)
-        if options.task is None:
+        if options.task is None and not names:
             output.note("the labels are numbers: a regression. With --task classification each is a class.")
     if options.schema_out is not None and schema is not None:
         write_schema(schema, options.schema_out)
@@ -231,7 +235,7 @@ def train(options: TrainOptions, clients: ClientOptions, reading: RowOptions, ou
             "test": None if test is None else model.score(test.features, test.labels),
         }
         accuracy["held_out"] = held_out_accuracy(model, balanced=options.class_weight is not None)
-        of_what = "r2" if model.classes is None else "accuracy"
+        of_what = "r2" if model.regression else "accuracy"
         scores = {f"{part}_{of_what}": share for part, share in accuracy.items() if share is not None}
         Followers(*followers).scored(scores)
         model.card = training_card(model, whole, rows=len(data), secure=options.secure, **{of_what: accuracy})
@@ -338,7 +342,7 @@ def _check_checkpoint(path: str, options: TrainOptions, output: Output) -> None:
 
 def _schema(path: str, clients: ClientOptions, reading: RowOptions) -> Schema:
     """The schema of the rows; options that it makes needless are refused."""
-    for flag in (*reading.given("label", "drop"), *clients.given("client")):
+    for flag in (*reading.given("label", "labels", "drop"), *clients.given("client")):
         raise click.UsageError(f"the schema says what every column is; leave out {flag}")
     if not reading.header:
         raise click.UsageError("a schema knows columns by name; leave out --no-header")

@@ -32,6 +32,7 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
         "features": spec.features,
         "task": federation.task,
         "classes": None if spec.classes is None else spec.classes.tolist(),
+        "labels": list(spec.labels) or None,
         "clients": len(federation.clients),
         "empty_clients": sum(len(participant) == 0 for participant in federation.participants),
         "partition": split.as_dict()
@@ -40,7 +41,7 @@ def counts_of(data: Table, federation: LocalFederation, split: Division, spec: S
 
 
 def show_training(page: Console, told: dict[str, Any]) -> None:
-    split, numbers = told["partition"], told["classes"] is None
+    split, numbers = told["partition"], told["classes"] is None and not told["labels"]
     accuracy, of_what = (told["r2"], "R²") if numbers else (told["accuracy"], "accuracy")
     shown = "{:.4f}".format if numbers else percent
     empty = f", {told['empty_clients']} of them empty" if told["empty_clients"] else ""
@@ -51,10 +52,13 @@ def show_training(page: Console, told: dict[str, Any]) -> None:
     if parts == ["calibration"]:
         parts.insert(0, "a training without the rows held out")
     twice = f" ({', '.join(parts)} and training)" if parts else ""
-    uneven = "" if numbers else f"; heterogeneity {split['heterogeneity']:.2f} of 1"
+    uneven = "" if told["classes"] is None else f"; heterogeneity {split['heterogeneity']:.2f} of 1"
     settings = ("layers", "width", "ridge", "epochs", "batch", "rate")
     shown_settings = ", ".join(f"{n} {v}" for n, v in told["parameters"].items() if n in settings)
-    predicts = "a number each" if numbers else f"{len(told['classes'])} classes"
+    several = f"{len(told['labels'] or ())} labels each"
+    predicts = (
+        "a number each" if numbers else several if told["labels"] else f"{len(told['classes'])} classes"
+    )
     lines = [
         ("method", f"{told['method']} ({shown_settings})"),
         ("clients", f"{told['clients']}{empty} ({dealt}{uneven})"),

@@ -56,6 +56,7 @@ class AFL(Method[LinearModel]):
     """
 
     recommended: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True, "head": "ridge"}
+    multilabel: ClassVar[bool] = True
     additive: ClassVar[frozenset[str]] = frozenset(SUMS)
 
     ridge: float | Literal["auto"] = parameter(

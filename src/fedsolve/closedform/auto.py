@@ -8,15 +8,17 @@ that together.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from fedsolve.closedform.afl import AFL
 from fedsolve.closedform.deepafl import WIDEST, DeepAFL
-from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, KernelAFL
+from fedsolve.closedform.kernel_afl import DIRECT_LANDMARKS, FEWEST, KernelAFL
 from fedsolve.closedform.kernel_softmax import KernelSoftmax
 from fedsolve.closedform.projections import projection_agreement
+from fedsolve.closedform.rbf import factor_bytes, factor_operations
 from fedsolve.closedform.softmax import Softmax
 from fedsolve.errors import DataError, did_you_mean
 from fedsolve.federation.method import Method, Run, Spec
@@ -24,20 +26,21 @@ from fedsolve.model import Model
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
 from fedsolve.scoring.candidates import ONE_FOLD
+from fedsolve.threads import usable_cores
 
-Candidates = Callable[[Spec, int, int], "list[Method[Any]]"]
-"""The candidates of a kind, from what is known of the federation, the number of all rows and the seed."""
+Candidates = Callable[[Spec, int, "Auto"], "list[Method[Any]]"]
+"""The candidates of a kind, from what is known of the federation, the number of all rows, and Auto itself."""
 
 
-def _linear(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
+def _linear(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
     return [AFL(ridge="auto", intercept=True, scale=_scale(spec))]
 
 
-def _deep(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
-    return [*DeepAFL(**DeepAFL.recommended, seed=seed).candidates(spec, rows)]
+def _deep(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
+    return [*DeepAFL(**DeepAFL.recommended, seed=auto.seed).candidates(spec, rows)]
 
 
-def _softmax(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
+def _softmax(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
     if spec.classes is None:
         return []
     # Columns of unit variance have a square sum of one for each row: penalties in proportion to the rows.
@@ -46,23 +49,23 @@ def _softmax(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
     return [*made, *([Softmax()] if rows >= ONE_FOLD and not spec.standardised else [])]
 
 
-def _kernel(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
+def _kernel(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
     if rows >= ONE_FOLD:
-        many = min(MOST_LANDMARKS, KernelAFL().count(rows))
-        plain = [KernelAFL(landmarks=many, ridge=ridge, seed=seed) for ridge in (0.03, 0.3)]
-        return [*plain, KernelAFL(landmarks=many, scale="standard", ridge=0.03, seed=seed)]
+        many = min(auto.landmarks or KernelAFL().count(rows), 1 << (2 * rows - 1).bit_length())
+        plain = [KernelAFL(landmarks=many, ridge=ridge, seed=auto.seed) for ridge in (0.03, 0.3)]
+        return [*plain, KernelAFL(landmarks=many, scale="standard", ridge=0.03, seed=auto.seed)]
     return [
-        KernelAFL(landmarks=_half(rows), scale=scale, bandwidth=bandwidth, ridge="auto", seed=seed)
+        KernelAFL(landmarks=_half(rows), scale=scale, bandwidth=bandwidth, ridge="auto", seed=auto.seed)
         for scale, bandwidth in itertools.product(SCALES, BANDWIDTHS)
     ]
 
 
-def _kernel_softmax(spec: Spec, rows: int, seed: int) -> list[Method[Any]]:
+def _kernel_softmax(spec: Spec, rows: int, auto: Auto) -> list[Method[Any]]:
     if spec.classes is None or spec.features > FEW_FEATURES:
         return []
     count = min(512, _half(rows))
     return [
-        KernelSoftmax(count, ridge, bandwidth, curvature="bound", seed=seed)
+        KernelSoftmax(count, ridge, bandwidth, curvature="bound", seed=auto.seed)
         for bandwidth, ridge in KERNEL_SOFTMAXES
     ]
 
@@ -80,8 +83,11 @@ def _half(rows: int) -> int:
 FEW_FEATURES = 128
 """Kernel softmax is tried up to this many features: in tables, one class may surround another."""
 
-MOST_LANDMARKS = 16_384
-"""Most landmarks of a kernel machine by default: the server needs two triangles of them, 2.1 GB."""
+MOST_LANDMARKS = 131_072
+"""Most landmarks that seconds and memory are turned into."""
+
+RATES = {"cuda": 2e13, "cpu": 2e10}
+"""Operations a second that are counted on: of a device, and of each core of the host."""
 
 SCALES: tuple[Literal["standard"] | None, ...] = ("standard", None)
 BANDWIDTHS = (0.05, 0.25, 1.0, 5.0)
@@ -114,6 +120,7 @@ class Auto(Method[Model]):
     """
 
     any_layers: ClassVar[bool] = True
+    multilabel: ClassVar[bool] = True
     additive: ClassVar[frozenset[str]] = AFL.additive | DeepAFL.additive | KernelAFL.additive
 
     max_exchanges: int | None = parameter(
@@ -125,6 +132,21 @@ class Auto(Method[Model]):
         above=0,
         metavar="MB",
         none="256, and 200 times as many as the rows have",
+    )
+    seconds: float | None = parameter(
+        None,
+        "Seconds that the server may spend on a kernel machine, by counted operations: its landmarks.",
+        above=0,
+        none="no limit",
+    )
+    memory: float | None = parameter(
+        None, "Gigabytes that it may take for it.", above=0, metavar="GB", none="no limit"
+    )
+    landmarks: int | None = parameter(
+        None,
+        "Landmarks of a kernel machine.",
+        least=1,
+        none="what seconds and memory allow, or KernelAFL's own",
     )
     methods: str = parameter("all", f"Tried: {', '.join(CANDIDATES)}.", metavar="A,B")
     seed: int = parameter(0, "Seed of the random projections.", least=0)
@@ -157,7 +179,22 @@ class Auto(Method[Model]):
         """All candidates for so many rows."""
         few = self.methods == "all" and rows < ONE_FOLD  # on which deep networks win nothing
         names = [name for name in self.names if not (few and name == "deepafl")]
-        return [method for name in names for method in CANDIDATES[name](spec, rows, self.seed)]
+        return [method for name in names for method in CANDIDATES[name](spec, rows, self)]
+
+    def afforded(self, spec: Spec) -> Auto:
+        """This with as many landmarks, a power of two, as seconds and memory allow at the server."""
+        if self.seconds is None and self.memory is None:
+            return self
+        cuda = spec.device.startswith("cuda")
+        operations = (self.seconds or math.inf) * (RATES["cuda"] if cuda else RATES["cpu"] * usable_cores())
+        count = FEWEST
+        while (
+            count < MOST_LANDMARKS
+            and factor_operations(2 * count, spec.features, spec.outputs) <= operations
+            and factor_bytes(2 * count, spec.features, spec.outputs) <= 1e9 * (self.memory or math.inf)
+        ):
+            count *= 2
+        return replace(self, landmarks=count, seconds=None, memory=None)
 
     def agreement(self) -> dict[str, Any]:
         return projection_agreement(self.seed)

@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve, eigh
+from scipy.linalg import eigh
 
 from fedsolve.arrays import Array
-from fedsolve.backends.blas import cholesky_factor
+from fedsolve.backends import kernels_on
 from fedsolve.closedform.descent import inner
 from fedsolve.errors import DataError
 
@@ -26,26 +26,29 @@ FLAT = 1e-8
 class Curvature:
     """A positive definite matrix that measures steps; solved with once factorised.
 
-    exact: whether it has a block for every pair of columns.
+    exact: whether it has a block for every pair of columns. device: where it is factorised and solved with.
     """
 
     matrix: Array
     exact: bool
+    device: str = "cpu"
 
     @cached_property
     def _factor(self) -> Any:
-        try:
-            return cholesky_factor(self.matrix)
-        except LinAlgError:
+        here = kernels_on(self.device)
+        factor = here.cholesky(here.array(self.matrix), least=np.inf)
+        if factor is None:
             raise DataError(
                 "the curvature of the loss is singular to working precision: columns depend on each other, "
                 "or classes can be separated. Raise the ridge."
-            ) from None
+            )
+        return factor
 
     def solve(self, columns: Array) -> Array:
         """M^-1 columns"""
         side = columns.T.reshape(-1, 1) if self.exact else columns
-        found = cho_solve(self._factor, side, check_finite=False)
+        here = kernels_on(self.device)
+        found = here.host(here.cholesky_solve(self._factor, here.array(side)))
         return np.ascontiguousarray(found.reshape(columns.T.shape).T if self.exact else found)
 
     def length(self, columns: Array) -> float:

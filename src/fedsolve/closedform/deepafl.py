@@ -31,13 +31,7 @@ from fedsolve.closedform.deepafl_layers import Network
 from fedsolve.closedform.plans import LEVEL, PLANS, StepSums, advance, choose_plan, step_from_hidden
 from fedsolve.closedform.predictors import DeepModel
 from fedsolve.closedform.projections import projection_agreement
-from fedsolve.closedform.solvers import (
-    Decomposition,
-    Sandwich,
-    regularised_risk,
-    ridge_solve,
-    sandwich_solve,
-)
+from fedsolve.closedform.solvers import Decomposition, Sandwich, regularised_risk, ridge_solve, sandwich_solve
 from fedsolve.closedform.sums import MOMENTS, preparation_block, preparation_in, solve_moments
 from fedsolve.errors import DataError
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Total
@@ -87,6 +81,7 @@ class DeepAFL(Method[DeepModel]):
     """
 
     recommended: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(CHOSEN, "auto"), "intercept": True}
+    multilabel: ClassVar[bool] = True
     additive: ClassVar[frozenset[str]] = frozenset(
         {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
     )
@@ -116,9 +111,7 @@ class DeepAFL(Method[DeepModel]):
     reconstruction: float = parameter(0.0, "Weight of recovering layer 0.", least=0, below=1)
     participation: float = parameter(1.0, "Share of clients asked per layer.", above=0, most=1)
     consistent: bool = parameter(
-        True,
-        "Classifier and block: same clients.",
-        flag="--consistent/--inconsistent",
+        True, "Classifier and block: same clients.", flag="--consistent/--inconsistent"
     )
     scale: Literal["standard", "centred", "auto"] | None = parameter(
         None, "standard, centred, auto; an exchange more.", metavar="HOW"

@@ -17,11 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve
 
 from fedsolve.arrays import Array, check_weight
 from fedsolve.backends import NUMPY, Kernels, host, kernels_of, kernels_on
-from fedsolve.backends.blas import cholesky_factor
 from fedsolve.closedform import afl
 from fedsolve.closedform.kernel_model import KernelModel
 from fedsolve.closedform.landmarks import (
@@ -31,14 +29,7 @@ from fedsolve.closedform.landmarks import (
     landmark_block,
     shared_side,
 )
-from fedsolve.closedform.rbf import (
-    DeviceFactors,
-    LandmarkFactors,
-    available_memory,
-    check_memory,
-    kernel,
-    row_side,
-)
+from fedsolve.closedform.rbf import LandmarkFactors, available_memory, check_memory, kernel, row_side
 from fedsolve.closedform.solvers import gcv_ridge, score_moments
 from fedsolve.closedform.sums import (
     Accumulator,
@@ -86,6 +77,7 @@ class KernelAFL(Method[KernelModel]):
     """
 
     additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "class_rows", "kernel_gram"})
+    multilabel: ClassVar[bool] = True
 
     landmarks: int | None = parameter(
         None, "M, the number of landmarks.", least=1, none="a quarter of the rows, rounded up to a power of 2"
@@ -173,7 +165,7 @@ class KernelRun(Run[KernelModel]):
         self.residual = self.search = np.zeros((0, 0))
         self.start_size = np.zeros(0)
         self.weights: Array | None = None
-        self._factors: LandmarkFactors | DeviceFactors | None = None
+        self._factors: LandmarkFactors | None = None
 
     @property
     def _drawn(self) -> bool:
@@ -204,17 +196,18 @@ class KernelRun(Run[KernelModel]):
             self._draw(total)
             self.record(total, "moments")
         elif self.coordinates is None and self.method.direct(self._landmarks.count):
-            factors = LandmarkFactors(self._landmarks.points(), self._bandwidth, 0.0, self.rows)
-            gram, cross = total["kernel_gram"], total["kernel_cross"]
+            here = self.kernels
+            factors = LandmarkFactors(self._landmarks.points(here), self._bandwidth, 0.0, self.rows)
+            gram, cross = (total.on(here, f"kernel_{name}") for name in ("gram", "cross"))
             if self.ridge == "auto":
-                system = factors.to_features(np.ascontiguousarray(factors.to_features(gram).T))
+                system = factors.to_features(here.contiguous(factors.to_features(gram).T))
                 system, turned = (system + system.T) / 2, factors.to_features(cross)
                 self.ridge = gcv_ridge(system, turned, self.square, self.rows, 1, _ROUNDED)[0]
-            self.weights = solve_direct(factors, gram, cross, self.ridge)
+            self.weights = host(solve_direct(factors, gram, cross, self.ridge))
             preparation = preparation_in(self.chain)
             assert preparation is not None
             # Targets are counted from their means, so what is added to these is zero on average.
-            moments = np.zeros(len(gram)), gram / self.rows
+            moments = np.zeros(len(gram)), host(gram) / self.rows
             scores = score_moments(*moments, self.weights, preparation.target_mean)
             self.record(total, "kernels", solved=("weights",), metrics={SCORES: scores})
         elif self.coordinates is None:
@@ -278,13 +271,12 @@ class KernelRun(Run[KernelModel]):
         return float(self.chain.blocks[landmark_block(self.chain)].note["landmarks"]["bandwidth"])
 
     @property
-    def factors(self) -> LandmarkFactors | DeviceFactors:
+    def factors(self) -> LandmarkFactors:
         """The preconditioner, made when it is first needed and again after a resume."""
         if self._factors is None:
-            kind = LandmarkFactors if self.kernels is NUMPY else DeviceFactors
             points = self._landmarks.points(self.kernels)
             assert self.ridge != "auto", "of a direct solve, which needs no preconditioner"
-            self._factors = kind(points, self._bandwidth, self.ridge, self.rows)
+            self._factors = LandmarkFactors(points, self._bandwidth, self.ridge, self.rows)
         return self._factors
 
     def model(self) -> KernelModel:
@@ -350,18 +342,17 @@ def solve_direct(factors: LandmarkFactors, gram: Array, cross: Array, ridge: flo
 
     T^-T gram T^-1 loses digits where K_MM is nearly singular; the residual of a itself brings them back.
     """
-    half = factors.to_features(gram)
-    system = factors.to_features(np.ascontiguousarray(half.T))
+    here = kernels_of(gram)
+    system = factors.to_features(here.contiguous(factors.to_features(gram).T))
     system = (system + system.T) / 2
-    system.flat[:: len(system) + 1] += ridge
-    try:
-        factor = cholesky_factor(system)
-    except LinAlgError:
-        raise DataError(f"the ridge of {ridge:g} is lost in rounding beside the kernels; raise it.") from None
-    solution = cho_solve(factor, factors.to_features(cross))
+    here.add_diagonal(system, ridge)
+    factor = here.cholesky(system, least=np.inf)
+    if factor is None:
+        raise DataError(f"the ridge of {ridge:g} is lost in rounding beside the kernels; raise it.")
+    solution = here.cholesky_solve(factor, factors.to_features(cross))
     for _ in range(_REFINEMENTS):
         left = factors.to_features(cross - gram @ factors.from_features(solution)) - ridge * solution
-        solution += cho_solve(factor, left)
+        solution += here.cholesky_solve(factor, left)
     return factors.from_features(solution)
 
 

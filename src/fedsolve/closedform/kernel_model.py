@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from fedsolve.arrays import Array
 from fedsolve.backends import kernels_on
@@ -43,6 +41,7 @@ class KernelModel(Model):
         self.preparation = preparation
         self.parameters = parameters
         self._sided: tuple[str, Array] | None = None
+        self._rooted: tuple[str, Array] | None = None
 
     def _side(self) -> Array:
         """The landmarks' side of kernels, where the model computes."""
@@ -74,14 +73,17 @@ class KernelModel(Model):
         """Columns of `transform`."""
         return self.landmarks.count
 
-    @cached_property
     def _root(self) -> Array:
-        """L with L Lᵀ = K_MM + 1e-8 M I."""
-        return kernel_root(self.landmarks.points(), self.bandwidth)
+        """L with L Lᵀ = K_MM + 1e-8 M I, where the model computes."""
+        if self._rooted is None or self._rooted[0] != self.device:
+            points = self.landmarks.points(kernels_on(self.device))
+            self._rooted = self.device, kernel_root(points, self.bandwidth)
+        return self._rooted[1]
 
     def whitening(self) -> Array:
         """L^-T (landmarks, landmarks): what `transform` multiplies kernels by."""
-        return np.asarray(solve_triangular(self._root, np.eye(self.width), lower=True, check_finite=False)).T
+        here = kernels_on(self.device)
+        return here.host(here.triangle_solve(self._root(), here.array(np.eye(self.width)))).T
 
     def transform(self, features: Any) -> Array:
         """phi(x) = k(x, Z) L^-T (rows, landmarks): features whose inner products are nearly the kernel."""
@@ -89,8 +91,7 @@ class KernelModel(Model):
         here, found = kernels_on(self.device), np.empty((len(rows), self.width))
         for span in chunks(len(rows), self.width, here):
             side = row_side(here.array(self.preparation.apply(rows[span])), self.bandwidth)
-            near = here.host(kernel(side, self._side()))
-            found[span] = solve_triangular(self._root, near.T, lower=True, check_finite=False).T
+            found[span] = here.host(here.triangle_solve(self._root(), kernel(side, self._side()).T).T)
         return found
 
     def arrays(self) -> dict[str, Array]:

@@ -44,11 +44,16 @@ class LinearModel(Model):
         self.parameters = parameters or {}
 
     def scores(self, features: Array) -> Array:
-        if self.preparation is not None:
-            features = self.preparation.apply(features)
         here = kernels_on(self.device)
-        scores = here.array(np.asarray(features, dtype=np.float64)) @ here.array(self.weight)
-        return here.host(scores) + self.intercept
+        weight, scores = here.array(self.weight), np.empty((len(features), self.outputs))
+        length = len(features) if here is NUMPY else here.chunk_rows(self.features)
+        for start in range(0, len(features), max(1, length)):
+            rows = features[start : start + length]
+            rows = rows if self.preparation is None else self.preparation.apply(rows)
+            scores[start : start + length] = here.host(
+                here.array(np.asarray(rows, dtype=np.float64)) @ weight
+            )
+        return scores + self.intercept
 
     def arrays(self) -> dict[str, Array]:
         return {"weight": self.weight, "intercept": self.intercept} | preparation_arrays(self.preparation)
@@ -123,7 +128,7 @@ class StagedModel(Model):
 
     def predict(self, features: Any, layers: int | None = None) -> Array:
         """The class with the largest score (or the targets) after `layers` layers."""
-        return self._decide(self.decision_function(features, layers))
+        return self._decide(self.decision_function(features, layers), layers in (None, self.layers))
 
     def score(self, features: Any, labels: Any, layers: int | None = None) -> float:
         """Accuracy (or mean R²) after `layers` layers."""
@@ -140,7 +145,8 @@ class StagedModel(Model):
 
     def staged_predict(self, features: Any) -> Array:
         """Predictions after 0, 1, ..., T layers, stacked."""
-        return np.stack([self._decide(scores) for scores in self.staged_decision_function(features)])
+        stages = enumerate(self.staged_decision_function(features))
+        return np.stack([self._decide(scores, layer == self.layers) for layer, scores in stages])
 
     def staged_score(self, features: Any, labels: Any) -> Array:
         """Accuracy (or mean R²) after 0, 1, ..., T layers: T + 1 numbers."""

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from scipy.linalg import LinAlgError, cholesky, solve_triangular
+from scipy.linalg import LinAlgError
 
 from fedsolve.arrays import Array
 from fedsolve.backends import kernels_of
@@ -47,10 +47,11 @@ def kernel(rows: Array, landmarks: Array, out: Array | None = None) -> Array:
 def kernel_panels(points: Array, bandwidth: float) -> Callable[[slice], Array]:
     """Columns of K_MM + 1e-8 M I from their diagonal on down, made when they are asked for."""
     columns, across = landmark_side(points, bandwidth), row_side(points, bandwidth)
+    here, jitter = kernels_of(points), _JITTER * len(points)
 
     def panel(span: slice) -> Array:
         made = kernel(across[span.start :], columns[span])
-        np.fill_diagonal(made, made.diagonal() + _JITTER * len(points))
+        here.add_diagonal(made[: span.stop - span.start], jitter)
         return made
 
     return panel
@@ -58,8 +59,10 @@ def kernel_panels(points: Array, bandwidth: float) -> Callable[[slice], Array]:
 
 def kernel_root(points: Array, bandwidth: float) -> Array:
     """L with L Lᵀ = K_MM + 1e-8 M I (M, M), a lower triangle."""
-    root = np.zeros((len(points), len(points)))
-    blocks = cholesky_below(kernel_panels(points, bandwidth), root)
+    here = kernels_of(points)
+    root = here.empty((len(points), len(points)))
+    root[...] = 0.0
+    blocks = cholesky_below(kernel_panels(points, bandwidth), root, here.triangle, here.triangle_solve)
     for span, block in zip(block_spans(len(root)), blocks, strict=True):
         root[span, span] = block
     return root
@@ -68,23 +71,27 @@ def kernel_root(points: Array, bandwidth: float) -> Array:
 class LandmarkFactors:
     """T and A in one square of float64: Tᵀ below its diagonal, A above, blocks of the diagonal apart.
 
-    Nothing else of their size is ever made; see `fedsolve.backends.blas`.
+    Nothing else of their size is ever made, on the host or on a device. Blocks are lower triangles, those of
+    A transposed.
     """
 
     def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
-        count = len(points)
-        self._square = np.empty((count, count))
+        count, here = len(points), kernels_of(points)
+        self._here = here
+        self._square = here.empty((count, count))
         self._spans = block_spans(count)
         self._share, self._ridge = rows / count, ridge
+        panels = kernel_panels(points, bandwidth)
         try:  # L = Tᵀ with L Lᵀ = K_MM + 1e-8 M I, column of blocks by column
-            self._lower = cholesky_below(kernel_panels(points, bandwidth), self._square)
+            self._lower = cholesky_below(panels, self._square, here.triangle, here.triangle_solve)
         except LinAlgError:
             raise self._trouble("landmarks are not distinct to working precision") from None
 
     @cached_property
     def _upper(self) -> list[Array]:
         """A with AᵀA = share LᵀL + ridge I, row of blocks by row; not needed by a system solved at once."""
-        square, blocks, share, ridge = self._square, [], self._share, self._ridge
+        square, share, ridge = self._square, self._share, self._ridge
+        blocks: list[Array] = []
         for place, span in enumerate(self._spans):
             own = self._lower[place]
             for other, beside in zip(self._spans[place + 1 :], self._lower[place + 1 :], strict=True):
@@ -93,15 +100,16 @@ class LandmarkFactors:
                 square[span, other] = share * product
             below = square[span.stop :, span]
             block = share * (own.T @ own + below.T @ below)
-            block.flat[:: len(block) + 1] += ridge
+            self._here.add_diagonal(block, ridge)
             above = square[: span.start, span]
             block -= above.T @ above
-            try:
-                blocks.append(np.asarray(cholesky(block, lower=True, check_finite=False)).T)
-            except LinAlgError:
-                raise self._trouble(f"the ridge of {ridge:g} is lost in rounding; raise it") from None
-            panel = square[span, span.stop :] - above.T @ square[: span.start, span.stop :]
-            square[span, span.stop :] = solve_triangular(blocks[-1], panel, trans="T", check_finite=False)
+            factor = self._here.triangle(block)
+            if factor is None:
+                raise self._trouble(f"the ridge of {ridge:g} is lost in rounding; raise it")
+            blocks.append(factor)
+            if span.stop < len(square):
+                panel = square[span, span.stop :] - above.T @ square[: span.start, span.stop :]
+                square[span, span.stop :] = self._here.triangle_solve(factor, panel)
         return blocks
 
     def _trouble(self, why: str) -> DataError:
@@ -113,81 +121,48 @@ class LandmarkFactors:
 
     def inner(self, coordinates: Array) -> Array:
         """A^-1 v"""
-        found = coordinates.copy()
-        for span, block in zip(reversed(self._spans), reversed(self._upper), strict=True):
-            found[span] -= self._square[span, span.stop :] @ found[span.stop :]
-            found[span] = solve_triangular(block, found[span], check_finite=False)
-        return found
+        blocks = self._upper
+        return self._back(coordinates, blocks, lambda span: self._square[span, span.stop :])
 
     def outer(self, values: Array) -> Array:
         """A^-T values"""
-        found = values.copy()
-        for span, block in zip(self._spans, self._upper, strict=True):
-            found[span] -= self._square[: span.start, span].T @ found[: span.start]
-            found[span] = solve_triangular(block, found[span], trans="T", check_finite=False)
-        return found
+        blocks = self._upper
+        return self._forth(values, blocks, lambda span: self._square[: span.start, span].T)
 
     def from_features(self, values: Array) -> Array:
         """T^-1 values"""
-        found = values.copy()
-        for span, block in zip(reversed(self._spans), reversed(self._lower), strict=True):
-            found[span] -= self._square[span.stop :, span].T @ found[span.stop :]
-            found[span] = solve_triangular(block, found[span], lower=True, trans="T", check_finite=False)
-        return found
+        return self._back(values, self._lower, lambda span: self._square[span.stop :, span].T)
 
     def to_features(self, sums: Array) -> Array:
         """T^-T sums"""
-        found = sums.copy()
-        for span, block in zip(self._spans, self._lower, strict=True):
-            found[span] -= self._square[span, : span.start] @ found[: span.start]
-            found[span] = solve_triangular(block, found[span], lower=True, check_finite=False)
+        return self._forth(sums, self._lower, lambda span: self._square[span, : span.start])
+
+    def _forth(self, values: Array, blocks: list[Array], left: Callable[[slice], Array]) -> Array:
+        """Solve with a lower triangle; left: what of a row of blocks stands before its diagonal."""
+        found = self._here.copy(values)
+        for span, block in zip(self._spans, blocks, strict=True):
+            found[span] -= left(span) @ found[: span.start]
+            found[span] = self._here.triangle_solve(block, found[span])
         return found
 
-
-class DeviceFactors:
-    """T and A of `LandmarkFactors` as two triangles on a device, whose own library factorises and solves."""
-
-    def __init__(self, points: Array, bandwidth: float, ridge: float, rows: float) -> None:
-        kernels = self._kernels = kernels_of(points)
-        system = kernel(row_side(points, bandwidth), landmark_side(points, bandwidth))
-        kernels.add_diagonal(system, _JITTER * len(points))
-        self._lower = self._factor(system, "landmarks are not distinct to working precision")
-        del system
-        squares = self._lower.T @ self._lower
-        squares *= rows / len(points)
-        kernels.add_diagonal(squares, ridge)
-        self._root = self._factor(squares, f"the ridge of {ridge:g} is lost in rounding; raise it")
-
-    def _factor(self, system: Array, why: str) -> Array:
-        found = self._kernels.triangle(system)
-        if found is None:
-            raise DataError(f"the system of {len(system)} landmarks cannot be factorised: {why}.")
+    def _back(self, values: Array, blocks: list[Array], right: Callable[[slice], Array]) -> Array:
+        """Solve with an upper triangle; right: what of a row of blocks stands after its diagonal."""
+        found = self._here.copy(values)
+        for span, block in zip(reversed(self._spans), reversed(blocks), strict=True):
+            found[span] -= right(span) @ found[span.stop :]
+            found[span] = self._here.triangle_solve(block, found[span], transposed=True)
         return found
-
-    def weights(self, coordinates: Array) -> Array:
-        """T^-1 A^-1 v: what multiplies kernels."""
-        return self.from_features(self.inner(coordinates))
-
-    def inner(self, coordinates: Array) -> Array:
-        """A^-1 v"""
-        return self._kernels.triangle_solve(self._root, coordinates, transposed=True)
-
-    def outer(self, values: Array) -> Array:
-        """A^-T values"""
-        return self._kernels.triangle_solve(self._root, values)
-
-    def from_features(self, values: Array) -> Array:
-        """T^-1 values"""
-        return self._kernels.triangle_solve(self._lower, values, transposed=True)
-
-    def to_features(self, sums: Array) -> Array:
-        """T^-T sums"""
-        return self._kernels.triangle_solve(self._lower, sums)
 
 
 def factor_bytes(landmarks: int, width: int, outputs: int) -> int:
     """What the server needs for so many landmarks: the square, both sides of a kernel, a few M x C."""
     return 8 * (landmarks * landmarks + 3 * landmarks * (width + 2) + 10 * landmarks * outputs)
+
+
+def factor_operations(landmarks: int, width: int, outputs: int, steps: int = 12) -> float:
+    """Multiplications and additions of the server: two factors and a product of triangles, kernels, steps."""
+    solves = 4 * outputs * (steps + 1)
+    return float(landmarks) ** 2 * (landmarks + 2 * width + solves)
 
 
 def check_memory(landmarks: int, width: int, outputs: int, available: int | None) -> None:

@@ -413,7 +413,8 @@ class SoftmaxRun(Descent, Run[SoftmaxModel]):
                 else anchored(self.hessian, self.whole, self.weight.shape[1])
             )
             width = len(self.whole) - 1
-            self._metric = Curvature(penalised(matrix, width, self.ridge, self.method.intercept), exact)
+            matrix = penalised(matrix, width, self.ridge, self.method.intercept)
+            self._metric = Curvature(matrix, exact, self.spec.device)
         return self._metric
 
     def step_length(self) -> float:

@@ -16,7 +16,7 @@ from fedsolve.backends import NUMPY, Kernels
 from fedsolve.errors import DataError
 from fedsolve.federation.method import Block, Chain, Request, Spec, Term, Total, opening_classes
 from fedsolve.federation.participant import ClientData, Memory, Workspace, step
-from fedsolve.labels import encode_labels, regression_targets
+from fedsolve.labels import encode_labels, label_matrix, regression_targets
 from fedsolve.model import Model, model_from_contents
 from fedsolve.tables.preparation import Preparation, mean_and_deviation
 
@@ -140,6 +140,8 @@ class Rows:
         self.dtype = dtype
         self.kernels = kernels
         self._base = base_of(chain)
+        if self._base is not None:
+            self._base.placed(kernels.device)
         self._kept: dict[int, Array] | None = None
         if self._base is not None and len(data) * base_width(self._base) * 8 <= budget:
             self._kept = {}
@@ -149,6 +151,8 @@ class Rows:
         labels = data.own_labels()
         self.codes = self._codes = None if classes is None else encode_labels(labels, classes)
         self._values = regression_targets(labels, self.outputs) if classes is None else None
+        if names := opening.get("labels"):
+            self._values = label_matrix(labels, names)
         weights = data.own_weights()
         self._roots = None if weights is None else np.sqrt(weights)[:, None].astype(dtype)
         prepared = (block.arrays for block in chain.blocks if "preparation" in block.note)

@@ -204,7 +204,7 @@ class RowReader:
                 # The schema of the first says what --label and --drop said.
                 layout = self.layout
                 if first.schema is not None:
-                    layout = dataclasses.replace(layout, label=None, drop=())
+                    layout = dataclasses.replace(layout, label=None, labels=None, drop=())
                 reader = self._with(layout)
                 tables.append(reader.rows(file, "train", width=first.features.shape[1], schema=first.schema))
         labels = [table.labels for table in tables if table.labels is not None]
@@ -230,7 +230,7 @@ class RowReader:
         kept = [] if keep is None else [name for name in schema.identifiers if name in names]
         kept += [name for name in keep or () if name not in kept]
         rows = read_table(data, schema, self.layout, keep=kept, **wanted)
-        told = {schema.label, schema.client, schema.weight, *kept}
+        told = {*schema.label_columns, schema.client, schema.weight, *kept}
         known = {column.name for column in schema.columns} | told
         strange = [name for name in names if name not in known]
         if strange:
@@ -268,7 +268,12 @@ class RowReader:
     def _for_file(self, data: str, names: list[str], schema: Schema) -> Schema:
         """The schema with the label column of this file, and with those left out that --drop names."""
         used = {column.name for column in schema.used}
-        known = {column.name for column in schema.columns} | {schema.label, schema.client, schema.weight}
+        others = {*schema.label_columns, schema.client, schema.weight}
+        known = {column.name for column in schema.columns} | others
+        if self.layout.label_names not in ((), schema.labels):
+            raise DataError(
+                f"the labels of the model are {', '.join(schema.labels) or 'classes'} (--labels)."
+            )
         dropped: list[str] = []
         label = schema.label
         with naming(data):

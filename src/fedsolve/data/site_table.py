@@ -36,7 +36,7 @@ def _faults(data: str, schema: Schema, dialect: Dialect) -> list[str]:
     names = file_columns(data, dialect)
     there = tuple(column for column in schema.used if names.count(column.name) == 1)
     looks: list[Callable[[], Any]] = [
-        lambda: schema.check_columns(names, schema.label is not None, weighted=True)
+        lambda: schema.check_columns(names, bool(schema.label_columns), weighted=True)
     ]
     if there:
         cells = Schema(there)

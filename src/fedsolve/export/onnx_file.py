@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsolve import container
+from fedsolve.calibration import Calibration, LabelCalibration
 from fedsolve.container import canonical_json
 from fedsolve.errors import DataError, require
 from fedsolve.export.families import estimates, scores
@@ -66,7 +69,9 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
     model.check_finite()
     graph = OnnxGraph(precision)
     found = scores_of(graph, model, raw_rows(graph, model, images))
-    if model.classes is None:
+    if model.labels:
+        _several(graph, model, found)
+    elif model.classes is None:
         told, shape = estimates(graph, model, found), ("rows", model.outputs)
         graph.output("prediction", graph.cast(told), precision, shape, "the predicted targets")
         if model.spread is not None:
@@ -88,7 +93,7 @@ def onnx_model(model: Model, precision: str = "float64", images: bool | str = Fa
 
 def scores_of(graph: OnnxGraph, model: Model, rows: str) -> str:
     """The scores of float64 rows, prepared as the model does; the graph fails where the model refuses."""
-    if model.calibration is not None:
+    if isinstance(model.calibration, Calibration):
         # Of p = softmax(slope * s), dp/ds = slope * p (1 - p): slope / 4 at most, and rarely near it.
         graph.steepness = model.calibration.slope / 8
     return scores(graph, model, finite(graph, prepared(graph, rows, model.preparing)))
@@ -101,7 +106,7 @@ def labels_and_shares(graph: OnnxGraph, model: Model, found: str) -> tuple[str, 
     kind = _LABELS.get(classes.dtype.kind)
     if kind is None:
         raise DataError(f"classes of type {classes.dtype} cannot be exported; use numbers or text.")
-    if model.calibration is not None:
+    if isinstance(model.calibration, Calibration):
         shares = probabilities(graph, found, model.calibration)
     else:
         shares = simplex(graph, estimates(graph, model, found), model.outputs)
@@ -117,6 +122,24 @@ def _answers(graph: OnnxGraph, model: Model, found: str) -> None:
     told = ", ".join(map(str, model.classes[:20].tolist())) + ", ..." * (len(model.classes) > 20)
     graph.output("label", label, kind, ("rows",), "the class with the largest score")
     graph.output("probabilities", graph.cast(shares), graph.precision, shape, f"of the classes {told}")
+    graph.output("scores", graph.cast(found), graph.precision, shape, "as decision_function gives them")
+
+
+def _several(graph: OnnxGraph, model: Model, found: str) -> None:
+    """0 and 1 for each of several labels, and their probabilities."""
+    exact = graph.cast(found, "float64")
+    if isinstance(model.calibration, LabelCalibration):
+        slopes, shift = 2.0 * model.calibration.slope, model.calibration.biases - model.calibration.slope
+        logits = graph.op("Mul", exact, graph.constant(slopes, "float64"))
+        shares = graph.op("Sigmoid", graph.op("Add", logits, graph.constant(shift, "float64")))
+    else:
+        ends = (graph.constant(np.array(end), "float64") for end in (0.0, 1.0))
+        shares = graph.op("Clip", exact, *ends)
+    cuts = graph.constant(np.full(model.outputs, 0.5) if model.cuts is None else model.cuts, "float64")
+    shape, told = ("rows", model.outputs), ", ".join(model.labels[:20]) + ", ..." * (len(model.labels) > 20)
+    called = graph.cast(graph.op("GreaterOrEqual", shares, cuts), "int64")
+    graph.output("label", called, "int64", shape, f"0 or 1 for each of {told}")
+    graph.output("probabilities", graph.cast(shares), graph.precision, shape, f"of {told}")
     graph.output("scores", graph.cast(found), graph.precision, shape, "as decision_function gives them")
 
 

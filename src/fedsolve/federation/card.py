@@ -83,7 +83,8 @@ def card(model: Model) -> dict[str, Any]:
         "private": model.private,
         "features": model.features,
         "classes": None if model.classes is None else model.classes.tolist(),
-        "targets": model.outputs if model.classes is None else None,
+        "targets": model.outputs if model.regression else None,
+        "labels": list(model.labels) or None,
         "numbers": int(sum(array.size for array in arrays.values())),
         "method": told.get("method"),
         "parameters": told.get("parameters") or trained_with or None,
@@ -106,7 +107,7 @@ def held_out_card(model: Model) -> dict[str, Any]:
             told[name] = {"held_out_rows": known.rows, "metrics": dict(known.metrics)}
     if (calibration := model.calibration) is not None:
         biases = None if calibration.biases is None else calibration.biases.tolist()
-        told["calibration"] |= {"slope": calibration.slope, "biases": biases}
+        told["calibration"] |= {"slope": np.asarray(calibration.slope).tolist(), "biases": biases}
     if model.spread is not None:
         told["intervals"] |= {"level": 0.95, "reach": model.spread.reach().tolist()}
     return told

@@ -27,6 +27,7 @@ class Spec:
     prefers: what is worth saving where a method can choose, bytes or exchanges.
     device:  where the server solves, see `backends`; the model does not depend on it.
     standardised: whether a schema brings numbers to unit variance before a method sees them.
+    labels:  names of several labels a row, each 0 or 1: targets of a regression to whatever sums rows.
     """
 
     features: int
@@ -35,6 +36,7 @@ class Spec:
     prefers: Literal["bytes", "exchanges"]
     device: str = "cpu"
     standardised: bool = False
+    labels: tuple[str, ...] = ()
 
     @classmethod
     def of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from fedsolve.federation.engine import Federation, Spec
 from fedsolve.federation.members import Members, PartitionedRows, partitioned, task_for
 from fedsolve.federation.messages import Chain, Request, Total
 from fedsolve.federation.participant import DEFAULT_MEMORY, Participant, Workspace
-from fedsolve.labels import Task
+from fedsolve.labels import Task, label_matrix
 from fedsolve.pages.templates import html_table
 from fedsolve.tables.schema import Schema
 from fedsolve.threads import blas_threads, usable_cores
@@ -42,6 +43,7 @@ class LocalFederation(Members, Federation):
         with those present (exact for them) as long as `min_clients` answered.
     device: where clients and the server compute: "cpu", "cuda", "cuda:1", "auto" (a GPU if any), or
         "torch:cpu". None leaves each participant's own, and the server on the CPU.
+    label_names: names of several labels a row, each 0 or 1; those of the schema when None.
     """
 
     prefers: Literal["bytes", "exchanges"] = "bytes"
@@ -56,6 +58,7 @@ class LocalFederation(Members, Federation):
         missing: Literal["error", "continue"] = "error",
         min_clients: int = 1,
         device: str | None = None,
+        label_names: Sequence[str] | None = None,
     ) -> None:
         if workers is not None:
             check_whole(1, workers=workers)
@@ -66,8 +69,9 @@ class LocalFederation(Members, Federation):
             self.add(participant)
         if not len(self):
             raise DataError("a federation needs at least one participant; got none.")
-        labels = (each for _, each in self.label_sets())
-        self.task = task_for(task, classes, self.schema, labels)
+        given = (each for _, each in self.label_sets())
+        self.label_names = tuple(map(str, label_names or (() if self.schema is None else self.schema.labels)))
+        self.task = task_for("regression" if self.label_names else task, classes, self.schema, given)
         self.workers = workers if workers is not None else usable_cores()
         self.missing = missing
         self.min_clients = min_clients
@@ -95,12 +99,14 @@ class LocalFederation(Members, Federation):
         min_clients: int = 1,
         schema: Schema | None = None,
         device: str | None = None,
+        label_names: Sequence[str] | None = None,
     ) -> LocalFederation:
         """A federation whose client `k` owns the rows where `owners == k`.
 
         features: (rows, width); not copied, and read as they are used where they are mapped or `ParquetRows`.
             Of a DataFrame the model knows the columns and finds them by name.
-        labels: (rows,); targets may be (rows, targets). owners: (rows,) integers from 0, or names as text.
+        labels: (rows,); targets may be (rows, targets), and with label_names several labels a row are
+            (rows, labels) of 0 and 1. owners: (rows,) integers from 0, or names as text.
         task:     "classification" or "regression"; by what the labels are when None (`labels.task_of`).
         clients:  number of clients, empty ones included; the largest owner + 1 when None.
         memory_budget: bytes that all clients together may keep for derived features; what does not
@@ -119,6 +125,7 @@ class LocalFederation(Members, Federation):
             missing=missing,
             min_clients=min_clients,
             device=device,
+            label_names=label_names,
         )
         if schema is None:
             made.column_names = tuple(map(str, getattr(features, "columns", ())))
@@ -132,7 +139,10 @@ class LocalFederation(Members, Federation):
         """What a method needs to know before the first exchange."""
         assert self._width is not None
         labels = self.label_sets()
-        return Spec.of(self._width, labels, self.task, self.classes, self.prefers, self.device)
+        found = Spec.of(self._width, labels, self.task, self.classes, self.prefers, self.device)
+        for _, each in labels if self.label_names else ():
+            label_matrix(each, self.label_names)
+        return dataclasses.replace(found, labels=self.label_names)
 
     def exchange(self, request: Request, chain: Chain) -> Total:
         """Carry the request to its cohort and return the sum of the terms, added in client order."""
@@ -198,7 +208,8 @@ class LocalFederation(Members, Federation):
 
     def __repr__(self) -> str:
         rows = sum(self.client_rows().values())
-        what = "" if self.task == "classification" else f"{self.task}, "
+        what = f"{len(self.label_names)} labels, " if self.label_names else f"{self.task}, "
+        what = "" if self.task == "classification" else what
         return f"LocalFederation({len(self)} clients, {rows} rows, {what}workers={self.workers})"
 
     def _repr_html_(self) -> str:

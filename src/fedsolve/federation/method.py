@@ -291,6 +291,7 @@ class Method(ABC, Generic[M]):
 
     key:     under which name others find the method; `register` gives it, or it is the class's address.
     gathers: whether the server needs each client's answer by itself, not only their sum.
+    multilabel: whether it learns several labels a row, each 0 or 1, as targets of least squares.
     additive: names of arrays whose terms are no larger than their total, as of Gram matrices: secure sums
              send them in half the bytes. Not gradients: their total vanishes while the terms do not.
     recurring: names of other arrays, or beginnings of names that end in ".", whose totals are of like size
@@ -302,6 +303,7 @@ class Method(ABC, Generic[M]):
 
     key: ClassVar[str]
     gathers: ClassVar[bool] = False
+    multilabel: ClassVar[bool] = False
     additive: ClassVar[frozenset[str]] = frozenset()
     recurring: ClassVar[frozenset[str]] = frozenset()
     laws: ClassVar[Laws] = Laws()
@@ -357,6 +359,10 @@ class Method(ABC, Generic[M]):
         """Whether parameters, or the method itself, are still to be chosen among `candidates`."""
         return False
 
+    def afforded(self, spec: Spec) -> Method[M]:
+        """This method with limits of time and memory turned into sizes, where it has such limits."""
+        return self
+
     def candidates(self, spec: Spec, rows: int) -> Sequence[Method[M]]:
         """What is tried, for so many rows in all, where something is to be chosen; the cheapest first."""
         return (self,)
@@ -399,6 +405,7 @@ def opening(method: Method[Any], spec: Spec) -> dict[str, Any]:
         "features": spec.features,
         "outputs": spec.outputs,
         "classes": labels_note(spec.classes),
+        **({"labels": list(spec.labels)} if spec.labels else {}),
         **method.agreement(),
     }
 

@@ -102,6 +102,13 @@ class Recipe(Generic[M]):
         if classes is not None and spec.classes is not None:
             encode_labels(spec.classes, classes)
             spec = dataclasses.replace(spec, classes=classes, outputs=len(classes))
+        if labels := spec.labels or (() if schema is None else schema.labels):
+            if not self.method.multilabel:
+                raise DataError(
+                    f"the method '{self.method.key}' learns one label a row, and these have {len(labels)} "
+                    f"({', '.join(labels)}). Use afl, kernelafl, deepafl or auto."
+                )
+            spec = dataclasses.replace(spec, labels=labels)
         if self.class_weight is not None and spec.classes is None:
             raise DataError("class_weight is for classification; these are targets of a regression.")
         return StagedRun(self, spec)
@@ -116,7 +123,10 @@ class Recipe(Generic[M]):
         """Train over a federation: see `Method.fit`."""
         if self.told is None and math.isfinite(federation.told):
             return dataclasses.replace(self, told=federation.told).fit(federation, checkpoint, resume, follow)
-        heard, run = following(follow), self.start(federation.describe())
+        spec = federation.describe()
+        if (method := self.method.afforded(spec)) is not self.method:
+            return dataclasses.replace(self, method=method).fit(federation, checkpoint, resume, follow)
+        heard, run = following(follow), self.start(spec)
         # Always told: a run without a checkpoint may not touch the states of one that has one.
         federation.keep_states(None if checkpoint is None else Path(f"{os.fspath(checkpoint)}.clients"))
         if checkpoint is not None and os.path.exists(checkpoint):
@@ -154,7 +164,8 @@ class Recipe(Generic[M]):
             if model.personalises and isinstance(within, LocalFederation):
                 model.federation = within
             if model.schema is None:  # of a DataFrame the columns are found by name
-                model.schema = Schema.of_numbers(getattr(within, "column_names", ()), model.classes)
+                names = getattr(within, "column_names", ())
+                model.schema = Schema.of_numbers(names, model.classes, labels=model.labels)
         except BaseException as problem:
             heard.stopped(problem)
             raise
@@ -334,6 +345,7 @@ class StagedRun(Resumable, Generic[M]):
 
     def described(self, model: Any) -> Any:
         """A model of the stage under way, which takes raw rows where a schema prepares them."""
+        model.labels = self.spec.labels
         if self.recipe.schema is not None:
             arrays = {} if self.prepared is None else self.prepared.arrays
             preparing = Preparation.from_arrays(arrays) if "centre" in arrays else None
@@ -372,7 +384,7 @@ class StagedRun(Resumable, Generic[M]):
 
     def _leave_off(self, why: object) -> None:
         """Go on without a calibration."""
-        numbers = self.spec.classes is None
+        numbers = self.spec.classes is None and not self.spec.labels
         lost = "there are no intervals" if numbers else "the probabilities are not calibrated"
         warnings.warn(
             f"{lost}: {str(why).rstrip('.')}. More rows would do.",

@@ -79,6 +79,9 @@ class GradientModel(Model):
             return np.zeros((0, 0)), np.zeros((0, self.outputs))
         return np.concatenate([seen for seen, _ in passes]), np.concatenate([scores for _, scores in passes])
 
+    def placed(self, device: str) -> Self:
+        return super().placed(device.removeprefix("torch:"))
+
     def images(self, device: str, precision: str | None = None) -> ImageInputs:
         """How rows become inputs of the network, on this device and in this precision."""
         return ImageInputs(self.parameters, self.features, device, precision)

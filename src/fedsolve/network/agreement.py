@@ -116,7 +116,8 @@ class Agreement:
     def _made_of(self, notes: Sequence[Note], prefers: Literal["bytes", "exchanges"]) -> Spec:
         features = int(notes[0]["features"])
         if self.task == "regression":
-            return Spec(features, None, int(notes[0]["targets"]), prefers)
+            labels = () if self.schema is None else self.schema.labels
+            return Spec(features, None, int(notes[0]["targets"]), prefers, labels=labels)
         if self._declared is None:
             lists = [labels_from_note(note["classes"]) for note in notes]
             found = class_list(None, [labels for labels in lists if labels is not None])

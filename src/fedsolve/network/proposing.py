@@ -71,7 +71,7 @@ class Proposing:
             "name": self.name,
             "version": __version__,
             "features": 1,
-            "targets": 1,
+            "targets": len(self._proposal.labels) or 1,
             "classes": labels_note(self._proposal.class_array),
             "columns": None,
             "schema": None,
@@ -84,8 +84,9 @@ class Proposing:
             return
         known = {column.name for column in self._proposal.columns if column.kind != "identifier"}
         strange = [column.name for column in agreed.used if column.name not in known]
-        if strange or agreed.label != self._proposal.label or agreed.weight is not None:
-            what = f"columns {', '.join(map(repr, strange))}" if strange else f"label '{agreed.label}'"
+        labels = agreed.label_columns
+        if strange or labels != self._proposal.label_columns or agreed.weight is not None:
+            what = f"{'columns' if strange else 'label'} {', '.join(map(repr, strange or labels))}"
             raise DataError(f"the server's schema uses {what}, which this site does not propose to use.")
         self._inner = agreed.digest, self._read(agreed)
         container.write_atomically(self._kept, json.dumps(agreed.to_note()).encode(), private=True)

@@ -64,7 +64,9 @@ class State:
         note = self._agreed_note()
         try:
             classes = labels_from_note(note["classes"])
-            return Spec(note["features"], classes, note["outputs"], NetworkFederation.prefers)
+            labels = tuple((note["rows"] or {}).get("labels", ()))
+            prefers = NetworkFederation.prefers
+            return Spec(note["features"], classes, note["outputs"], prefers, labels=labels)
         except (ValueError, KeyError, TypeError) as problem:
             raise ModelFileError(f"{self._agreement} is damaged ({problem}). {_AFRESH}") from problem
 

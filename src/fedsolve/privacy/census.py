@@ -75,7 +75,8 @@ OFF = Limits(fewest_rows=1, colluders=0, rows_per_width=0.0, told=math.inf)
 class CensusStage:
     """One sum of a census: which, in which run, after which history, of which classes, and by which limits.
 
-    columns: the indicators that pairs are counted of.
+    columns: the indicators that pairs are counted of. labels: several a row, which are indicators too, after
+    the columns of the features.
     """
 
     name: str
@@ -84,10 +85,12 @@ class CensusStage:
     limits: Limits
     classes: Any = None
     columns: tuple[int, ...] = ()
+    labels: int = 0
 
     def note(self) -> dict[str, Any]:
         limits = [self.limits.fewest_rows, self.limits.colluders, self.limits.rows_per_width]
-        return {**vars(self), "limits": limits, "columns": list(self.columns)}
+        own = {name: value for name, value in vars(self).items() if name != "labels" or value}
+        return {**own, "limits": limits, "columns": list(self.columns)}
 
     @classmethod
     def from_note(cls, note: Mapping[str, Any]) -> CensusStage:
@@ -104,6 +107,7 @@ class CensusStage:
 
     def layout(self, features: int) -> Layout:
         """What stands where in the sum."""
+        features += self.labels
         labels = labels_from_note(self.classes)
         classes, pairs = 1 if labels is None else len(labels), len(self.columns) + 1
         shapes: dict[str, dict[str, tuple[int, ...]]] = {
@@ -134,7 +138,7 @@ class CensusStage:
             name = "crowded"
         if not name:
             return None
-        return CensusStage(name, self.run, self.after(total), self.limits, self.classes, columns)
+        return CensusStage(name, self.run, self.after(total), self.limits, self.classes, columns, self.labels)
 
 
 def cell_counts(codes: Array, hashes: Array, classes: int) -> Array:

@@ -8,7 +8,8 @@
 2. Products. In a Gram matrix, a gradient or a Newton step the weights are themselves numbers of the rows. So
    there are at least `rows_per_width` rows for each column of weights, of all rows, of a fold and of a batch.
    A column that is mostly zero is set, and an indicator also unset, in enough rows, and no combination of
-   indicators singles a row out; else columns are left out.
+   indicators singles a row out; else columns are left out. Several labels a row are such indicators; a run
+   is refused, by label, where one of them would be left out.
 3. Told. The different numbers told about the rows, over all answers, are at most a share `told` of the
    numbers that the rows hold. It is equation counting, not a proof.
 
@@ -136,6 +137,7 @@ class Disclosure:
         self._key, self._path = key, None if folder is None else folder / "cells"
         self._now, self._next = Account.empty(), Account.empty()
         self._classes: Any = None
+        self._labels = 0
         self._widest = 0
         self._seen: set[str] = set()
         self._digests_of: tuple[ClientData, Array] | None = None
@@ -157,6 +159,8 @@ class Disclosure:
     def counts(self, data: ClientData, stage: CensusStage) -> Term:
         """This site's part in a stage of a census."""
         self._follow(stage)
+        if data.schema is not None and len(data.schema.labels) != stage.labels:
+            raise TermError(f"the census counts {stage.labels} labels, the schema has {data.schema.labels}.")
         cap = stage.limits.fewest_rows
         if stage.name == "cells":
             codes, classes, new = self._fresh(data, stage)
@@ -164,7 +168,7 @@ class Disclosure:
             return Term({"cells": np.minimum(cells, cap), "fresh": cells[:, 0]})
         if stage.name == "crowded":
             return Term({"crowded": self.account.crowded.astype(np.float64)})
-        batch, folds = self._last_batch(data)
+        batch, folds = self._last_batch(data, stage.labels)
         if stage.name == "columns":
             columns, numbers = column_counts(batch, folds, cap)
             counts = {
@@ -185,7 +189,7 @@ class Disclosure:
             finished = stage.following(total) is None
             self._now = base
             self._next = dataclasses.replace(made, history=history, finished=finished)
-            self.run, self._classes = stage.run, stage.classes
+            self.run, self._classes, self._labels = stage.run, stage.classes, stage.labels
             self._save()
         if not self.account.finished:
             return ""
@@ -246,7 +250,8 @@ class Disclosure:
             size = base.size + int(total.counts["rows"])
             return dataclasses.replace(base, left_out=left, numbers=numbers, size=size)
         if stage.name == "pairs":
-            flags, (batch, folds) = np.zeros((2, data.width), dtype=bool), self._last_batch(data)
+            batch, folds = self._last_batch(data, stage.labels)
+            flags = np.zeros((2, batch.width), dtype=bool)
             for place, values in enumerate(self._indicators(batch, folds, stage)):
                 there = values if place == 0 else values[folds == place - 1]
                 flags[min(place, 1), list(stage.columns)] |= crowded(there, found["pairs"][place])
@@ -259,11 +264,15 @@ class Disclosure:
         self, data: ClientData, stage: CensusStage, total: Term, cohort: tuple[str, ...]
     ) -> Account:
         """The account with the new rows whose cells are large enough, as a batch of their own."""
-        base, limits = self.account, stage.limits
+        base, limits, columns = self.account, stage.limits, data.width + stage.labels
         by_class = stage.classes is not None
         self.check_known(data, cohort, by_class)
         if not base.size:
-            base, self.told, self._widest, self._seen = Account.empty(data.width), 0.0, 0, set()
+            base, self.told, self._widest, self._seen = Account.empty(columns), 0.0, 0, set()
+        if base.left_out.shape[-1] != columns:
+            raise TermError(
+                "earlier totals of these rows had other labels, which the account does not cover."
+            )
         base = dataclasses.replace(base, cohort=cohort)
         if stage.following(total) is None:
             return base
@@ -285,7 +294,7 @@ class Disclosure:
             for name, new in zip(_KNOWN, more, strict=True)
         }
         order = np.argsort(joined["digest"], kind="stable")
-        left = np.concatenate([base.left_out, np.ones((1, 2, data.width), dtype=bool)])
+        left = np.concatenate([base.left_out, np.ones((1, 2, columns), dtype=bool)])
         rows = {name: array[order] for name, array in joined.items()}
         by_class = by_class and (base.by_class or not base.size)
         return dataclasses.replace(base, rows=rows, left_out=left, by_class=by_class)
@@ -312,13 +321,20 @@ class Disclosure:
         if by_class and not base.by_class:
             raise TermError("rows of this site took part without classes, and are not told apart by them.")
 
-    def _last_batch(self, data: ClientData) -> tuple[ClientData, Array]:
-        """The rows that were taken in last, and the fold of three that each is in."""
+    def _last_batch(self, data: ClientData, labels: int) -> tuple[ClientData, Array]:
+        """The rows that were taken in last, several labels beside their features, and the fold of three that
+        each is in."""
         places, last = self._places(data), len(self.account.left_out) - 1
         rows = self.account.rows
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
         cells = RowCells(places[there], *(rows[name][places[there]] for name in ("fold", "count")))
-        return data.taking(there), fold_numbers(cells.hashes, FOLDS)
+        batch = data.taking(there)
+        if labels:
+            values = np.column_stack(
+                [batch.features(slice(None)), batch.own_labels().reshape(len(batch), -1)]
+            )
+            batch = ClientData(values, np.zeros(len(values)), checked=True)
+        return batch, fold_numbers(cells.hashes, FOLDS)
 
     def _indicators(self, batch: ClientData, folds: Array, stage: CensusStage) -> list[Array]:
         """The indicators of a batch without what is left out: of all rows, and of those of each fold."""
@@ -347,7 +363,7 @@ class Disclosure:
                 raise DataError("rows have changed in the middle of this run. Put them back, or start anew.")
             here = places[inside]
             shown = data if inside.all() else data.taking(inside)
-            left = account.left_out[account.rows["batch"][here], 0]
+            left = account.left_out[account.rows["batch"][here], 0, : data.width]
             if left.any():
                 values = shown.features(slice(None), shown.source.dtype)
                 values = np.where(left, np.zeros((), dtype=values.dtype), values)
@@ -355,7 +371,7 @@ class Disclosure:
                     values, shown.own_labels(), None, shown.own_weights(), checked=True, schema=data.schema
                 )
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
-            divided = np.asarray(account.left_out[:, 1].any(axis=0))
+            divided = np.asarray(account.left_out[:, 1, : data.width].any(axis=0))
             cells = RowCells(_codes(shown, self.classes), folds, counts, divided)
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
@@ -367,6 +383,9 @@ class Disclosure:
         """
         if part is None or self.limits.off:
             return
+        self._check_labels(
+            1, "a part of the rows; train without calibration and with settings that are given"
+        )
         most = int(self.account.rows["count"].max(initial=1))
         if part.count > _FINEST:
             raise TermError(
@@ -388,11 +407,25 @@ class Disclosure:
             return
         if opening.get("classes") is not None and self._classes is None:
             raise TermError("this run has classes, and the census of its rows had none.")
+        if len(opening.get("labels", ())) != self._labels:
+            raise TermError("this run has other labels than the census of its rows had.")
+        self._check_labels(0, "the rows; leave the label out", opening.get("labels", ()))
         for name, chosen, gain in flat_activations(opening["parameters"]):
             raise TermError(
                 f"{name}='{chosen}' with a gain of {gain:g} can make features that are equal for all but few "
                 f"rows, which would show these (fewest_rows is {self.limits.fewest_rows}). Choose 'gelu' or "
                 "'tanh', and a gain of at most 4."
+            )
+
+    def _check_labels(self, of_fold: int, where: str, names: Sequence[str] = ()) -> None:
+        """Refuse labels that too few rows have or lack: their sums would show those rows."""
+        columns = self.account.left_out.shape[-1]
+        few = np.flatnonzero(self.account.left_out[:, of_fold, columns - self._labels :].any(axis=0)).tolist()
+        if few:
+            told = ", ".join(repr(names[place]) if names else str(place) for place in few)
+            raise TermError(
+                f"too few rows have or lack the label {told} (fewest_rows is {self.limits.fewest_rows}) in "
+                f"{where}."
             )
 
     def check_products(self, layout: Layout, divided: bool) -> str | None:
@@ -482,7 +515,7 @@ class Disclosure:
             for name, array in one.arrays().items()
         }
         note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
-        note |= {"widest": self._widest, "classes": self._classes}
+        note |= {"widest": self._widest, "classes": self._classes, "labels": self._labels}
         note["accounts"] = [self._now.note(), self._next.note()]
         write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
 
@@ -491,6 +524,7 @@ class Disclosure:
         try:
             self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
             self._widest, self._classes = note["widest"], note["classes"]
+            self._labels = note.get("labels", 0)
             now, following = (
                 Account.of(with_prefix(arrays, f"{place}."), one)
                 for place, one in enumerate(note["accounts"])

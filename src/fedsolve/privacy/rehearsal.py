@@ -67,7 +67,8 @@ class Rehearsal(Federation):
         declared = classes or (schema.classes if schema is not None else None) or None
         known = class_list(declared, [labels]) if task == "classification" else None
         outputs = (1 if labels.ndim == 1 else int(labels.shape[1])) if known is None else len(known)
-        self._spec = Spec(data.width, known, outputs, "exchanges")
+        several = () if schema is None else schema.labels
+        self._spec = Spec(data.width, known, outputs, "exchanges", labels=several)
         self._begin("")
 
     def _begin(self, method: str) -> None:
@@ -128,6 +129,7 @@ class Rehearsal(Federation):
             account.account.history,
             account.limits,
             labels_note(self._spec.classes),
+            labels=len(self._spec.labels),
         )
         while stage is not None:
             total = self._of_all(account.counts(data, stage))

@@ -420,7 +420,7 @@ class SecureFederation(Federation):
         history = common[-1] if common else ""
         name = "cells" if all(one.get(history, True) for one in known) else "columns"
         classes = None if spec.classes is None else labels_note(spec.classes)
-        return CensusStage(name, course.run, history, self._limits, classes)
+        return CensusStage(name, course.run, history, self._limits, classes, labels=len(spec.labels))
 
     def _masked(
         self, asked: Asked, report: CohortReport, request: Request, chain: Chain, more: dict[str, Any]

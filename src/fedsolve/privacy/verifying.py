@@ -159,9 +159,8 @@ class QuestionCheck:
             opening = self._opening
             try:
                 classes = labels_from_note(opening["classes"])
-                spec = Spec(
-                    int(opening["features"]), classes, int(opening["outputs"]), self._training.prefers
-                )
+                sizes = int(opening["features"]), classes, int(opening["outputs"])
+                spec = Spec(*sizes, self._training.prefers, labels=tuple(opening.get("labels", ())))
             except (KeyError, TypeError, ValueError) as problem:
                 raise TermError(f"the opening of this run is damaged ({problem}).") from problem
             self._run = recipe.start(spec)

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.calibration import FLAT, Calibration, kept_from
+from fedsolve.calibration import FLAT, Calibration, LabelCalibration, kept_from
 from fedsolve.container import to_bytes, with_prefix
 from fedsolve.errors import CalibrationWarning, DataError
 from fedsolve.federation.engine import Spec
@@ -39,14 +39,15 @@ from fedsolve.federation.method import Method, Run
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.federation.preparing import LARGEST
 from fedsolve.federation.recipe import Recipe, Stage, StagedRun, expected_training, scores_in
-from fedsolve.labels import encode_labels
+from fedsolve.labels import encode_labels, label_matrix
 from fedsolve.model import Model
 from fedsolve.scoring.candidates import sums_of_rows
 from fedsolve.scoring.evaluation import tally_of
+from fedsolve.scoring.label_quality import labels_evaluation
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
 from fedsolve.scoring.quality import Evaluation
 from fedsolve.scoring.residuals import EXCHANGES, SpreadRun
-from fedsolve.scoring.tallies import empty_tally, tally_from, tally_term
+from fedsolve.scoring.tallies import tally_from, tally_term
 
 LOSSES, TALLY = "calibrate", "calibrate-tally"
 
@@ -81,6 +82,8 @@ class CalibrationRun(HeldOutRun):
         first = next(iter(self.models.values()))[0]
         wanted = {"shared": first.predicts, "own": first.personalises}
         self._searches = {name: Search(biases, spec.outputs) for name, there in wanted.items() if there}
+        if spec.labels:  # each is a problem of two classes, its absence and its presence
+            self._searches = {f"label{place}": Search(True, 2) for place in range(spec.outputs)}
         self._complete = False
 
     @property
@@ -107,19 +110,32 @@ class CalibrationRun(HeldOutRun):
         for name, search in self._searches.items():
             search.absorb(with_prefix(sums, f"{name}."))
         if all(search.done for search in self._searches.values()):
-            self._take({name: Calibration(*s.result(), rows) for name, s in self._searches.items()})
+            found = {name: search.result() for name, search in self._searches.items()}
+            self._take(self._calibrations(found, rows))
             self._complete = "shared" not in self.found
         self.record(total)
 
-    def _take(self, found: Mapping[str, Calibration]) -> None:
+    def _calibrations(self, found: Mapping[str, tuple[float, Array | None]], rows: int) -> dict[str, Any]:
+        if not self.spec.labels:
+            return {name: Calibration(*one, rows) for name, one in found.items()}
+        slopes, biases = zip(*found.values(), strict=True)
+        shifts = np.array([bias[1] - bias[0] for bias in biases])
+        return {"shared": LabelCalibration(np.array(slopes), shifts, rows)}
+
+    def _take(self, found: Mapping[str, Any]) -> None:
         self.found = dict(found)
         for model, _ in self.models.values():
             model.calibration = self.found.get("shared")
 
     def _measure(self, total: Total) -> None:
-        assert self.spec.classes is not None
-        seen = Evaluation(self.spec.classes, tally_from(total.term.arrays), calibrated=True)
-        histogram = seen.sums["histogram"][0].astype(np.int32) if self.spec.outputs == 2 else None
+        sums = tally_from(total.term.arrays)
+        histogram: Array | None = sums["histogram"][..., 0, :, :].astype(np.int32)
+        if self.spec.labels:
+            seen: Evaluation = labels_evaluation(next(iter(self.models.values()))[0], sums)
+        else:
+            assert self.spec.classes is not None
+            seen = Evaluation(self.spec.classes, sums, calibrated=True)
+            histogram = histogram if self.spec.outputs == 2 else None
         metrics = {name: value if np.isfinite(value) else None for name, value in seen.measures().items()}
         shared = dataclasses.replace(self.found["shared"], metrics=metrics, thresholds=histogram)
         self.found["shared"], self._complete = shared, True
@@ -158,42 +174,50 @@ def answer_calibration(data: ClientData, request: Request, memory: Memory) -> Te
     if kept is None or kept[0] != digest:
         kept = memory.cache[LOSSES] = (digest, _all_scores(data, request, memory, list(lists)))
     term = Term(counts={"rows": 0})
-    for scores, codes, weights in kept[1]:
-        term.counts["rows"] += len(codes) if weights is None else int(np.count_nonzero(weights))
+    for found, rows, weights in kept[1]:
+        term.counts["rows"] += rows if weights is None else int(np.count_nonzero(weights))
         for name, candidates in lists.items():
             with np.errstate(over="ignore", invalid="ignore"):  # refused by name where the term is checked
-                sums = calibration_sums(scores[name], codes, candidates, weights)
+                scores, codes = found[name]
+                sums = calibration_sums(scores, codes, candidates, weights)
             for key, array in sums.items():
                 term.arrays[f"{name}.{key}"] = term.arrays.get(f"{name}.{key}", 0.0) + array
     return term
 
 
 def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[str]) -> list[Any]:
-    """Of every model: scores by name, true classes and weights of the rows that it was not trained on."""
+    """Of every model: scores and true classes by name, number and weights of the rows that it was not
+    trained on."""
     found = []
-    for _, model, held in models_asked(request):
-        assert model.classes is not None
+    for _, model, held in models_asked(request, memory):
         rows = held.of(data)
-        scores = {}
-        if "shared" in names:
-            scores["shared"] = _scores(model, rows)
-        if "own" in names:
-            scores["own"] = _scores(model.personalised(held.rest.of(data), memory.states), rows)
-        found.append((scores, encode_labels(rows.own_labels(), model.classes), rows.own_weights()))
+        scored: dict[str, tuple[Array, Array]] = {}
+        if model.labels:
+            truth = label_matrix(rows.own_labels(), model.labels).astype(np.int64)
+            for place, score in enumerate(_scores(model, rows).T):
+                scored[f"label{place}"] = np.column_stack([1.0 - score, score]), truth[:, place]
+        else:
+            assert model.classes is not None
+            codes = encode_labels(rows.own_labels(), model.classes)
+            if "shared" in names:
+                scored["shared"] = _scores(model, rows), codes
+            if "own" in names:
+                own = model.personalised(held.rest.of(data), memory.states)
+                scored["own"] = _scores(own, rows), codes
+        found.append((scored, len(rows), rows.own_weights()))
     return found
 
 
 @step(TALLY, over_rows=True)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of the rows held out, each by the model that was not trained on it."""
-    whole, count = None, 0
-    for _, model, held in models_asked(request):
-        assert model.classes is not None
+    whole: dict[str, Array] = {}
+    count = 0
+    for _, model, held in models_asked(request, memory):
         rows = held.of(data)
-        whole, count = empty_tally(len(model.classes)) if whole is None else whole, count + len(rows)
+        count += len(rows)
         for name, more in tally_of(model, rows).items():
-            whole[name] += more
-    assert whole is not None
+            whole[name] = whole[name] + more if name in whole else more
     return tally_term(whole, count)
 
 
@@ -352,18 +376,24 @@ def _root(slopes: Array, derivative: Array, curvature: Array, place: int) -> flo
 
 def with_biases(recipe: Recipe[Any], spec: Spec) -> bool:
     """Whether biases are fitted in a federation like this."""
+    if spec.labels:
+        return True
     by_default = recipe.class_weight is not None or spec.outputs == 2
     return by_default if recipe.biases is None else recipe.biases
 
 
 def numbers_told(recipe: Recipe[Any], spec: Spec, rows: int) -> int:
     """How many numbers a calibration tells: lists of sums, and counts of rows."""
-    if spec.classes is None:
+    if spec.classes is None and not spec.labels:
         return rows // 2
-    search = Search(with_biases(recipe, spec), spec.outputs)
+    search, labels = _search(recipe, spec), len(spec.labels) or 1
     first, width = search.candidates.shape
     later = (len(FRACTIONS) + 1) * (search.exchanges - 1)
-    return int((first + later) * (1 + width + width**2) + rows // 2)
+    return int(labels * ((first + later) * (1 + width + width**2) + rows // 2))
+
+
+def _search(recipe: Recipe[Any], spec: Spec) -> Search:
+    return Search(with_biases(recipe, spec), 2 if spec.labels else spec.outputs)
 
 
 def room(whole: StagedRun[Any]) -> float:
@@ -406,7 +436,7 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
     if not whole.folded:  # there was no room for a trial
         return None
     run: HeldOutRun
-    if whole.spec.classes is None:
+    if whole.spec.classes is None and not whole.spec.labels:
         run = SpreadRun(whole.method, whole.spec, whole.folded)
     else:
         run = CalibrationRun(whole.method, whole.spec, whole.folded, with_biases(whole.recipe, whole.spec))
@@ -415,9 +445,9 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
 
 
 def _expected(whole: StagedRun[Any]) -> int:
-    if whole.spec.classes is None:
+    if whole.spec.classes is None and not whole.spec.labels:
         return EXCHANGES
-    return Search(with_biases(whole.recipe, whole.spec), whole.spec.outputs).exchanges + 1
+    return _search(whole.recipe, whole.spec).exchanges + 1
 
 
 TRIAL = Stage(

@@ -125,6 +125,8 @@ def doubts_about(
     assert data.labels is not None
     if known := caveats(model):  # why accuracies are low, if they are
         return doubts + known
+    if model.labels:
+        return doubts
     if model.classes is None:
         other, where = ("test", "test rows") if test is not None else ("held_out", "rows held out")
         if (reached := accuracy[other]) is None:

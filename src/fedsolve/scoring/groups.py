@@ -142,7 +142,7 @@ def _category(model: Model, by: str) -> dict[str, int]:
 @step(KIND, over_rows=True)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The tally of every group of this client's rows, each under its number."""
-    model = model_from_contents(dict(request.arrays), dict(request.note))
+    model = model_from_contents(dict(request.arrays), dict(request.note)).placed(memory.device)
     whole = Term()
     for name, place in enumerate(_category(model, request.note["by"]).values()):
         inside = data.features(slice(None))[:, place] == 1

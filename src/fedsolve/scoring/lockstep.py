@@ -107,13 +107,13 @@ def models_question(models: Mapping[str, tuple[Model, Part]]) -> tuple[dict[str,
     return {"models": notes}, arrays
 
 
-def models_asked(request: Request) -> Iterator[tuple[str, Model, Part]]:
-    """The models that a question is about, by name, each with its part."""
+def models_asked(request: Request, memory: Memory) -> Iterator[tuple[str, Model, Part]]:
+    """The models that a question is about, by name, each with its part, where the client computes."""
     for name, one in request.note["models"].items():
         contents = with_prefix(dict(request.arrays), f"{name}.")
         part = part_from(one[PART])
         assert part is not None
-        yield name, model_from_contents(contents, one["model"]), part
+        yield name, model_from_contents(contents, one["model"]).placed(memory.device), part
 
 
 class HeldOutRun(Run[Any]):
@@ -243,7 +243,7 @@ def answer_comparison(data: ClientData, request: Request, memory: Memory) -> Ter
     """
     known, classes = _known_members(memory), opening_classes(memory.chain)
     term = Term()
-    for name, model, part in models_asked(request):
+    for name, model, part in models_asked(request, memory):
         rows = known.part(data, part)
         term.arrays[f"{name}.marks"] = _marks(model, rows, classes)
         term.counts[f"{name}.rows"] = len(rows)

@@ -19,9 +19,11 @@ def predicted(model: Model, features: Array, depth: dict[str, Any]) -> tuple[Arr
     Of a regression, which has no classes, the scores three times.
     """
     scores = model.decision_function(features, **depth)
-    if model.classes is None:
+    if model.regression:
         return (scores,) * 3
-    return np.argmax(scores, axis=1), scores, model.shares(scores, calibrated=not depth)
+    shares = model.shares(scores, calibrated=not depth)
+    answers = model.predict(features, **depth) if model.labels else np.argmax(scores, axis=1)
+    return answers, scores, shares
 
 
 def predicted_in_parts(

@@ -253,7 +253,7 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """Of the rows held out, each by the model that was not trained on it: sums of errors, or their counts."""
     term = Term(counts={"rows": 0})
     scale, origin = request.arrays.get("at.scale"), request.arrays.get("at.origin")
-    for _, model, held in models_asked(request):
+    for _, model, held in models_asked(request, memory):
         rows = held.of(data)
         term.counts["rows"] += len(rows)
         if scale is None:

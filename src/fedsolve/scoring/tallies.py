@@ -160,5 +160,5 @@ def tally_from(arrays: dict[str, Array]) -> dict[str, Array]:
     """A tally of a total; rows are whole again, also after a sum in a ring."""
     whole = {name: np.rint(arrays[name]).astype(np.int64) for name in ("confusion", "histogram")}
     reliability = arrays["reliability"].copy()
-    reliability[[0, 2]] = np.rint(reliability[[0, 2]])
-    return {**whole, "reliability": reliability, "losses": arrays["losses"]}
+    reliability[..., [0, 2], :] = np.rint(reliability[..., [0, 2], :])
+    return {**arrays, **whole, "reliability": reliability}

@@ -78,14 +78,16 @@ def propose(
     rows: int = ROWS,
     weight: str | None = None,
     task: Task | None = None,
+    labels: Sequence[str] = (),
 ) -> Schema:
     """A schema for a file (csv, gz, parquet, "-") or a table, from its first rows.
 
     label: the column of the labels; found by its usual names when None. client: the column of owners.
     weight: the column that says how much a row counts. task: what the labels are; as they look when None.
+    labels: instead of one, the columns of several labels a row, each 0 or 1.
     """
     with naming(table) if isinstance(table, str | Path) else nullcontext():
-        return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight, task)
+        return _of_texts(_texts(table, dialect or Dialect(), rows), label, client, weight, task, labels)
 
 
 def propose_for(
@@ -103,8 +105,9 @@ def propose_for(
         left = [place for place, name in enumerate(names) if name not in {*dropped, client}]
         if not left:
             return None
-        label = names[label_place(names, left, layout.label) or 0]
-    features = [name for name in names if name not in {*dropped, client, label}]
+        labels = [names[column_position(names, one, "label column")] for one in layout.label_names]
+        label = None if labels else names[label_place(names, left, layout.label) or 0]
+    features = [name for name in names if name not in {*dropped, client, label, *labels}]
     if fewest is None and all(_is_plain(path, layout, features) for path in paths):
         return None
     found = []
@@ -115,7 +118,7 @@ def propose_for(
     whole = [each for each in found if set(kept) <= set(each)]  # others are refused when they are read
     texts = {name: np.concatenate([each[name] for each in whole]) for name in kept}
     with naming(paths[0]):
-        proposed = _of_texts(texts, label, client, None, task)
+        proposed = _of_texts(texts, label, client, None, task, labels)
     if fewest is not None:
         proposed = _tellable(proposed, texts, fewest)
     others = tuple(Column(name, "unused", remark="unused: dropped") for name in sorted(dropped))
@@ -138,6 +141,8 @@ def _tellable(proposed: Schema, texts: dict[str, Array], fewest: int) -> Schema:
         elif column.kind == "number" and sum(text not in MISSING for text in cells) < 10 * fewest:
             column = replace(column, reference=0.0, scale=1.0)
         columns.append(replace(column, absent=absent, categories=kept, remark=""))
+    if proposed.labels:
+        return replace(proposed, columns=tuple(columns))
     known, counts = np.unique(_known_labels(texts[str(proposed.label)]), return_counts=True)
     classes = tuple(known[counts >= fewest].tolist()) if proposed.classes else ()
     return replace(proposed, columns=tuple(columns), classes=classes if len(classes) > 1 else ())
@@ -149,16 +154,19 @@ def merged(proposals: Mapping[str, Schema]) -> Schema:
     A column that all sites have is used where half of them or more would use it, all of those for the same
     kind, and none takes it for an identifier; of all others it is said why they are left out.
     """
-    labels = {str(schema.label): name for name, schema in proposals.items()}
+    labels = {schema.label_columns: name for name, schema in proposals.items()}
     tasks = {schema.task for schema in proposals.values()}
     if len(labels) > 1:
-        told = ", ".join(f"'{label}' ({name})" for label, name in labels.items())
+        told = "; ".join(f"{', '.join(map(repr, label))} ({name})" for label, name in labels.items())
         raise DataError(f"the sites' label columns have different names: {told}. Rename them.")
     every = [{column.name: column for column in schema.columns} for schema in proposals.values()]
     names = dict.fromkeys(name for columns in every for name in columns)
     columns = tuple(_merged(name, [columns.get(name) for columns in every]) for name in names)
     # Few different numbers at one site may look like classes there.
-    return Schema(columns, labels.popitem()[0], task="regression" if "regression" in tasks else None)
+    several = next(iter(proposals.values())).labels
+    label = None if several else labels.popitem()[0][0]
+    task: Task | None = "regression" if "regression" in tasks else None
+    return Schema(columns, label, task=task, labels=several)
 
 
 def _merged(name: str, found: Sequence[Column | None]) -> Column:
@@ -271,9 +279,10 @@ def _of_texts(
     client: str | None,
     weight: str | None,
     task: Task | None = None,
+    several: Sequence[str] = (),
 ) -> Schema:
     names = list(texts)
-    if label is None:
+    if label is None and not several:
         lowered = {name.lower(): name for name in reversed(names)}
         label = next((lowered[name] for name in LABEL_NAMES if name in lowered), None)
         if label is None:
@@ -281,19 +290,26 @@ def _of_texts(
                 f"which column is the label? None is called {' or '.join(LABEL_NAMES)}; there are "
                 f"{', '.join(names[:12])}{', ...' * (len(names) > 12)}. Name it (label)."
             )
-    for wanted, what in ((label, "label"), (client, "client"), (weight, "weight")):
+    own = [(name, "label") for name in several or (label,)]
+    for wanted, what in (*own, (client, "client"), (weight, "weight")):
         if wanted is not None and wanted not in names:
             raise DataError(f"no {what} column '{wanted}'.{did_you_mean(wanted, names)}")
-    if not names or not len(texts[label]):
+    if not names or not len(texts[names[0]]):
         raise DataError("no rows at all. Check the file or the query that made it.")
-    labels = texts[label]
-    classes = _classes(labels, label, task)
-    columns = [_proposed(name, texts[name], labels) for name in names if name not in (label, client, weight)]
+    if several:
+        classes: tuple[Any, ...] = ()
+        together = zip(*(texts[name] for name in several), strict=True)
+        labels = np.array([" ".join(row) for row in together], dtype=object)
+    else:
+        labels = texts[str(label)]
+        classes = _classes(labels, str(label), task)
+    left_out = {label, client, weight, *several}
+    columns = [_proposed(name, texts[name], labels) for name in names if name not in left_out]
     if not any(column.kind not in LEFT_OUT for column in columns):
         told = "; ".join(f"'{column.name}': {column.remark}" for column in columns)
         raise DataError(f"no column looks like one to learn from: {told or 'there is none but the label'}.")
     found: Task | None = None if classes else "regression"
-    return Schema(tuple(columns), label, classes, client, weight=weight, task=found)
+    return Schema(tuple(columns), label, classes, client, None, weight, found, tuple(several))
 
 
 def _texts(table: Any, dialect: Dialect, rows: int) -> dict[str, Array]:

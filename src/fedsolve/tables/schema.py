@@ -231,6 +231,7 @@ class Schema:
     client:  the column that names who owns a row.
     weight:  the column that says how much a row counts in training, a number of at least 0.
     task:    "regression" where the labels are numbers to predict; None where they are classes, or may be.
+    labels:  the columns of several labels a row, each 0 or 1, instead of one label.
     """
 
     columns: tuple[Column, ...] = ()
@@ -240,9 +241,15 @@ class Schema:
     extractor: Extractor | None = None
     weight: str | None = None
     task: Task | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if self.labels:
+            if self.label is not None or self.classes:
+                raise DataError("a schema has labels = [...], or one label with its classes, not both.")
+            object.__setattr__(self, "task", "regression")
         if self.task is not None:
             check_choice("task", self.task, TASKS)
         if self.classes and self.task == "regression":
@@ -252,7 +259,7 @@ class Schema:
         if bool(self.columns) == (self.extractor is not None):
             raise DataError("a schema describes the columns of a table, or the features of images.")
         names = [column.name for column in self.columns] + [
-            name for name in (self.label, self.client, self.weight) if name
+            name for name in (self.label, *self.labels, self.client, self.weight) if name
         ]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -267,6 +274,11 @@ class Schema:
     def used(self) -> tuple[Column, ...]:
         """The columns that become features."""
         return tuple(column for column in self.columns if column.kind not in LEFT_OUT)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of what is learnt: that of the label, or those of several."""
+        return self.labels or (() if self.label is None else (self.label,))
 
     @property
     def identifiers(self) -> tuple[str, ...]:
@@ -287,7 +299,11 @@ class Schema:
 
     @classmethod
     def of_numbers(
-        cls, names: Iterable[str], classes: Array | None = None, label: str | None = None
+        cls,
+        names: Iterable[str],
+        classes: Array | None = None,
+        label: str | None = None,
+        labels: tuple[str, ...] = (),
     ) -> Schema | None:
         """The schema of plain numbers in columns of these names; None where the names tell nothing apart.
 
@@ -299,7 +315,8 @@ class Schema:
         columns = tuple(Column(name, missing="refuse") for name in names)
         known = () if classes is None else tuple(classes.tolist())
         task: Task | None = "regression" if classes is None else None
-        return cls(columns, None if label in names else label, known, task=task)
+        labels = () if {*labels} & {*names} else labels
+        return cls(columns, None if label in names else label, known, task=task, labels=labels)
 
     @cached_property
     def class_array(self) -> Array | None:
@@ -327,6 +344,7 @@ class Schema:
             "extractor": None if self.extractor is None else self.extractor.to_note(),
             **({} if self.weight is None else {"weight": self.weight}),
             **({} if self.task is None else {"task": self.task}),
+            **({"labels": list(self.labels)} if self.labels else {}),
         }
 
     @classmethod
@@ -341,6 +359,7 @@ class Schema:
             None if note["extractor"] is None else Extractor(**note["extractor"]),
             note.get("weight"),
             note.get("task"),
+            tuple(note.get("labels", ())),
         )
 
     @cached_property
@@ -370,7 +389,7 @@ class Schema:
         elif self.extractor is not None or other.extractor is not None:
             rows = ("features of images", "columns of a table")
             phrases.append("its rows are {}, there {}".format(*(rows if self.extractor else rows[::-1])))
-        for key in ("label", "classes", "weight", "task"):
+        for key in ("label", "labels", "classes", "weight", "task"):
             if getattr(self, key) != getattr(other, key):
                 phrases.append(f"{key} is {getattr(self, key)!r}, there {getattr(other, key)!r}")
         return sorted(phrases) or ["the columns are in another order"]
@@ -389,9 +408,9 @@ class Schema:
         """
         there = [str(name) for name in names]
         wanted = [column.name for column in self.used]
-        for name, needed in ((self.label, labelled), (self.weight, weighted)):
-            wanted += [name] if needed and name is not None else []
-        known = {column.name for column in self.columns} | {self.label, self.client, self.weight}
+        wanted += [name for name in self.label_columns if labelled]
+        wanted += [self.weight] if weighted and self.weight is not None else []
+        known = {column.name for column in self.columns} | {*self.label_columns, self.client, self.weight}
         strange = [name for name in there if name not in known]
         problems = []
         twice = sorted({name for name in there if there.count(name) > 1})

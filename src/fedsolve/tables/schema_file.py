@@ -33,6 +33,7 @@ _HEAD = """\
 # absent:    what else stands for an empty cell in this column, such as "?" or "-999". signs: what may stand
 #            around a number and is left out, such as "<" or "%".
 # task:      "regression" where the labels are numbers to predict; classes are listed under classes.
+# labels:    instead of label, the columns of several labels a row, each 0 or 1: ["edema", "effusion"].
 # unit:      for people; sites must agree on it. A remark after # says what was noticed in the file.
 """
 
@@ -41,10 +42,11 @@ def to_toml(schema: Schema) -> str:
     """The schema as a file, remarks as comments."""
     lines = [_HEAD]
     for key in ("label", "client", "weight", "task"):
-        if getattr(schema, key) is not None:
+        if getattr(schema, key) is not None and not (key == "task" and schema.labels):
             lines.append(f"{key} = {_text(getattr(schema, key))}")
-    if schema.classes:
-        lines.append(f"classes = {_value(list(schema.classes))}")
+    for key in ("classes", "labels"):
+        if getattr(schema, key):
+            lines.append(f"{key} = {_value(list(getattr(schema, key)))}")
     if schema.extractor is not None:
         lines += ["", "[extractor]"]
         for key in ("address", "weights", "width"):
@@ -109,7 +111,14 @@ def from_toml(text: str) -> Schema:
     return _from_text(text.encode())
 
 
-_TOP = {"label": str, "client": str, "weight": str, "task": str, "classes": tuple[Any, ...]}
+_TOP = {
+    "label": str,
+    "client": str,
+    "weight": str,
+    "task": str,
+    "classes": tuple[Any, ...],
+    "labels": tuple[str, ...],
+}
 
 
 def _from_text(text: bytes) -> Schema:

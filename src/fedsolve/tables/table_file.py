@@ -21,7 +21,7 @@ import numpy as np
 
 from fedsolve.arrays import Array, check_arrays
 from fedsolve.errors import DataError, damaged, did_you_mean, naming
-from fedsolve.labels import labels_like, plain_labels, spelled_labels
+from fedsolve.labels import label_matrix, labels_like, plain_labels, spelled_labels
 from fedsolve.tables.csv_text import PLAIN, Dialect, TextSource, is_empty, read_start
 from fedsolve.tables.encoder import MISSING, Faults, category_text, encode
 from fedsolve.tables.npz import PARTS, TrainOrTest, open_npz, read_npz
@@ -43,6 +43,7 @@ class ColumnLayout(Dialect):
 
     features_key, labels_key: arrays of an npz; found by their usual names when None.
     label:  label column of a csv or parquet file, by name or by position (from 0; -1 is the last).
+    labels: instead, names of several labels a row with commas between: columns, or those of an npz matrix.
     client: column or npz array that says who owns each row.
     drop:   columns to leave out.
     """
@@ -50,8 +51,17 @@ class ColumnLayout(Dialect):
     features_key: str | None = None
     labels_key: str | None = None
     label: str | None = None
+    labels: str | None = None
     client: str | None = None
     drop: tuple[str, ...] = ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of several labels a row."""
+        names = tuple(name.strip() for name in (self.labels or "").split(",") if name.strip())
+        if self.label is not None and names:
+            raise DataError("a row has one label (--label), or several (--labels); leave out one of them.")
+        return names
 
 
 @dataclass(frozen=True)
@@ -350,7 +360,8 @@ def _npz_table(
     keys = (layout.features_key, layout.labels_key)
     features, labels, owners = read_npz(path, part, labelled, *keys, layout.client if owned else None)
     if labels is not None:
-        labels = _one_each(labels)
+        names = layout.label_names
+        labels = label_matrix(np.asarray(labels), names) if names else _one_each(labels)
     return Table(features, labels, _owner_names(owners, len(features)), str(path))
 
 
@@ -372,12 +383,14 @@ def _file_table(
         schema, places = _plain_schema(file.names, layout, labelled, roles["client"], width)
     else:
         for what in ("label", "client"):
-            if roles[what] and getattr(schema, what) is None:
+            if roles[what] and not (getattr(schema, what) or (what == "label" and schema.labels)):
                 raise DataError(f'the schema names no {what} column. Add {what} = "NAME" to it.')
         schema.check_columns(file.names, labelled, extra, roles["weight"] and schema.weight is not None)
         places = {name: place for place, name in enumerate(file.names)}
     filled = {what: getattr(schema, what) for what, wanted in roles.items() if wanted}
     filled = {what: name for what, name in filled.items() if name is not None}
+    several = schema.labels if labelled else ()
+    filled |= {f"labels.{name}": name for name in several}
     absent = [name for name in (filled.get("client"), *keep) if name and name not in file.names]
     if absent:
         raise DataError(f"no column is called {', '.join(map(repr, absent))}.")
@@ -395,7 +408,10 @@ def _file_table(
         kept = {name: _as_it_is(cells.column(name).to_numpy()) for name in keep}
         faults.check()
         labels, owners, weights = (found.get(what) for what in ("label", "client", "weight"))
-        if labels is not None:
+        if several:
+            columns = [_as_number(found[f"labels.{name}"], name) for name in several]
+            labels = label_matrix(np.column_stack(columns), several)
+        elif labels is not None:
             labels = _labels(file, schema, described, labels)
         if weights is not None:
             what = f"column '{schema.weight}' of weights"
@@ -428,6 +444,17 @@ def _filled(cells: Any, name: str, described: bool, faults: Faults) -> Array:
     texts = np.array([known[value] for value in values.tolist()], dtype=str)
     faults.empty(name, np.flatnonzero(np.isin(texts, [text for text in known.values() if is_empty(text)])))
     return texts
+
+
+def _as_number(values: Array, name: str) -> Array:
+    """The cells of one of several labels as numbers; true and false are 1 and 0."""
+    found = values if values.dtype.kind in "iufb" else spelled_labels(np.char.capitalize(values.astype(str)))
+    if found.dtype.kind == "U":
+        wrong = next(
+            text for text in values.tolist() if spelled_labels([text.capitalize()]).dtype.kind == "U"
+        )
+        raise DataError(f"label '{name}' is {wrong!r} in a row; each of several labels is 0 or 1.")
+    return found.astype(np.float64)
 
 
 def _labels(file: TableFile, schema: Schema, described: bool, labels: Array) -> Array:
@@ -478,11 +505,11 @@ def _plain_schema(
             left.remove(dropped)
     if not left:
         raise DataError(f"no feature columns are left of {', '.join(map(repr, names))}.")
-    label = label_place(names, left, layout.label, labelled)
+    several = [column_position(names, name, "label column") for name in layout.label_names]
+    label = None if several else label_place(names, left, layout.label, labelled)
     if layout.label is None and not labelled and len(left) == width:
         label = None
-    if label is not None:
-        left.remove(label)
+    left = [place for place in left if place != label and place not in several]
     unnamed = [place for place in left if not names[place].strip()]
     if unnamed:
         raise DataError(
@@ -496,8 +523,8 @@ def _plain_schema(
         )
     if not left:
         raise DataError("0 columns are left for features; name the label column, or leave out fewer.")
-    label = label if labelled else None
-    used = [*left, *(place for place in (label, client) if place is not None)]
+    label, several = (label, several) if labelled else (None, [])
+    used = [*left, *several, *(place for place in (label, client) if place is not None)]
     named = [names[place] for place in used]
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:
@@ -508,7 +535,8 @@ def _plain_schema(
     columns = [Column(names[place], missing="refuse") for place in left]
     columns += [Column(name, "unused") for name in dict.fromkeys(names) if name not in named]
     owner, outcome = (None if place is None else names[place] for place in (client, label))
-    return Schema(tuple(columns), outcome, (), owner), dict(zip(named, used, strict=True))
+    labels = tuple(names[place] for place in several)
+    return Schema(tuple(columns), outcome, (), owner, labels=labels), dict(zip(named, used, strict=True))
 
 
 def label_place(
