@@ -4,9 +4,9 @@ Each line is a method of `fedsolve methods`, what it is compared with (formulas 
 scikit-learn, statsmodels or lifelines), the largest difference that the comparisons of its test found, and
 the command that runs this test alone; a test that fails ends the command with 1.
 
-    python -m benchmarks.agreement --outside --pfllib DIR --fedsol DIR --flower
+    python -m benchmarks.agreement --outside DIR
 
-runs methods beside other people's code, of which a copy lies in DIR (`benchmarks.agreement_outside`). What
+runs methods beside other people's code, of which checkouts lie in DIR (`benchmarks.agreement_outside`). What
 differs by convention is in docs/agreement.md.
 """
 
@@ -16,10 +16,10 @@ import argparse
 import contextlib
 import functools
 import io
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +171,9 @@ def measure(key: str) -> dict[str, Any]:
         words = [where, *(["-k", only] if only else []), "-q", "-p", "no:xdist", "-W", "ignore"]
         code = pytest.main(words, plugins=[recorder])
     command = f"pytest {where}" + (f' -k "{only}"' if only else "")
-    if code != 0 or not recorder.passed:
-        recorder.failed = recorder.failed or [f"{where}: pytest ended with {int(code)}"]
+    if code != 0 or not recorder.found:
+        seen = f"pytest ended with {int(code)}" if code else "its test compares by none of the names here"
+        recorder.failed = recorder.failed or [f"{where}: {seen}"]
     line = {"method": key, "oracle": oracle, "command": command, "comparisons": len(recorder.found)}
     # A test may also show that something else is far away; such numbers are above what any test allows.
     near = [value for value in recorder.found if value < 1e-3]
@@ -191,20 +192,19 @@ def lines(only: list[str]) -> Iterator[dict[str, Any]]:
         yield measure(key)
 
 
-def outside(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Lines of comparisons with other people's code, of which a copy lies in a folder."""
-    from benchmarks import agreement_outside as others
+def outside(folder: Path) -> Iterator[dict[str, Any]]:
+    """Lines of comparisons with other people's code, of which checkouts lie in a folder."""
+    from benchmarks.agreement_outside import SOURCES
 
-    found: list[tuple[str, Iterator[tuple[str, str, float]]]] = []
-    if given.pfllib:
-        found.append(("--pfllib", others.compare(Path(given.pfllib))))
-    if given.fedsol:
-        found.append(("--fedsol", others.compare_fedsol(Path(given.fedsol))))
-    if given.flower:
-        found.append(("--flower", others.compare_flower()))
-    for flag, compared in found:
-        for key, matched, value in compared:
-            command = f"python -m benchmarks.agreement {flag}{'' if flag == '--flower' else ' DIR'}"
+    here = [name for name in SOURCES if (folder / name).is_dir() or (name == "flwr" and find_spec(name))]
+    lacking = ", ".join(name for name in SOURCES if name not in here)
+    if lacking:
+        print(f"Not compared, as there is no checkout of it in {folder}: {lacking}.", file=sys.stderr)
+    path = list(sys.path)
+    for name in here:
+        sys.path[:] = path
+        for key, matched, value in SOURCES[name](folder / name):
+            command = f"python -m benchmarks.agreement --outside DIR, with {name} in DIR"
             yield {"method": key, "oracle": matched, "command": command, "difference": value, "failed": []}
 
 
@@ -213,17 +213,14 @@ def main(words: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", default=[], metavar="KEY", choices=sorted(ORACLES))
-    parser.add_argument("--pfllib", metavar="DIR", help="a checkout of TsingZ0/PFLlib to compare with")
-    parser.add_argument("--fedsol", metavar="DIR", help="a checkout of Lee-Gihun/FedSOL to compare with")
-    parser.add_argument("--flower", action="store_true", help="compare with the strategies of flwr")
-    parser.add_argument("--outside", action="store_true", help="only with other people's code")
+    parser.add_argument("--outside", metavar="DIR", type=Path, help="compare with the checkouts in DIR")
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args(words)
     table = []
     print("| method | oracle | difference | command |\n|---|---|---|---|")
-    for line in itertools.chain(() if given.outside else lines(given.only), outside(given)):
+    for line in outside(given.outside) if given.outside else lines(given.only):
         table.append(line)
-        seen = "exact" if line["difference"] in (0.0, None) else f"{line['difference']:.0e}"
+        seen = f"{line['difference']:.0e}" if line["difference"] else "exact"
         shown = "**failed**" if line["failed"] else seen
         print(f"| {line['method']} | {line['oracle']} | {shown} | `{line['command']}` |", flush=True)
     if given.json:

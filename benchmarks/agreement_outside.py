@@ -1,19 +1,24 @@
 """Methods beside other people's code, which is no part of this repository: float64, the same batches.
 
-`python -m benchmarks.agreement --outside --pfllib DIR --fedsol DIR --flower`, the folders being checkouts of
-TsingZ0/PFLlib and Lee-Gihun/FedSOL. Their clients train on the batches that fedsolve plans, and their own
-code sums. Every line says whose code it is and what had to be matched.
+`python -m benchmarks.agreement --outside DIR`, where DIR holds checkouts of `SOURCES` (TsingZ0/PFLlib,
+KarhouTam/FL-bench, Lee-Gihun/FedSOL, MediaBrain-SJTU/FedDisco, ChanglongShi/FedAWA, Divyansh03/FedFisher);
+flwr is compared where it is installed, and FedFisher's code needs the package nngeometry. Every line says
+whose code it is and what had to be matched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import io
+import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,9 +27,13 @@ from torch import nn
 from fedsolve.federation.local import LocalFederation
 from fedsolve.gradient import (
     FedAvg,
+    FedAWA,
     FedBABU,
     FedBN,
     FedDBE,
+    FedDisco,
+    FedFisher,
+    FedLC,
     FedNova,
     FedOpt,
     FedPer,
@@ -37,6 +46,7 @@ from fedsolve.gradient import (
 from fedsolve.gradient.batches import plan_batches
 
 WIDTH, HIDDEN, CLASSES, CLIENTS, ROWS = 6, 5, 3, 4, 12
+UNEVEN = (4, 8, 12, 16)
 SHARED: dict[str, Any] = {
     "precision": "float64",
     "rate": 0.1,
@@ -52,11 +62,11 @@ class Split(nn.Module):
     def __init__(self, normalised: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.base = nn.Sequential(nn.Linear(WIDTH, HIDDEN))
+        self.base = nn.Sequential(nn.Linear(WIDTH, HIDDEN, dtype=torch.float32))
         if normalised:
             self.base.add_module("bn", nn.BatchNorm1d(HIDDEN))
         self.base.add_module("act", nn.ReLU())
-        self.head = nn.Linear(HIDDEN, CLASSES)
+        self.head = nn.Linear(HIDDEN, CLASSES, dtype=torch.float32)
         self.double()
 
     def forward(self, inputs: Any) -> Any:
@@ -89,6 +99,54 @@ def far(found: Any, expected: nn.Module | dict[str, Any], only: str = "") -> flo
     theirs = expected if isinstance(expected, dict) else dict(expected.named_parameters())
     pairs = [(found[name], theirs[name].detach()) for name in theirs if name.startswith(only)]
     return max(float(np.abs(np.asarray(one) - other.numpy()).max()) for one, other in pairs)
+
+
+@contextlib.contextmanager
+def borrowed(folder: Path, *stubs: str) -> Iterator[Callable[[str], Any]]:
+    """Import modules of a checkout in float64 and in silence; stubs stand for what is not needed of them."""
+    own = {path.stem for path in folder.iterdir()} | {stub.partition(".")[0] for stub in stubs}
+
+    def taken_out() -> dict[str, Any]:
+        return {n: sys.modules.pop(n) for n in list(sys.modules) if n.partition(".")[0] in own}
+
+    kept, path = taken_out(), list(sys.path)
+    sys.path.insert(0, str(folder))
+    sys.modules.update({stub: mock.MagicMock() for stub in stubs})
+    torch.set_default_dtype(torch.float64)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield importlib.import_module
+    finally:
+        torch.set_default_dtype(torch.float32)
+        sys.path[:] = path
+        taken_out()
+        sys.modules.update(kept)
+
+
+def trained(
+    method: Any, weights: Mapping[str, Any], number: int, sizes: Sequence[int], loss: Any = None
+) -> dict[str, nn.Module]:
+    """Every client's network after its local steps from these weights; `loss(client, logits, labels)`."""
+    found: dict[str, nn.Module] = {}
+    for client, (features, labels) in _tensors(sizes).items():
+        found[client] = local = Split()
+        local.load_state_dict(weights)
+        optimiser = torch.optim.SGD(local.parameters(), lr=method.rate, momentum=method.momentum)
+        for batch in plan_batches(method, len(labels), number, client, 1):
+            optimiser.zero_grad()
+            logits, true = local(features[batch]), labels[batch]
+            (loss(client, logits, true) if loss else nn.functional.cross_entropy(logits, true)).backward()
+            optimiser.step()
+    return found
+
+
+def mixed(models: Mapping[str, nn.Module], shares: Sequence[float]) -> dict[str, Any]:
+    """The mean of networks by shares."""
+    states = [model.state_dict() for model in models.values()]
+    return {
+        name: sum(share * state[name] for share, state in zip(shares, states, strict=True))
+        for name in states[0]
+    }
 
 
 class PFLlib:
@@ -290,6 +348,135 @@ def compare(folder: Path) -> Iterator[tuple[str, str, float]]:
     found = [far(model.personal(n).weights, c.model) for n, c in zip(names, clients, strict=True)]
     yield "fedproto", "PFLlib: prototypes after training (theirs are those met while training)", max(found)
 
+    yield from _compare_fedlc(outside)
+
+
+def _compare_fedlc(outside: PFLlib) -> Iterator[tuple[str, str, float]]:
+    method: Any = FedLC(network=Split(), calibration=2.0, **SHARED)
+    found, rows = method.fit(federation()).weights, list(_tensors().values())
+    base = importlib.import_module("flcore.clients.clientbase").Client
+    server = importlib.import_module("flcore.servers.serverlc").FedLC
+    torch.set_default_dtype(torch.float64)
+    for alone, matched in ((False, "nothing"), (True, "its server counts the classes of each client alone")):
+        with mock.patch.object(base, "load_train_data", lambda self, *_: [rows[self.id]]):
+            clients = outside.clients("clientlc", "clientLC", Split())
+        base_server = server.__mro__[1]
+        for some in [[client] for client in clients] if alone else [clients]:
+            named = {"clients": some, "join_ratio": 1, "num_clients": len(some)}
+            with (
+                mock.patch.object(base_server, "__init__", lambda self, *_, n=named: vars(self).update(n)),
+                mock.patch.multiple(base_server, set_clients=mock.DEFAULT, set_slow_clients=mock.DEFAULT),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
+                server(outside.args(Split(), tau=2.0), 0)
+        mean = outside.rounds(method, clients, lambda c: c.model)
+        yield "fedlc", f"PFLlib: {matched}", far(found, mean)
+    torch.set_default_dtype(torch.float32)
+
+
+def compare_flbench(folder: Path) -> Iterator[tuple[str, str, float]]:
+    """The loss of FL-bench's FedLC, which counts a class that a client lacks as 1e-8 rows."""
+    method = FedLC(network=Split(), calibration=2.0, **SHARED)
+    rows = {client: labels for client, (_, labels) in _tensors(UNEVEN).items()}
+    bounds = np.cumsum((0, *UNEVEN))
+    with borrowed(folder, "src.client.fedavg") as read:
+        sys.modules["src.client.fedavg"].FedAvgClient = types.SimpleNamespace  # type: ignore[attr-defined]
+        theirs = read("src.client.fedlc").FedLCClient(
+            dataset=types.SimpleNamespace(targets=torch.cat(list(rows.values())), classes=range(CLASSES)),
+            data_indices=[{"train": range(*pair)} for pair in itertools.pairwise(bounds)],
+            device="cpu",
+            args=types.SimpleNamespace(fedlc=types.SimpleNamespace(tau=2.0)),
+        )
+
+        def loss(client: str, logits: Any, labels: Any) -> Any:
+            theirs.client_id = list(rows).index(client)
+            return theirs.criterion(logits, labels)
+
+        mean: Mapping[str, Any] = Split().state_dict()
+        for number in range(method.rounds):
+            mean = mixed(trained(method, mean, number, UNEVEN, loss), np.array(UNEVEN) / sum(UNEVEN))
+    yield "fedlc", "FL-bench: nothing", far(method.fit(federation(UNEVEN)).weights, dict(mean))
+
+
+def compare_feddisco(folder: Path) -> Iterator[tuple[str, str, float]]:
+    """The authors' shares, on FedAvg's local steps."""
+    method = FedDisco(network=Split(), discrepancy=0.5, offset=0.1, **SHARED)
+    with borrowed(folder) as read:
+        disco = read("disco")
+        counts = np.stack([np.bincount(y, minlength=CLASSES) for _, y in _tensors(UNEVEN).values()])
+        even = np.full(CLASSES, 1 / CLASSES)
+        away = disco.get_distribution_difference(counts, range(len(UNEVEN)), "kl", even)
+        shares = disco.disco_weight_adjusting(np.array(UNEVEN) / sum(UNEVEN), away, 0.5, 0.1)
+    mean: Mapping[str, Any] = Split().state_dict()
+    for number in range(method.rounds):
+        mean = mixed(trained(method, mean, number, UNEVEN), shares)
+    yield "feddisco", "authors: nothing", far(method.fit(federation(UNEVEN)).weights, dict(mean))
+
+
+def compare_fedawa(folder: Path) -> Iterator[tuple[str, str, float]]:
+    """The authors' server step: as it is, and with the shares after its last step."""
+    steps, names, args = 3, [name for name, _ in Split().named_parameters()], types.SimpleNamespace
+    method = FedAWA(network=Split(), server_start="raw", server_steps=steps, **SHARED)
+    found = method.fit(federation(UNEVEN)).weights
+    for behind in (True, False):
+        with borrowed(folder, "utils") as read:
+            server = read("server_funct")
+            mean: Mapping[str, Any] = Split().state_dict()
+            logits = torch.tensor(np.array(UNEVEN) / sum(UNEVEN))
+            for number in range(method.rounds):
+                models = trained(method, mean, number, UNEVEN)
+                flat = [{"flat_w": _flat(model.state_dict(), names)} for model in models.values()]
+                central = types.SimpleNamespace(model=mock.MagicMock())
+                central.model.get_param.return_value = {"flat_w": _flat(mean, names)}
+
+                # Their mean has the shares from before the last step: those after `steps` need one more.
+                own = {"server_optimizer": "adam", "reg_distance": "cos", "gamma": 1.0}
+                merged, after = (
+                    server.fedawa(args(server_epochs=count, **own), flat, None, central, 0, logits.clone())
+                    for count in (steps + (not behind), steps)
+                )
+                parts = torch.split(merged[0]["flat_w"].detach(), [mean[name].numel() for name in names])
+                logits = after[1]
+                mean = {n: part.reshape(mean[n].shape) for n, part in zip(names, parts, strict=True)}
+        said = "server_start='raw'" + ("" if behind else ", and shares after the last step")
+        yield "fedawa", f"authors: {said}", far(found, dict(mean))
+
+
+def _flat(weights: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return torch.cat([weights[name].detach().reshape(-1) for name in names])
+
+
+def compare_fedfisher(folder: Path) -> Iterator[tuple[str, str, float]]:
+    """The authors' local training and Fisher diagonal, their closed merge, and their iteration."""
+    method = FedFisher(network=Split(), **SHARED | {"rounds": 1, "momentum": 0.9})
+    stubs = "torchvision torchvision.utils kornia ot lapsolver tqdm data models algs.dense algs.pfnm"
+    shares, rows = np.array(UNEVEN) / sum(UNEVEN), _tensors(UNEVEN)
+    with borrowed(folder, *stubs.split()) as read:
+        training, merging = read("train_model"), read("run_one_shot_algs")
+        fisher = training.FIM
+        merging.quantize_layer = lambda values, *_: values
+        args = {"bs": 1, "eta": method.rate, "local_epochs": method.epochs, "augmentation": False}
+        args["device"] = "cpu"
+        local, diagonals = [], []
+        for share, (client, data) in zip(shares, rows.items(), strict=True):
+            whole = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), len(data[1]))
+            training.FIM = lambda w=whole, **named: fisher(**named | {"device": "cpu", "loader": w})
+            update = training.LocalUpdate(args, whole.dataset)
+            update.ldr_train = Epochs(data, [plan_batches(method, len(data[1]), 0, client, 1)])
+            weights, _, _, diagonal = update.train_and_compute_fisher(Split(), CLASSES)
+            local.append(weights.detach())
+            diagonals.append(diagonal * share)
+        given = (len(local[0]), len(local), shares, args, Split(), local, diagonals)
+        closed = merging.get_fisher_merge_model(*given)
+        # It keeps the step with the best validation score; here the last one.
+        merging.one_shot_fisher_diag.__globals__["test_img"] = mock.Mock(
+            side_effect=((number, 0.0) for number in range(1, 10**6))
+        )
+        iterated = merging.get_fisher_diag_model(*given, None)
+    found = method.fit(federation(UNEVEN)).weights
+    yield "fedfisher", "authors' Fisher diagonal and merge: no quantisation", far(found, closed)
+    yield "fedfisher", "authors' 1,901 steps of an iteration to the same optimum", far(found, iterated)
+
 
 def _statistics(model: nn.Module) -> dict[str, Any]:
     return {n: v for n, v in model.named_buffers() if not n.endswith("num_batches_tracked")}
@@ -329,7 +516,7 @@ def compare_fedsol(folder: Path) -> Iterator[tuple[str, str, float]]:
                 far(found, theirs),
             )
 
-    sizes = (4, 8, 12, 16)
+    sizes = UNEVEN
     method = FedNova(network=Split(), momentum=0.6, **SHARED)
     module = importlib.import_module("algorithms.fednova.Server")
     server = object.__new__(module.Server)
@@ -369,7 +556,7 @@ def _authors(trainer: Any, own: Any, method: Any, sizes: Sequence[int], merge: A
     return dict(model.named_parameters())
 
 
-def compare_flower() -> Iterator[tuple[str, str, float]]:
+def compare_flower(folder: Path | None = None) -> Iterator[tuple[str, str, float]]:
     """FedOpt beside Flower's strategies, on FedAvg's local steps."""
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
     from flwr.server import strategy as strategies
@@ -412,3 +599,15 @@ def compare_flower() -> Iterator[tuple[str, str, float]]:
 
 def _given(method: Any) -> dict[str, Any]:
     return {name: getattr(method, name) for name in method.parameters()}
+
+
+SOURCES: dict[str, Callable[[Path], Iterator[tuple[str, str, float]]]] = {
+    "PFLlib": compare,
+    "FL-bench": compare_flbench,
+    "FedSOL": compare_fedsol,
+    "FedDisco": compare_feddisco,
+    "FedAWA": compare_fedawa,
+    "FedFisher": compare_fedfisher,
+    "flwr": compare_flower,
+}
+"""By the folder of a checkout; flwr is compared as installed."""

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,14 @@ SETTING: dict[str, Any] = {
     "pixel_mean": "0.2860",
     "pixel_deviation": "0.3530",
 }
+AUTHORS = {"network": "mobilenet_v2:stock", "crop": 4, "last_batch": "drop"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "protocol": {},
+    # BatchNorm's statistics have momentum too (FedAvgM), the score is exact, and every client fills a batch.
+    "authors": AUTHORS | {"server_statistics": True, "feedback_sketch": 0},
+    "long": {"epochs": 15},
+}
+"""What a setting of the page changes."""
 WAYS = "processes:1,processes:12,mps:12,mps:16,processes:12/4"
 MODULE = "benchmarks.fashion_mnist"
 
@@ -62,6 +70,8 @@ def method_of(arm: str, rounds: int, seed: int, **changed: Any) -> Any:
     kind, own = HOSTS[host]
     feedback = {"feedback": choice, "feedback_first": True} if choice else {}
     named = {"rounds": rounds, "seed": seed}
+    known = {field.name for field in fields(kind)}
+    changed = {name: value for name, value in changed.items() if name in known}
     return kind(**(SETTING | named | own | feedback | changed))
 
 
@@ -93,9 +103,10 @@ def pixel_rows(folder: Path) -> tuple[Any, Any, Any, Any]:
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def federation_of(data: Data, seed: int, device: str = "cpu", workers: int = 1) -> Any:
+def federation_of(data: Data, seed: int, device: str = "cpu", workers: int = 1, authors: bool = False) -> Any:
     """The paper's clients, so many side by side: the partition follows the seed."""
-    owners = fs.partition.dirichlet(data.labels, CLIENTS, alpha=ALPHA, seed=seed)
+    more: dict[str, Any] = {"capped": True, "min_size": SETTING["batch"]} if authors else {}
+    owners = fs.partition.dirichlet(data.labels, CLIENTS, alpha=ALPHA, seed=seed, **more)
     return fs.LocalFederation.from_arrays(
         data.images, data.labels, owners, CLIENTS, workers=workers, device=device
     )
@@ -121,7 +132,7 @@ def run_arm(
     data: Data, arm: str, seed: int, place: Place, rounds: int, device: str, until: float, **changed: Any
 ) -> bool:
     """Train one arm, from its checkpoint if there is one, until `time.time()`; whether it is finished."""
-    federation = federation_of(data, seed, device, place.workers)
+    federation = federation_of(data, seed, device, place.workers, authors="last_batch" in changed)
     method = method_of(arm, rounds, seed, **changed)
     run = method.start(federation.describe())
     checkpoint = place.work / f"{stem(arm, seed)}.checkpoint"
@@ -203,7 +214,7 @@ def run_all(
 ) -> tuple[bool, bool]:
     """All runs in processes that share the GPU in this way; whether none failed, and whether MPS was used.
 
-    given: the command's arguments, of which data, rounds, device, network and limit count.
+    given: the command's arguments, of which data, rounds, device, setting, network and limit count.
     """
     place.make()
     jobs = []
@@ -211,7 +222,7 @@ def run_all(
         together = runs[first : first + way.threads]
         words = [str(given.data), "--out", str(place.out), "--work", str(place.work)]
         words += ["--until", f"{until:.1f}", "--workers", str(place.workers)]
-        for name in ("rounds", "device", "network", "limit"):
+        for name in ("rounds", "device", "setting", "network", "limit"):
             if getattr(given, name) is not None:
                 words += [f"--{name}", str(getattr(given, name))]
         words += ["--runs", ",".join(f"{arm}:{seed}" for arm, seed in together)]
@@ -336,6 +347,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--work", type=Path, help="folder for checkpoints and logs; that for results")
     parser.add_argument("--arm", action="append", choices=[*ARMS], help="only these; all of the protocol")
+    parser.add_argument("--setting", choices=[*SETTINGS], default="protocol", help="of the page")
     parser.add_argument("--seeds", default="0,1,2,3,4,5")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", default="auto")
@@ -367,7 +379,7 @@ def main(words: Sequence[str] | None = None) -> None:
     started = time.time()
     given = arguments(words)
     place = Place(given.out, given.work or given.out, given.workers)
-    changed = {} if given.network is None else {"network": given.network}
+    changed = SETTINGS[given.setting] | ({} if given.network is None else {"network": given.network})
     if given.runs is not None:
         runs = [(arm, int(seed)) for arm, _, seed in (run.rpartition(":") for run in given.runs.split(","))]
         data = load(given.data, given.limit)

@@ -16,6 +16,7 @@ import numpy as np
 
 ARMS = ("FedLC", "FedLC+lowest", "FedLC+highest")
 ARMS += tuple(f"FedAvgM-{form}{plus}" for form in ("classic", "damped") for plus in ("", "+lowest"))
+ARMS += ("FedAvgM-damped+highest",)
 """The arms of the protocol: a host, and what follows the plus says which layer feedback alignment takes."""
 
 CLAIMS = {"FedLC": 0.67, "FedAvgM-classic": 6.45, "FedAvgM-damped": 6.45}

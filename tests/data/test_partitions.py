@@ -79,6 +79,21 @@ def test_heterogeneity_follows_alpha() -> None:
     assert measured[-1] < 0.05
 
 
+def test_capped_clients_get_nothing_more_once_they_have_an_equal_share() -> None:
+    labels = np.repeat(np.arange(10), 300)
+    owners = partitions.dirichlet(labels, 20, alpha=0.3, seed=2, capped=True)
+    for client in range(20):
+        own = np.bincount(labels[owners == client], minlength=10)
+        held = np.cumsum(own)
+        # Classes are dealt in order: from the first one that fills the client on, there is nothing more.
+        full = np.flatnonzero(held >= len(labels) / 20)
+        assert not len(full) or not own[full[0] + 1 :].any()
+    free = partitions.dirichlet(labels, 20, alpha=0.3, seed=2)
+    assert np.bincount(owners).max() < np.bincount(free).max()
+    first = labels == 0
+    np.testing.assert_array_equal(owners[first], free[first])
+
+
 def test_dirichlet_shares_have_the_right_moments() -> None:
     """E[share] = 1/K and Var[share] = (1/K)(1 - 1/K) / (K alpha + 1)."""
     labels = np.zeros(20_000, dtype=int)

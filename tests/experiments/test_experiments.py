@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 import fedsolve as fs
 from fedsolve.closedform import laws
 from fedsolve.closedform.separability import class_sums, separability
+from fedsolve.data.datasets import cifar
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.errors import DataError, ModelFileError
 from fedsolve.experiments import runner
@@ -226,21 +230,46 @@ def test_the_documented_file_is_one(tmp_path: Path) -> None:
         assert f"`{axis}`" in page or axis.split("_")[-1] in ("csr", "ifs", "dm")
 
 
-def test_features_as_bytes_are_made_by_a_command(tmp_path: Path) -> None:
-    """The page's command, on digits and their pixels instead of CIFAR-10 and EfficientNet-Lite0."""
+def official_archive(root: Path) -> None:
+    """A few images in an archive as CIFAR-10 is distributed."""
+    rng = np.random.default_rng(0)
+    with tarfile.open(root / "cifar-10-python.tar.gz", "w:gz") as archive:
+
+        def add(name: str, contents: Any) -> None:
+            packed = pickle.dumps(contents, protocol=2)
+            entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            entry.size = len(packed)
+            archive.addfile(entry, io.BytesIO(packed))
+
+        for name in (*cifar.CIFAR10.train, cifar.CIFAR10.test):
+            labels = np.arange(20) % 10
+            images = rng.integers(0, 30, (20, 3072)) + labels[:, None] * np.arange(3072) % 225
+            add(name, {b"data": images.astype(np.uint8), b"labels": labels.tolist(), b"filenames": [b"x"]})
+        add("batches.meta", {b"label_names": [b"class %d" % number for number in range(10)]})
+
+
+@pytest.mark.parametrize(("address", "width"), [("digits", 64), ("cifar10", 192)])
+def test_features_as_bytes_are_made_by_a_command(
+    tmp_path: Path, address: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's command, on few images and their pixels instead of CIFAR-10 and EfficientNet-Lite0."""
+    official_archive(tmp_path)
+    spec = dataclasses.replace(cifar.CIFAR10, rows=(100, 20), digests={})
+    monkeypatch.setattr(cifar, "KNOWN", (spec.known,))
     page = (SHIPPED.parent / "docs" / "how-to-reproduce-a-table.md").read_text()
     assert "fedsolve features build cifar10 --data-root datasets --directions 512 --out " in page
-    file = tmp_path / "digits_bytes.npz"
-    words = ["features", "build", "digits", "--backbone", "pixels:8", "--store", tmp_path / "store"]
+    file = tmp_path / "bytes.npz"
+    words = ["features", "build", address, "--backbone", "pixels:8", "--store", tmp_path / "store"]
+    words += [] if address == "digits" else ["--data-root", tmp_path]
     refused(fedsolve(*words, "--directions", 16), 2, "--out FILE.npz")
     refused(fedsolve(*words, "--out", tmp_path / "some.csv"), 2, "npz")
-    refused(fedsolve(*words, "--directions", 65, "--out", file), 2, "in [1, 64]; got 65")
+    refused(fedsolve(*words, "--directions", width + 1, "--out", file), 2, f"in [1, {width}]; got")
     told = document(*words, "--directions", 16, "--out", file)
     assert told["out"] == str(file)
     stored = FeatureStore(tmp_path / "store").get(told["key"])
     train = np.asarray(stored.x_train, np.float64)
     directions = np.linalg.eigh(np.cov(train.T))[1][:, ::-1][:, :16]
-    rows = StoredRows(tmp_path)(DatasetSpec("d", "npz:digits_bytes.npz"), 0, lambda remark: None)
+    rows = StoredRows(tmp_path)(DatasetSpec("d", "npz:bytes.npz"), 0, lambda remark: None)
     exact = train @ directions
     # A direction's sign is of no matter, and a byte is off by half a step at most.
     error = np.minimum(np.abs(rows.x_train - exact).max(axis=0), np.abs(rows.x_train + exact).max(axis=0))
@@ -249,6 +278,14 @@ def test_features_as_bytes_are_made_by_a_command(tmp_path: Path) -> None:
     assert rows.x_test is not None
     assert len(rows.x_test) == len(stored.x_test)
     np.testing.assert_array_equal(rows.y_test, stored.y_test)
+    # Bytes cost no accuracy: AFL on the file is AFL on the projected features.
+    fits = [
+        fs.AFL(ridge=1.0).fit(fs.LocalFederation.from_arrays(x, rows.y_train, np.arange(len(x)) % 3))
+        for x in (rows.x_train, exact)
+    ]
+    scores = fits[0].score(rows.x_test, rows.y_test), fits[1].score(stored.x_test @ directions, stored.y_test)
+    assert scores[0] == pytest.approx(scores[1], abs=0.01)
+    assert scores[0] > 0.8
 
 
 # -- one cell --------------------------------------------------------------------------------------

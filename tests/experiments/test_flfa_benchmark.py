@@ -98,7 +98,15 @@ def test_arms_differ_in_host_and_feedback_alone() -> None:
     differs = {name: (plain[name], chosen[name]) for name in plain if plain[name] != chosen[name]}
     assert differs == {"feedback": (None, "lowest"), "feedback_first": (False, True)}
     assert (plain["crop"], plain["flip"], plain["pixel_mean"]) == (2, 0.5, "0.2860")
-    assert [method_of(arm, 60, 0).key for arm in ARMS] == ["fedlc"] * 3 + ["fedavgm"] * 4
+    assert [method_of(arm, 60, 0).key for arm in ARMS] == ["fedlc"] * 3 + ["fedavgm"] * 5
+    authors = method_of("FedAvgM-damped+highest", 100, 0, **fashion_mnist.SETTINGS["authors"])
+    assert (authors.network, authors.crop, authors.last_batch) == ("mobilenet_v2:stock", 4, "drop")
+    assert (authors.server_statistics, authors.server_momentum, authors.feedback) == (True, 0.1, "highest")
+    assert method_of("FedAvgM-damped", 60, 0, **fashion_mnist.SETTINGS["long"]).epochs == 15
+    labels = np.random.default_rng(0).integers(0, 10, 20_000)
+    data = Data(np.zeros((20_000, 4), np.uint8), labels, None, None)
+    sizes = [len(each.data) for each in fashion_mnist.federation_of(data, 0, authors=True).participants]
+    assert min(sizes) >= 64
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from fedsolve.experiments.run_folder import load_run
 from fedsolve.experiments.runner import run_experiment
 from fedsolve.experiments.sources import ExperimentRows, StoredRows
 from fedsolve.federation.method import Record
-from fedsolve.gradient import FedAvg
+from fedsolve.gradient import FLFA, FedAvg
 from fedsolve.gradient.alignment import representation
 from fedsolve.gradient.watch import Watch
 from tests.command import document
@@ -103,6 +103,20 @@ def cell_of(run: Any, method: str, seed: int = 0) -> dict[str, Any]:
 
 
 # -- cells -----------------------------------------------------------------------------------------
+
+
+def test_flfa_is_a_method_of_its_own(tmp_path: Path) -> None:
+    head = TEXT[: TEXT.index("[[method]]")].replace("[0, 1]", "[1]")
+    text = head + '[[method]]\nname = "FLFA"\nmethod = "flfa"\n[measure]\nscore = "tail"\n'
+    run_experiment(read_experiment(written(tmp_path, text)), tmp_path, lambda *_: ROWS, workers=1)
+    cell = cell_of(load_run(tmp_path / "aligned"), "FLFA", 1)
+    owners = fs.partition.dirichlet(ROWS.y_train, 4, 0.5, seed=1)
+    federation = fs.LocalFederation.from_arrays(ROWS.x_train, ROWS.y_train, owners, clients=4, workers=1)
+    method = FLFA(network="mlp:8,8", rounds=12, batch=16, rate=0.2, track="drift", seed=1)
+    model = method.fit(federation, follow=Watch(ROWS.x_test, ROWS.y_test))
+    seen = [record.metrics for record in model.history if record.kind == "train"]
+    assert cell["accuracy_per_round"] == [metrics["test_accuracy"] for metrics in seen]
+    assert any(metrics.get("feedback") for metrics in seen)
 
 
 def test_a_cell_holds_what_the_run_measured(run: Any) -> None:

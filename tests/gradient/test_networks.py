@@ -18,6 +18,7 @@ from fedsolve.gradient.networks import (
     as_inputs,
     batch_norms,
     build_network,
+    draws,
     features_of,
     float_buffers,
     float_parameters,
@@ -67,6 +68,7 @@ def same_bits(first: Any, second: Any) -> bool:
         ("cnn", 784, 10, 1_663_370),  # as McMahan et al. 2017 report
         ("mobilenet_v2", 3072, 10, 2_236_682),
         ("mobilenet_v2:gn", 3072, 10, 2_236_682),
+        ("mobilenet_v2:stock", 3072, 10, 2_236_682),
         ("resnet18", 3072, 10, 11_173_962),
         ("resnet18:gn", 3072, 10, 11_173_962),
         ("resnet50", 3072, 10, 23_520_842),
@@ -353,6 +355,21 @@ def test_double_precision_starts_from_the_same_numbers() -> None:
     assert same_bits(single.double(), double)
 
 
+def test_the_stock_network_has_the_strides_and_dropout_of_its_paper() -> None:
+    small, stock = (build_network(name, 3 * 64 * 64, 10) for name in ("mobilenet_v2", "mobilenet_v2:stock"))
+    strides = [part.stride[0] for part in stock.modules() if isinstance(part, nn.Conv2d)]
+    # Table 2 of the paper: the stem, and the first block of the stages of 24, 32, 64 and 160 channels.
+    chosen = [index for index, stride in enumerate(strides) if stride == 2]
+    assert chosen == [0, *(3 * block + 1 for block in (1, 3, 6, 13))]
+    assert [part.p for part in stock.modules() if isinstance(part, nn.Dropout)] == [0.2]
+    assert not any(isinstance(part, nn.Dropout) for part in small.modules())
+    for mine, theirs in zip(small.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    image = torch.randn(2, 3, 64, 64)
+    assert draws(stock, image)
+    assert not draws(small, image)
+
+
 # --- names
 
 
@@ -365,7 +382,7 @@ def test_double_precision_starts_from_the_same_numbers() -> None:
         ("", "unknown network ''"),
         ("resnet18:", "'' is no option of resnet18; there is resnet18 or resnet18:gn"),
         ("resnet18:ln", "'ln' is no option of resnet18; there is resnet18 or resnet18:gn"),
-        ("linear:4", "'4' is no option of linear; there is linear alone"),
+        ("linear:4", "'4' is no option of linear; there is linear"),
         ("mlp:", "network 'mlp:': give positive widths"),
         ("mlp:64,0", "network 'mlp:64,0': give positive widths"),
         ("mlp:64,wide", "such as mlp:256"),

@@ -11,7 +11,6 @@ import pytest
 
 from fedsolve.errors import DataError
 from fedsolve.gradient import FedAvg, FedBABU, FedBN, FedNova, FedPer, FedProto, FedRep, PerFedAvg
-from fedsolve.testing import check_method
 from tests.gradient import personal_checks as checks
 from tests.gradient import plain
 from tests.gradient.plain import CLASSES, WIDTH, far, rows
@@ -279,8 +278,3 @@ def test_what_has_no_base_is_refused() -> None:
     assert (
         FedPer(network="linear", rounds=1).fit(checks.small()).personal("client-1").predict(rows(3)[0]).shape
     )
-
-
-@pytest.mark.parametrize("kind", [FedBABU, FedBN, FedNova, FedPer, FedProto, FedRep, PerFedAvg])
-def test_the_laws_of_every_method(kind: Any) -> None:
-    assert len(check_method(kind)) > 5

@@ -7,7 +7,9 @@ so that whatever a client forgets to put in place shows.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +160,8 @@ def test_methods_from_outside_are_recorded_where_they_say_that_nothing_is_drawn_
         key = "tests.plain"
         tensors_only = True
 
+    page = (Path(__file__).parents[2] / "docs" / "how-to-own-method.md").read_text()
+    assert re.findall(r"`(\w+): ClassVar\[bool\] = True`", page) == ["tensors_only"]
     assert FedAvg(**SETTING).recordable
     assert Plain(**SETTING).recordable
     assert not Noisy(**SETTING).recordable

@@ -74,6 +74,8 @@ def same_bits(first, second) -> bool:
 def small(key: str):
     """A registered method with parameters that make it quick."""
     kind = registry.method_class(key)
+    if key == "fedbn":  # needs a network with BatchNorm
+        return kind.trial()
     names = {field.name for field in dataclasses.fields(kind)}
     values = {
         "layers": 2,

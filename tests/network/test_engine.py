@@ -19,6 +19,7 @@ from fedsolve.federation.encoding import encode_term
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.followers import hears
 from fedsolve.federation.messages import Term
+from fedsolve.gradient.fedbn import FedBN
 from fedsolve.network.answering import Answerer
 from fedsolve.network.expected import expected_layout
 from fedsolve.network.link import Reply
@@ -49,9 +50,7 @@ def federate(link: PretendedLink, **options) -> NetworkFederation:
 KEYS = [
     pytest.param(info.key, marks=[pytest.mark.slow] if info.key == "auto" else [])
     for info in registry.methods()
-    # Statistics need a schema, FedBN a network with BatchNorm.
-    if "statistics" not in registry.method_class(info.key).__module__
-    and info.key != "fedbn"
+    if "statistics" not in registry.method_class(info.key).__module__  # they need a schema
     and info.key != "private"  # its noise is never the same
 ]
 
@@ -79,7 +78,7 @@ def test_same_bits_as_in_one_process(sites, method):
 @pytest.mark.parametrize("key", KEYS)
 def test_every_method_gives_what_it_gives_in_one_process(sites, key):
     method = small(key)
-    federation = federate(PretendedLink(answerers(sites)))
+    federation = federate(PretendedLink(answerers(sites, networks=[FedBN.trial().network])))
     model, expected = method.fit(federation), method.fit(sites.local())
     # Clients of one process may be trained together, which rounds float32 differently.
     assert relative_difference(model, expected) <= 1e-6
@@ -215,8 +214,8 @@ def test_where_terms_are_unknown_two_that_contradict_each_other_stop_the_run(sit
 @pytest.mark.parametrize("key", KEYS)
 def test_the_server_knows_what_terms_look_like(sites, key):
     told = []
-    federation = federate(PretendedLink(answerers(sites)), tell=told.append)
-    small(key).fit(federation)
+    link = PretendedLink(answerers(sites, networks=[FedBN.trial().network]))
+    small(key).fit(federate(link, tell=told.append))
     assert not any("the first one only" in text for text in told)
 
 

@@ -39,25 +39,32 @@ def iid(labels: Any, clients: int, seed: int = 0, min_size: int = 0) -> Array:
     return _with_min_size(owners, clients, min_size, rng)
 
 
-def dirichlet(labels: Any, clients: int, alpha: float, seed: int = 0, min_size: int = 0) -> Array:
+def dirichlet(
+    labels: Any, clients: int, alpha: float, seed: int = 0, min_size: int = 0, capped: bool = False
+) -> Array:
     """Latent Dirichlet allocation (NIID-1): each class is spread by its own Dirichlet(alpha) draw.
 
     The draw is made in log space, so that it neither underflows nor loops at any alpha > 0;
-    small alpha puts nearly all of a class on one client.
+    small alpha puts nearly all of a class on one client. capped: whoever has its equal share of all rows
+    gets nothing of the classes that follow, as in NIID-Bench.
     """
     labels = _checked(labels, clients, min_size)
     if not (np.isfinite(alpha) and alpha > 0):
         raise DataError(f"alpha must be a finite number > 0; got {alpha!r}.")
     rng = named_rng(seed, "dirichlet")
     owners = np.empty(len(labels), dtype=np.int64)
+    sizes = np.zeros(clients)
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
         # log Gamma(alpha) variate = log Gamma(alpha + 1) variate + log(uniform) / alpha
         logs = np.log(rng.gamma(alpha + 1.0, size=clients)) - rng.exponential(size=clients) / alpha
+        if capped:
+            logs = np.where(sizes * clients < len(labels), logs, -np.inf)
         shares = np.exp(logs - logs.max())
         bounds = np.rint(np.cumsum(shares / shares.sum()) * len(rows)).astype(np.int64)
         bounds[-1] = len(rows)
         owners[rows] = np.searchsorted(bounds, np.arange(len(rows)), side="right")
+        sizes += np.bincount(owners[rows], minlength=clients)
     return _with_min_size(owners, clients, min_size, rng)
 
 

@@ -174,13 +174,14 @@ def _partitions(tables: list[tuple[Any, str]], datasets: Sequence[str]) -> tuple
             needed.append("clients")
         if own is not None:
             known[own] = {"column": str, "alpha": float}.get(own, AtLeast1)
+            known |= {"capped": bool} if own == "alpha" else {}
             needed.append(own)
         given = typed(values, where, known, needed)
         _check_datasets(given, datasets, where)
         if own == "alpha" and given["alpha"] <= 0:
             raise DataError(f"'alpha' in {where} must be positive; got {given['alpha']}.")
         options: Keys = {} if kind == "column" else {"min_size": given.get("min_size", 0)}
-        options |= {} if own is None else {own: given[own]}
+        options |= {name: given[name] for name in (own, "capped") if name in given}
         specs.append(
             PartitionSpec(
                 given.get("name", ""), kind, given.get("clients", 0), options, given.get("datasets")

@@ -82,7 +82,7 @@ class GradientMethod(Method[GradientModel]):
     network: str = parameter(
         "linear",
         "On features: linear, mlp:256, mlp:512,128. On images: cnn, mobilenet_v2, resnet18, resnet50, with "
-        "GroupNorm resnet18:gn. Your own: package.module:function.",
+        "GroupNorm resnet18:gn, unchanged mobilenet_v2:stock. Your own: package.module:function.",
         metavar="NAME",
     )
     rounds: int = parameter(100, "Times that weights travel.", least=1)

@@ -4,6 +4,7 @@
     mlp, mlp:512,128        hidden layers with ReLU (256 when no widths are given), torch's initial weights
     cnn                     two 5x5 convolutions and two linear layers, no normalisation
     mobilenet_v2, resnet18, resnet50, each also with GroupNorm: resnet18:gn
+    mobilenet_v2:stock      with the strides and the dropout of the network for 224 px
     package.module:factory  a function of (features, outputs) that returns a module
     custom:DIGEST           a module given to `register_network`
 
@@ -263,7 +264,7 @@ def float_buffers(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _known() -> tuple[str, ...]:
-    return (*NETWORKS, *(f"{name}:gn" for name in NORMALISED))
+    return (*NETWORKS, *(f"{name}:gn" for name in NORMALISED), "mobilenet_v2:stock")
 
 
 def _parsed(name: str) -> tuple[str, str | None]:
@@ -279,9 +280,8 @@ def _parsed(name: str) -> tuple[str, str | None]:
         hidden_widths(option)
         return kind, option
     if kind in NETWORKS:
-        choices = (None, "gn") if kind in NORMALISED else (None,)
-        if option not in choices:
-            offered = f"{kind} or {kind}:gn (GroupNorm)" if kind in NORMALISED else f"{kind} alone"
+        if option is not None and name not in _known():
+            offered = " or ".join(known for known in _known() if known.partition(":")[0] == kind)
             raise DataError(f"network '{name}': '{rest}' is no option of {kind}; there is {offered}.")
         return kind, option
     named = kind == custom.PREFIX or all(part.isidentifier() for part in [*kind.split("."), rest])
@@ -305,7 +305,8 @@ def _image_network(
     if kind == "mobilenet_v2":
         from fedsolve.gradient.networks.mobilenet import MobileNetV2
 
-        return made(lambda: MobileNetV2(shape[0], outputs, grouped=grouped), "small head", seed)
+        stock = option == "stock"
+        return made(lambda: MobileNetV2(shape[0], outputs, grouped=grouped, stock=stock), "small head", seed)
     from fedsolve.gradient.networks import resnet
 
     make = resnet.resnet18 if kind == "resnet18" else resnet.resnet50

@@ -1,11 +1,11 @@
 """MobileNetV2 for small images.
 
 Sandler et al., "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018, width 1.0.
-Differences to the network for 224 px, chosen for 28 to 64 px:
+Differences to the network for 224 px, chosen for 28 to 64 px; `mobilenet_v2:stock` has only that of channels:
 
     strides     stem 1 (was 2); stages 1, 1, 2, 2, 1, 2, 1 (the second was 2): 32 px end as 4 x 4, 28 px too
     stem        as many input channels as the images have: 1 for gray, 3 for colour
-    dropout     none: the engine's oracles compare runs bit for bit
+    dropout     none (was 0.2 before the classifier)
 
 With colour and 10 classes 2,236,682 parameters, as many as the network for 224 px. Weights start as
 those of the original code bases: convolutions normal with variance 2 / fan_out, classifier normal
@@ -21,7 +21,7 @@ from fedsolve.gradient.networks.normalisation import RELU6, Normalisation, norma
 # Expansion, channels, blocks, stride of the first block.
 STAGES = (
     (1, 16, 1, 1),
-    (6, 24, 2, 1),
+    (6, 24, 2, 1),  # stock: 2
     (6, 32, 3, 2),
     (6, 64, 4, 2),
     (6, 96, 3, 1),
@@ -91,14 +91,15 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(nn.Module):
     """Images (rows, C, H, W) to logits. Layers: stem, blocks.0 to blocks.16, last, classifier."""
 
-    def __init__(self, channels: int, outputs: int, *, grouped: bool = False) -> None:
+    def __init__(self, channels: int, outputs: int, *, grouped: bool = False, stock: bool = False) -> None:
         super().__init__()
         normalised = normalisation(grouped, GROUPS)
-        self.stem = nn.Conv2d(channels, 32, 3, 1, 1, bias=False)
+        self.stem = nn.Conv2d(channels, 32, 3, 2 if stock else 1, 1, bias=False)
         self.stem_norm = normalised(32)
         blocks = []
         inputs = 32
-        for expansion, width, repeats, stride in STAGES:
+        for number, (expansion, width, repeats, own) in enumerate(STAGES):
+            stride = 2 if stock and number == 1 else own
             for index in range(repeats):
                 blocks.append(
                     InvertedResidual(inputs, width, expansion, stride if index == 0 else 1, normalised)
@@ -107,10 +108,11 @@ class MobileNetV2(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.last = nn.Conv2d(inputs, 1280, 1, bias=False)
         self.last_norm = normalised(1280)
+        self.dropout = nn.Dropout(0.2) if stock else nn.Identity()
         self.classifier = nn.Linear(1280, outputs)
 
     def forward(self, images: Tensor) -> Tensor:
         maps = self.stem_norm(self.stem(images), RELU6)
         maps = self.last_norm(self.last(self.blocks(maps)), RELU6)
-        logits: Tensor = self.classifier(maps.mean((2, 3)))
+        logits: Tensor = self.classifier(self.dropout(maps.mean((2, 3))))
         return logits
