@@ -54,12 +54,13 @@ _DTYPES = {
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file for the length of a block; a `ModelFileError` where another process has it.
+def locked(path: Path, what: str, wait: float = 0) -> Iterator[None]:
+    """Hold a lock file for the length of a block; a `ModelFileError` where another process has it, also after
+    `wait` seconds.
 
     The system releases the lock when a process ends, however it ends.
     """
-    lock = FileLock(path, timeout=0)
+    lock = FileLock(path, timeout=wait)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -115,7 +116,7 @@ def answerer(
     attend = None if site.plain else _secure_side(site, policy, output.note, lambda sent: diary.sent(sent))
     output.note(_PLAIN if attend is None else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
     ledger = Ledger(folder / "ledger")
-    budget = Budget(ledger.folder, ledger.row_key(), policy.epsilon_total, policy.delta_total)
+    budget = Budget(ledger.folder, ledger.row_key(), policy.epsilon_total, policy.delta_total, math.inf)
     guarding = PolicyGuard(policy, budget)
     guard = guarding.check_and_pay if attend is None else guarding.check
     if budget.limited or budget.spent:

@@ -3,8 +3,6 @@
 A client that helps to open totals keeps account of all that were opened, whoever asked and in whatever run:
 
 - one question per slot: a repeat gets the stored bytes, anything else a refusal;
-- an array is refused as too large for one limb once per request; then everything travels in two;
-- one layout per request and cohort, and its widened form;
 - one cohort per request: a straggler's term is not opened beside the total without it;
 - everybody is in a total who was asked, unless the client allows changes;
 - one list of a run's totals, which only grows, the same for all who open;
@@ -38,8 +36,8 @@ _MARK = b"\t"
 _DIGITS = 32
 
 _FACTS = ("used", "layout", "pinned", "refused", "noise", "withdrawn")
-"""By slot: request, question, bytes. By request and cohort: layout and its widened form. By run: its opening.
-By request: an array too large for one limb. By slot: shares of noise. By site: that it has left.
+"""By slot: request, question, bytes; shares of noise. By run: its opening. By site: that it has left.
+Layouts and what was refused stand in older ledgers.
 """
 
 
@@ -107,26 +105,6 @@ class Ledger:
         if self._know("pinned", run, opening) != [opening]:
             raise TermError(
                 "the opening of this run (method, parameters, classes) is not the one that it began with."
-            )
-
-    def refuse(self, request: str, array: str) -> None:
-        """Enter that a request was refused as too large for one limb, because of this array."""
-        self._know("refused", request, array)
-
-    def refused(self, request: str) -> str | None:
-        """The array for which this request was refused in one limb."""
-        return next(iter(self._facts["refused"].get(request, [])), None)
-
-    def lay_out(self, request: str, cohort: Sequence[str], layout: str, widened: str) -> None:
-        """Enter in which layout a request is answered; refused in another than that and its widened form.
-
-        Rounded in many ways, an answer would show more digits than one of them has.
-        """
-        name = hashlib.sha256(canonical_json([request, *cohort]).encode()).hexdigest()
-        if layout not in self._know("layout", name, layout, widened):
-            raise TermError(
-                "this question has been answered in another layout; it is answered in that one, or with all "
-                "arrays in two limbs."
             )
 
     def request_of(self, slot: str) -> str:

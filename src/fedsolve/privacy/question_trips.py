@@ -18,6 +18,7 @@ from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.federation.messages import Chain, Request
 from fedsolve.privacy.notes import Setup, as_array, committee, pack, signatures_needed, text, unpack
+from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.run_store import RunStore
 from fedsolve.privacy.secure_client import CHANNEL
 from fedsolve.privacy.witness import Evidence
@@ -54,7 +55,7 @@ class QuestionTrips:
         self._chain: Chain | None = None
         self._position, self._opening = 0, ""
         self.absorbs = False
-        self._found: tuple[str, dict[str, str]] = ("", {})
+        self._found: tuple[str, dict[str, Any]] = ("", {})
         kept = store.note("training") if resumed else None
         if kept is not None:
             self._training, self._signers = kept["training"], list(kept["signers"])
@@ -76,19 +77,29 @@ class QuestionTrips:
             self._evidence, self._taken = evidence, False
 
     def agreed(
-        self, request: Request, digest: str, chain: Chain, setup: Setup, clients: Sequence[str], prefers: str
+        self,
+        request: Request,
+        digest: str,
+        chain: Chain,
+        setup: Setup,
+        clients: Sequence[str],
+        prefers: str,
+        run: str,
+        layout: Layout,
     ) -> dict[str, Any]:
         """The signatures that go with a question; an error, by name, where too few sites agree to it."""
         if request.position:
             self._chain = chain
-        if self._found[0] == digest:  # agreed to before the server was stopped
-            return {"training": self._training, "cohort": sorted(clients), "signatures": self._found[1]}
+        if self._found[0] == digest and self._found[1]["run"] == run:  # before the server was stopped
+            return self._found[1]
+        layouts = sorted({layout.digest(), layout.widened().digest()})
+        about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
         if not self._signers:
             self._keep()
         needed = self._signatures or signatures_needed(len(clients), self._colluders)
         able = committee(clients, self._training, self._colluders)
         able = list(clients) if self._signatures else able
-        told = self._letter(request, digest, setup, clients, prefers)
+        told = self._letter(request, digest, setup, about, prefers)
         found: dict[str, str] = {}
         reasons: dict[str, str] = {}
         first = able if self._everybody else committee(able, self._training, self._colluders)[:needed]
@@ -111,21 +122,22 @@ class QuestionTrips:
                 f"{len(found)} of {len(clients)} sites agree to this question, {needed} must. {said}."
             )
         self.absorbs = absorbs
+        agreed = {**about, "training": self._training, "signatures": found}
         if absorbs:
             self._taken = True
             self._signers = self._signers or sorted(found)
             if request.position:
                 self._position, self._opening = request.position, chain.digests[1]
-            self._found = (digest, found)
+            self._found = (digest, agreed)
             self._keep()
-        return {"training": self._training, "cohort": sorted(clients), "signatures": found}
+        return agreed
 
     def _keep(self) -> None:
         kept = {"training": self._training, "signers": self._signers, "found": list(self._found)}
         self._store.keep_note("training", {**kept, "position": self._position, "opening": self._opening})
 
     def _letter(
-        self, request: Request, digest: str, setup: Setup, clients: Sequence[str], prefers: str
+        self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any], prefers: str
     ) -> bytes:
         chain = Chain() if self._chain is None else self._chain
         if self._recipe is None:
@@ -143,7 +155,7 @@ class QuestionTrips:
             "model": as_array(encode_request(model)),
         }
         note: dict[str, Any] = {
-            "cohort": sorted(clients),
+            **about,
             "training": {"name": self._training, "recipe": self._recipe, "prefers": prefers},
         }
         evidence = None if self.before(digest) is None else self._evidence

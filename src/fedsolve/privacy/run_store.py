@@ -3,7 +3,7 @@
     FOLDER/course.json           the run: its name, epoch and slot, its cohort, the totals opened, their sizes
     FOLDER/setup.safetensors     what the members sent in the setup, all of it public or sealed
     FOLDER/training.json         which training is under way, and which sites check its questions
-    FOLDER/seed.json             the seed that all clients drew, or how far that is
+    FOLDER/seed.json             the seed that all clients drew
     FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody has to open it
     FOLDER/census.safetensors    what shows the latest stage of the census
     FOLDER/evidence.safetensors  what shows the latest total to the sites that check questions

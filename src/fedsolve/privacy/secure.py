@@ -32,7 +32,7 @@ from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import labels_note
 from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
-from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed
+from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
 from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import (
@@ -51,6 +51,7 @@ from fedsolve.privacy.notes import (
 )
 from fedsolve.privacy.question_trips import QuestionTrips
 from fedsolve.privacy.ring import decode
+from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
@@ -214,18 +215,11 @@ class SecureFederation(Federation):
         if "seed" not in opening["parameters"]:
             return recipe
         self._attend()
-        about = about_opening(opening)
-        kept = self._store.note("seed")
-        if kept is None or kept.get("about") != about:
-            kept = {"about": about, "attempt": 0}
-        if "seed" not in kept:
-            self._store.keep_note("seed", kept)
-            try:
-                drawn = draw_seed(self._engine, self.clients, kept["attempt"], about, self.colluders)
-            except CohortError:
-                self._store.keep_note("seed", {**kept, "attempt": kept["attempt"] + 1})
-                raise
-            kept = {**kept, "seed": drawn}
+        about, kept = about_opening(opening), self._store.note("seed")
+        drawing = drawing_of(about, self.clients)
+        if kept is None or kept.get("drawing") != drawing:
+            drawn = draw_seed(self._engine, self.clients, about, self.colluders)
+            kept = {"drawing": drawing, "seed": drawn}
             self._store.keep_note("seed", kept)
         return with_seed(recipe, kept["seed"])
 
@@ -255,20 +249,27 @@ class SecureFederation(Federation):
             raise departed(gone, present)
         # Once for the whole exchange: who is there may change meanwhile.
         self._verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
-        if not self._verifies:
-            self._follow(request, chain)
-            return {}
-        digest = request_digest(_sent(request))
-        setup = self._trips.before(digest)
-        if setup is None:
-            self._follow(request, chain)
-            setup = self._keys().setup
-            return self._trips.agreed(request, digest, chain, setup, self.clients, self.prefers)
-        # The total before is shown under the keys that it was made with: a run that follows may have others.
-        self._attend()
-        agreed = self._trips.agreed(request, digest, chain, setup, self.clients, self.prefers)
         self._follow(request, chain)
-        return agreed
+        if not self._verifies:
+            return {}
+        self._attend()
+        self._store.keep(self._course)  # sites agree to a question of this very run
+        digest = request_digest(_sent(request))
+        # The total before is shown under the keys that it was made with: a run that follows has others.
+        setup = self._trips.before(digest) or self._keys().setup
+        try:
+            layout = self._layout(request, chain)
+        except Exception:  # what the sites say to such a question says more
+            layout = Layout(())
+        about = (self.clients, self.prefers, self._course.run, layout)
+        return self._trips.agreed(request, digest, chain, setup, *about)
+
+    def _layout(self, request: Request, chain: Chain) -> Layout:
+        """Where each array of an answer stands, in as few limbs as the totals before allow."""
+        known, clients = self._known, len(request.cohort)
+        return self._made_up.layout(
+            request, chain, known.exponents(clients), known.bounded(request.sizes(), clients)
+        )
 
     @property
     def verifies(self) -> bool:
@@ -292,10 +293,8 @@ class SecureFederation(Federation):
         """The request in a free slot, written down before anybody is asked."""
         server, slot = self._next_slot()
         cohort = tuple(name for name in sorted(request.cohort) if name in server.sharers)
-        known, clients = self._known, len(request.cohort)
-        exponents, bounded = known.exponents(clients), known.bounded(request.sizes(), clients)
-        layout = self._made_up.layout(request, chain, exponents, bounded)
-        if not narrow:
+        layout = self._layout(request, chain)
+        if not narrow or layout.digest() not in self._agreed.get("layouts", [layout.digest()]):
             layout = layout.widened()
         asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
         self._course.asked = asked
@@ -372,7 +371,7 @@ class SecureFederation(Federation):
             request = Request(CENSUS, 0, 0, server.sharers, note=stage.note())
             asked = self._asked_before(request)
             if asked is None:
-                slot, layout = self._next_slot()[1], stage.layout(spec.features)
+                slot, layout = self._next_slot()[1], stage.layout(spec.features, spec.outputs)
                 asked = course.asked = Asked(request_digest(_sent(request)), slot, server.sharers, layout)
                 self._store.keep(course)
             report = CohortReport.of(request, asked.cohort)
@@ -648,7 +647,7 @@ class SecureFederation(Federation):
         degree, threshold = degree_for(len(names), self.colluders, math.ceil(self.dropouts * len(names)))
         if not degree:
             return setup
-        circle = draw_seed(self._engine, names, 0, about_circle(setup), self.colluders)
+        circle = draw_seed(self._engine, names, about_circle(setup), self.colluders)
         return dataclasses.replace(setup, threshold=threshold, degree=degree, circle=circle)
 
     def _gathered(

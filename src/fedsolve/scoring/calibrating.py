@@ -46,7 +46,7 @@ from fedsolve.scoring.evaluation import tally_of
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
 from fedsolve.scoring.quality import Evaluation
 from fedsolve.scoring.residuals import EXCHANGES, SpreadRun
-from fedsolve.scoring.tallies import empty_tally, tally_from, tally_term
+from fedsolve.scoring.tallies import COUNTS, empty_tally, tally_from, tally_term
 
 LOSSES, TALLY = "calibrate", "calibrate-tally"
 
@@ -183,7 +183,7 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
     return found
 
 
-@step(TALLY, over_rows=True)
+@step(TALLY, over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of the rows held out, each by the model that was not trained on it."""
     whole, count = None, 0

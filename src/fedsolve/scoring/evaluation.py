@@ -15,7 +15,7 @@ from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.labels import encode_labels
 from fedsolve.scoring.quality import Evaluation
 from fedsolve.scoring.residuals import RegressionEvaluation, error_sums, origin_of
-from fedsolve.scoring.tallies import empty_tally, tally, tally_from, tally_term
+from fedsolve.scoring.tallies import COUNTS, empty_tally, tally, tally_from, tally_term
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -86,7 +86,7 @@ def about(
     return Request(kind, exchange, 0, clients, note=note, arrays=arrays)
 
 
-@step("tally", over_rows=True)
+@step("tally", over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of this client's rows."""
     from fedsolve.model import model_from_contents

@@ -283,7 +283,7 @@ def _grouped(data: ClientData, request: Request, memory: Memory) -> Iterator[tup
         yield (rows, group) if large[group].all() else (rows[large[group]], group[large[group]])
 
 
-@step(GROUPS)
+@step(GROUPS, counts=("groups",))
 def answer_groups(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows by group."""
     counts = np.zeros(len(request.note["groups"]))
@@ -292,7 +292,7 @@ def answer_groups(data: ClientData, request: Request, memory: Memory) -> Term:
     return Term({"groups": counts}, {"rows": len(data)})
 
 
-@step(SUMS)
+@step(SUMS, counts=("both", "gaps", "categories", "complete"))
 def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum z and sum z² by group; cross products, categories and gaps."""
     columns, large = _Columns(memory.chain, data.width), np.array(request.note["large"])
@@ -324,7 +324,7 @@ def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
     return Term(sums, {"rows": count})
 
 
-@step(COUNTS, over_rows=True)
+@step(COUNTS, over_rows=True, counts=("below", "patterns"))
 def answer_counts(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows at or below every edge (edges, numbers)."""
     edges, rows_told = request.arrays["edges"], max(int(request.note["rows"]), 6 * FEWEST_ROWS)

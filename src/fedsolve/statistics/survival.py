@@ -100,7 +100,7 @@ def check_cells(edges: Array, request: Request, groups: int = 1) -> None:
         raise DataError(f"{(len(edges) + 1) * groups} cells are more than {FEWEST_ROWS} rows each allow.")
 
 
-@step(CELLS, over_rows=True)
+@step(CELLS, over_rows=True, counts=("deaths", "censored"))
 def answer_cells(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows that die, and others that leave, in every cell of the grid, by group: (groups, cells).
 
