@@ -137,6 +137,7 @@ class Disclosure:
         self._now, self._next = Account.empty(), Account.empty()
         self._classes: Any = None
         self._widest = 0
+        self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._digests_of: tuple[ClientData, Array] | None = None
         self._shown: tuple[ClientData, Account, ClientData] | None = None
@@ -264,9 +265,11 @@ class Disclosure:
         self.check_known(data, cohort, by_class)
         if not base.size:
             base, self.told, self._widest, self._seen = Account.empty(data.width), 0.0, 0, set()
+            self._book.clear()
         base = dataclasses.replace(base, cohort=cohort)
         if stage.following(total) is None:
             return base
+        self._book.pop("times", None)  # with new rows, one grid does not tell what another lacks
         codes, classes, new = self._fresh(data, stage)
         cells, own = total.arrays["cells"], cell_counts(codes[new], self._hashes(data)[new], classes)
         # What was told before would be told of the new rows alone: they are as many as it takes, too.
@@ -356,7 +359,9 @@ class Disclosure:
                 )
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
             divided = np.asarray(account.left_out[:, 1].any(axis=0))
-            cells = RowCells(_codes(shown, self.classes), folds, counts, divided)
+            batches = account.rows["batch"][here].astype(np.int64)
+            told = (batches, self._book, self.limits)
+            cells = RowCells(_codes(shown, self.classes), folds, counts, divided, *told)
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 
@@ -482,7 +487,7 @@ class Disclosure:
             for name, array in one.arrays().items()
         }
         note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
-        note |= {"widest": self._widest, "classes": self._classes}
+        note |= {"widest": self._widest, "classes": self._classes, "book": self._book}
         note["accounts"] = [self._now.note(), self._next.note()]
         write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
 
@@ -490,7 +495,7 @@ class Disclosure:
         arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
         try:
             self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
-            self._widest, self._classes = note["widest"], note["classes"]
+            self._widest, self._classes, self._book = note["widest"], note["classes"], note.get("book", {})
             now, following = (
                 Account.of(with_prefix(arrays, f"{place}."), one)
                 for place, one in enumerate(note["accounts"])
