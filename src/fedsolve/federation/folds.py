@@ -119,12 +119,17 @@ class RowCells:
     """Where each row lies: (rows,) its class, its fold, and of how many folds.
 
     left_out: (features,) columns that are left out where a part of the cells is taken.
+    batches:  (rows,) the batch of arrival. book: what steps note of their questions, for the next ones, under
+              these limits. Of a part of the rows there is none.
     """
 
     codes: Array
     folds: Array
     counts: Array
     left_out: Array | None = None
+    batches: Array | None = None
+    book: dict[str, Any] | None = None
+    limits: Any = None
 
     @property
     def hashes(self) -> Array:

@@ -141,6 +141,7 @@ class Disclosure:
         self._now, self._next = Account.empty(), Account.empty()
         self._classes: Any = None
         self._widest = 0
+        self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._steps: dict[str, int] = {}
         self._digests_of: tuple[ClientData, Array] | None = None
@@ -275,9 +276,11 @@ class Disclosure:
         self.check_known(data, cohort, by_class)
         if not base.size:
             base, self.told, self._widest, self._seen = Account.empty(data.width), 0.0, 0, set()
+            self._book.clear()
         base = dataclasses.replace(base, cohort=cohort)
         if stage.following(total) is None:
             return base
+        self._book.pop("times", None)  # with new rows, one grid does not tell what another lacks
         codes, classes, new = self._fresh(data, stage)
         cells, own = total.arrays["cells"], cell_counts(codes[new], self._hashes(data)[new], classes)
         # What was told before would be told of the new rows alone: they are as many as it takes, too.
@@ -367,7 +370,9 @@ class Disclosure:
                 )
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
             divided = np.asarray(account.left_out[:, 1].any(axis=0))
-            cells = RowCells(_codes(shown, self.classes), folds, counts, divided)
+            batches = account.rows["batch"][here].astype(np.int64)
+            told = (batches, self._book, self.limits)
+            cells = RowCells(_codes(shown, self.classes), folds, counts, divided, *told)
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 
@@ -529,7 +534,7 @@ class Disclosure:
             for name, array in one.arrays().items()
         }
         note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
-        note |= {"widest": self._widest, "classes": self._classes, "steps": self._steps}
+        note |= {"widest": self._widest, "classes": self._classes, "steps": self._steps, "book": self._book}
         note["accounts"] = [self._now.note(), self._next.note()]
         write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
 
@@ -537,7 +542,7 @@ class Disclosure:
         arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
         try:
             self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
-            self._steps = note.get("steps", {})
+            self._steps, self._book = note.get("steps", {}), note.get("book", {})
             self._widest, self._classes = note["widest"], note["classes"]
             now, following = (
                 Account.of(with_prefix(arrays, f"{place}."), one)

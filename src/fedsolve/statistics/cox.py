@@ -27,7 +27,8 @@ from fedsolve.federation.method import Laws, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, Design, DesignRows, read, survey
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, Design, DesignRows, asked_plan, read, survey
+from fedsolve.statistics.hiding import check_grid
 from fedsolve.statistics.likelihood import LikelihoodMethod, Newton, check_categories
 from fedsolve.statistics.results import RegressionModel
 from fedsolve.statistics.survival import CELLS, check_cells, check_events, coarse, grid, times_of
@@ -264,6 +265,7 @@ def answer_baseline(data: ClientData, request: Request, memory: Memory) -> Term:
     """Sums of exp(x b) by cell of time, over all rows that leave in it and (Efron) over its deaths."""
     edges = request.arrays["edges"]
     check_cells(edges, request)
+    check_grid(data, asked_plan(memory.chain, data.width).outcome[0], "sums", edges)
     rows, time, event, eta, counts = _begun(data, request, memory)
     width, place = rows.x.shape[1], np.searchsorted(edges, time)
     upper, order = np.triu_indices(width), np.argsort(place, kind="stable")
