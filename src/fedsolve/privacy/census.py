@@ -191,14 +191,14 @@ def _differing(values: Array, known: Array) -> Array:
     """
     if not len(values):
         return np.zeros(values.shape[1])
-    ordered = np.sort(values, axis=0)  # NaN comes last
-    middle = ordered[np.minimum(known // 2, len(values) - 1), np.arange(values.shape[1])]
+    ordered = np.sort(np.ascontiguousarray(values.T), axis=1)  # NaN comes last
+    middle = ordered[np.arange(values.shape[1]), np.minimum(known // 2, len(values) - 1)]
     other = known - (values == middle).sum(axis=0)
-    most, length = np.maximum(known // 2, 1), len(values) // 2
-    while length > 1:  # where no value comes so often
-        most = np.where((ordered[: 1 - length] == ordered[length - 1 :]).any(axis=0), most, length - 1)
-        length //= 2
-    return np.where(2 * other < known, other, known - np.minimum(most, known))
+    most, length = np.maximum(known // 2, 1), 2
+    while length <= len(values) // 2 and (most >= length).any():  # where no value comes so often
+        often = (ordered[:, : 1 - length] == ordered[:, length - 1 :]).any(axis=1)
+        most, length = np.where(often, most, np.minimum(most, length - 1)), length + 1 + length // 4
+    return np.asarray(np.where(2 * other < known, other, known - np.minimum(most, known)))
 
 
 def few_columns(columns: Array, limits: Limits, sites: int) -> Array:

@@ -159,6 +159,7 @@ class SecureFederation(Federation):
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: dict[str, SecureClient] = {}
         self._verifies = False
+        self._laid_out: Layout | None = None
         self._store = RunStore(None if store is None else Path(store))
         self._lasting = lasting
         self._report = report or (lambda report: None)
@@ -250,6 +251,7 @@ class SecureFederation(Federation):
         # Once for the whole exchange: who is there may change meanwhile.
         self._verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
         self._follow(request, chain)
+        self._laid_out = None
         if not self._verifies:
             return {}
         self._attend()
@@ -258,10 +260,10 @@ class SecureFederation(Federation):
         # The total before is shown under the keys that it was made with: a run that follows has others.
         setup = self._trips.before(digest) or self._keys().setup
         try:
-            layout = self._layout(request, chain)
+            self._laid_out = self._layout(request, chain)
         except Exception:  # what the sites say to such a question says more
-            layout = Layout(())
-        about = (self.clients, self.prefers, self._course.run, layout)
+            self._laid_out = Layout(())
+        about = (self.clients, self.prefers, self._course.run, self._laid_out)
         return self._trips.agreed(request, digest, chain, setup, *about)
 
     def _layout(self, request: Request, chain: Chain) -> Layout:
@@ -293,7 +295,7 @@ class SecureFederation(Federation):
         """The request in a free slot, written down before anybody is asked."""
         server, slot = self._next_slot()
         cohort = tuple(name for name in sorted(request.cohort) if name in server.sharers)
-        layout = self._layout(request, chain)
+        layout = self._layout(request, chain) if self._laid_out is None else self._laid_out
         if not narrow or layout.digest() not in self._agreed.get("layouts", [layout.digest()]):
             layout = layout.widened()
         asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
