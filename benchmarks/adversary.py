@@ -9,7 +9,7 @@ told (rule 3 would end most of them soon).
 Which rows a total is about is not taken from the accounts of the sites: the steps of methods are watched. A
 total is a sum over rows, and a combination of totals weighs every row by whether it was in each of them. So
 the matrix (totals, rows) is reduced, and the fewest rows that a combination is about are counted, by class
-and with a flag set; and of every column of two values that a formula makes, the rows that have the rarer one. All
+and with a flag set; and of every column of two values that a formula makes, the rows with the rarer one. All
 noisy answers about a row must cost `epsilon_most` at most.
 """
 
@@ -222,8 +222,8 @@ class Adversary:
         statistics: list[Callable[[], Any]] = [
             lambda: fs.GLM(f"x1 ~ {some}", family="gaussian", weights=weights),
             lambda: fs.GLM(f"x3 ~ {some}", family="binomial"),
-            lambda: fs.Cox(some, time="x1", event=event),
-            lambda: fs.KaplanMeier("1", time="x1", event=event),
+            lambda: fs.Cox(f"Surv(x1, {event}) ~ {some}"),
+            lambda: fs.KaplanMeier(time="x1", event=event),
             fs.Describe,
         ]
         statistics[int(self.rng.integers(len(statistics)))]().fit(self.secure)
