@@ -12,12 +12,11 @@ import fedsolve as fs
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Request, Term
 from fedsolve.privacy.census import OFF
-from fedsolve.privacy.ledger import Ledger
+from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.notes import Setup, least_threshold, octets, unpack
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.secure_client import SecureClient, context_of, letter, opened_note, request_digest
 from fedsolve.privacy.unmasking import MaskedSum, Server
 

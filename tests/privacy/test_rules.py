@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedsolve as fs
-from fedsolve.privacy import rules
+from fedsolve.privacy import ledger as rules
 from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.ring import RingVector, encode
 from fedsolve.privacy.ring_layout import Layout

@@ -21,16 +21,15 @@ import hashlib
 import json
 import os
 import secrets as random_source
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsolve.container import canonical_json, read, write_atomically
 from fedsolve.errors import CohortError, ModelFileError, TermError
-from fedsolve.privacy import rules
-from fedsolve.privacy.rules import Opening
-
-__all__ = ["Ledger", "Opening"]
+from fedsolve.privacy.notes import LEAST_COHORT
 
 _MARK = b"\t"
 _DIGITS = 32
@@ -39,6 +38,15 @@ _FACTS = ("used", "layout", "pinned", "refused", "noise", "withdrawn")
 """By slot: request, question, bytes; shares of noise. By run: its opening. By site: that it has left.
 Layouts and what was refused stand in older ledgers.
 """
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A total that was opened: in which run, of which request (its digest), over whom."""
+
+    run: str
+    request: str
+    cohort: tuple[str, ...]
 
 
 class Ledger:
@@ -151,7 +159,7 @@ class Ledger:
         client has lost its ledger: then it sits the run out.
         """
         seen = [opening for opening in self.openings if opening.run == run]
-        rules.one_chain(seen, told)
+        one_chain(seen, told)
         for other in told[len(seen) :]:
             if other == new:
                 return
@@ -178,8 +186,8 @@ class Ledger:
             Opening(each.run, each.request, tuple(name for name in each.cohort if name not in gone))
             for each in self.openings
         ]
-        rules.one_cohort_per_request(before, new)
-        rules.groups_of_three(before, new)
+        one_cohort_per_request(before, new)
+        groups_of_three(before, new)
 
     def open(self, new: Opening, secrets: bytes) -> None:
         """Enter an opening before it is sent."""
@@ -285,3 +293,49 @@ def _next(digest: str, line: bytes) -> str:
 
 def _for_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+# A total shows nothing but the total; two show their difference. So there are rules about cohorts.
+
+
+def one_cohort_per_request(opened: Sequence[Opening], new: Opening) -> None:
+    """Refuse a second cohort for a request: the difference of the two totals is about few."""
+    for before in opened:
+        if before.request == new.request and before.cohort != new.cohort:
+            raise CohortError(
+                f"this request has been opened for {len(before.cohort)} clients; opening it for "
+                f"{_difference(before.cohort, new.cohort)} too would show the difference."
+            )
+
+
+def groups_of_three(opened: Sequence[Opening], new: Opening) -> None:
+    """Refuse a cohort that, with those opened before, sets one or two clients apart."""
+    cohorts = {opening.cohort for opening in (*opened, new)}
+    members = {name: frozenset(c for c in cohorts if name in c) for cohort in cohorts for name in cohort}
+    sizes = Counter(members.values())
+    apart = sorted(name for name, kind in members.items() if sizes[kind] < LEAST_COHORT)
+    if apart:
+        raise CohortError(
+            f"with the totals opened before, this one would set {apart[:5]} apart from all others: clients "
+            f"that are always in or out together must be at least {LEAST_COHORT}. They join or leave as "
+            f"{LEAST_COHORT}, or not at all."
+        )
+
+
+def one_chain(seen: Sequence[Opening], told: Sequence[Opening]) -> None:
+    """Refuse a list of a run's totals that does not go on from the one seen last.
+
+    More than half of the members open each total, so two lists that part cannot both be gone on with.
+    """
+    if tuple(told[: len(seen)]) != tuple(seen):
+        raise CohortError(
+            "the list of totals opened in this run is not the one that this client was shown before. "
+            "Somebody was told otherwise; this client opens nothing more in this run."
+        )
+
+
+def _difference(before: Sequence[str], now: Sequence[str]) -> str:
+    more, fewer = sorted(set(now) - set(before)), sorted(set(before) - set(now))
+    return " and ".join(
+        f"{word} {names[:5]}" for word, names in (("with", more), ("without", fewer)) if names
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedsolve.errors import CohortError, DataError
@@ -25,6 +25,29 @@ from fedsolve.privacy.witness import Evidence
 
 _LARGEST = 1 << 16
 """Bytes of a reply."""
+
+
+def gather(
+    replies: Iterable[tuple[str, bytes | Exception]],
+    take: Callable[[str, bytes], None],
+    failed: Callable[[str, Exception], None] = lambda name, problem: None,
+) -> dict[str, str]:
+    """Take all replies that can be taken; of the others, by name, why not."""
+    reasons = {}
+    for name, reply in replies:
+        try:
+            if isinstance(reply, Exception):
+                raise reply
+            take(name, reply)
+        except Exception as problem:
+            reasons[name] = plain(problem)
+            failed(name, problem)
+    return reasons
+
+
+def said_of(reasons: Mapping[str, str]) -> str:
+    """The first two reasons, by name."""
+    return "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
 
 
 class QuestionTrips:
@@ -102,25 +125,23 @@ class QuestionTrips:
         told = self._letter(request, digest, setup, about, prefers)
         found: dict[str, str] = {}
         reasons: dict[str, str] = {}
+        absorbs = False
+
+        def take(name: str, reply: bytes) -> None:
+            nonlocal absorbs
+            note = unpack(reply, "agreed", setup)[1]
+            found[name], absorbs = text(note, "signature"), bool(note.get("absorbs"))
+
         first = able if self._everybody else committee(able, self._training, self._colluders)[:needed]
         asked = [name for name in self._signers if name in clients] or first
         while asked and len(found) < needed:
-            for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST):
-                try:
-                    if isinstance(reply, Exception):
-                        raise reply
-                    note = unpack(reply, "agreed", setup)[1]
-                    found[name], absorbs = text(note, "signature"), bool(note.get("absorbs"))
-                except Exception as problem:
-                    reasons[name] = plain(problem)
+            reasons |= gather(self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
             # Others may stand in for sites that do not check, as long as nothing has been checked yet.
             rest = [name for name in able if name not in found and name not in reasons]
             asked = rest[: needed - len(found)] if not self._signers else []
         if len(found) < needed:
-            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
-            raise CohortError(
-                f"{len(found)} of {len(clients)} sites agree to this question, {needed} must. {said}."
-            )
+            agree = f"{len(found)} of {len(clients)} sites agree to this question, {needed} must."
+            raise CohortError(f"{agree} {said_of(reasons)}.")
         self.absorbs = absorbs
         agreed = {**about, "training": self._training, "signatures": found}
         if absorbs:

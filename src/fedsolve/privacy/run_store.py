@@ -20,9 +20,9 @@ from typing import Any
 
 from fedsolve.container import from_bytes, from_sealed_json, read, sealed_json, to_bytes, write_atomically
 from fedsolve.errors import ModelFileError, TermError
+from fedsolve.privacy.ledger import Opening
 from fedsolve.privacy.notes import Setup, as_array, octets
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.unmasking import Server
 from fedsolve.privacy.witness import Evidence, WordSum
 

@@ -13,16 +13,16 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import CohortReport, departed, plain
+from fedsolve.federation.cohort import CohortReport, departed
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, Spec
 from fedsolve.federation.local import LocalFederation
@@ -33,7 +33,7 @@ from fedsolve.labels import labels_note
 from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
 from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
-from fedsolve.privacy.ledger import Ledger
+from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import (
     LEAST_COHORT,
@@ -49,10 +49,9 @@ from fedsolve.privacy.notes import (
     text,
     unpack,
 )
-from fedsolve.privacy.question_trips import QuestionTrips
+from fedsolve.privacy.question_trips import QuestionTrips, gather, said_of
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
     CENSUS,
@@ -69,9 +68,6 @@ from fedsolve.privacy.sizes import KnownTotals
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from fedsolve.privacy.witness import Evidence, slot_name
 from fedsolve.tables.fingerprints import Holdings
-
-if TYPE_CHECKING:
-    pass
 
 _SLOTS = 8
 """Sums that the keys of one setup last for where the length of the run is not known."""
@@ -465,22 +461,20 @@ class SecureFederation(Federation):
         # continue them; then it asks for everything.
         for _ in range(3):
             lacking: dict[str, Request] = {}
-            for name, reply in self._ask(asked, note, pending.masked.nbytes):
-                try:
-                    if isinstance(reply, Exception):
-                        raise reply
-                    told = read_letter(reply)[1]
-                    self._received.add(name)
-                    self._informed.add(name)
-                    if told.get("message") == "needs":
-                        lacking[name] = request.starting_at(int(told["have"]), chain)
-                        report.catch_up_bytes += lacking[name].nbytes
-                    elif told.get("message") == "refused":
-                        refused.add(str(told["array"]))
-                    else:
-                        pending.add(name, reply)
-                except Exception as problem:
-                    self._lose(report, name, problem)
+
+            def take(name: str, reply: bytes, lacking: dict[str, Request] = lacking) -> None:
+                told = read_letter(reply)[1]
+                self._received.add(name)
+                self._informed.add(name)
+                if told.get("message") == "needs":
+                    lacking[name] = request.starting_at(int(told["have"]), chain)
+                    report.catch_up_bytes += lacking[name].nbytes
+                elif told.get("message") == "refused":
+                    refused.add(str(told["array"]))
+                else:
+                    pending.add(name, reply)
+
+            self._gathered(self._letters(asked, note), report, take, pending.masked.nbytes + _SLACK)
             if not lacking:
                 return refused
             asked = lacking
@@ -488,9 +482,7 @@ class SecureFederation(Federation):
             self._lose(report, name, TermError("it still lacks model blocks after being sent them"))
         return refused
 
-    def _ask(
-        self, asked: Mapping[str, Request], note: Mapping[str, Any], largest: int
-    ) -> Iterator[tuple[str, bytes | Exception]]:
+    def _letters(self, asked: Mapping[str, Request], note: Mapping[str, Any]) -> dict[str, bytes]:
         assert self._server is not None
         encoded = {id(request): encode_request(request) for request in asked.values()}
         letters = {}
@@ -501,42 +493,36 @@ class SecureFederation(Federation):
             if self._told and (self._lasting or name not in self._informed):
                 parts["census"] = self._told
             letters[name] = letter("ask", self._server.setup, note, parts)
-        return self._engine.carry(CHANNEL, letters, largest + _SLACK)
+        return letters
 
     def _open(self, pending: MaskedSum, witnessed: bool) -> dict[str, tuple[str, str]]:
         """Ask for help to open a sum; signed fingerprints of its terms, where they are wanted."""
         assert self._server is not None
-        survivors, dropped = pending.survivors, pending.dropped
-        slot = pending.question.slot
-        note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped)}
+        setup, survivors, dropped = self._server.setup, pending.survivors, pending.dropped
+        note = {"slot": pending.question.slot, "survivors": list(survivors), "dropped": list(dropped)}
         note |= opened_note(self._course.opened)
         if witnessed:
             note["sum"] = pending.masked.digest(pending.opening)
         signed: dict[str, tuple[str, str]] = {}
-        told = letter("open", self._server.setup, note, {})
-        reasons = {}
-        for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK):
-            try:
-                if isinstance(reply, Exception):
-                    raise reply
-                if witnessed:
-                    arrays, witness = unpack(reply, "witnessed", self._server.setup)
-                    signed[name] = text(witness, "value"), text(witness, "signature")
-                    reply = octets(arrays, "opened").tobytes()
-                pending.add_opening(name, reply)
-            except Exception as problem:
-                reasons[name] = plain(problem)
+
+        def take(name: str, reply: bytes) -> None:
+            if witnessed:
+                arrays, witness = unpack(reply, "witnessed", setup)
+                signed[name] = text(witness, "value"), text(witness, "signature")
+                reply = octets(arrays, "opened").tobytes()
+            pending.add_opening(name, reply)
+
+        told = letter("open", setup, note, {})
+        reasons = gather(self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK), take)
         if not pending.can_open:
-            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
             raise CohortError(
                 f"{len(survivors) - len(reasons)} of {len(survivors)} clients helped to open the sum, "
-                f"{self._server.setup.threshold} must. {said}."
+                f"{setup.threshold} must. {said_of(reasons)}."
             )
         if witnessed and set(signed) != set(survivors):
-            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
             raise CohortError(
                 f"{len(signed)} of {len(survivors)} clients signed what they sent; all must where questions "
-                f"are checked. {said}."
+                f"are checked. {said_of(reasons)}."
             )
         return signed
 
@@ -659,16 +645,15 @@ class SecureFederation(Federation):
         add: Callable[[str, bytes], None],
         largest: int,
     ) -> dict[str, bytes]:
-        """The replies to letters of a setup, by name, each of `largest` bytes at most and taken by `add`."""
-        found = {}
-        for name, reply in self._engine.carry(CHANNEL, letters, largest):
-            try:
-                if isinstance(reply, Exception):
-                    raise reply
-                add(name, reply)
-                found[name] = reply
-            except Exception as problem:
-                self._lose(report, name, problem)
+        """The replies to letters, by name, each of `largest` bytes at most and taken by `add`."""
+        found: dict[str, bytes] = {}
+
+        def take(name: str, reply: bytes) -> None:
+            add(name, reply)
+            found[name] = reply
+
+        replies = self._engine.carry(CHANNEL, letters, largest)
+        gather(replies, take, lambda name, problem: self._lose(report, name, problem))
         return found
 
     def _attend(self) -> None:
