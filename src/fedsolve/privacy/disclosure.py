@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes, read, to_bytes, with_prefix, write_atomically
+from fedsolve.container import from_bytes, read, to_bytes, undamaged, with_prefix, write_atomically
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.cohort import departed
@@ -540,7 +540,7 @@ class Disclosure:
 
     def _load(self, path: Path) -> None:
         arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
-        try:
+        with undamaged(path, "Without it this site cannot know what it has told; it must sit out."):
             self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
             self._steps, self._book = note.get("steps", {}), note.get("book", {})
             self._widest, self._classes = note["widest"], note["classes"]
@@ -549,11 +549,6 @@ class Disclosure:
                 for place, one in enumerate(note["accounts"])
             )
             self._now, self._next = now, now if following.history == now.history else following
-        except (KeyError, TypeError, ValueError) as problem:
-            raise ModelFileError(
-                f"{path} is damaged ({type(problem).__name__}: {problem}). Without it this site cannot know "
-                "what it has told; it must sit out."
-            ) from problem
 
 
 def membership_auc(rows_per_width: float) -> float:

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import canonical_json, read, write_atomically
-from fedsolve.errors import CohortError, ModelFileError, TermError
+from fedsolve.container import canonical_json, read, undamaged, write_atomically
+from fedsolve.errors import CohortError, TermError
 from fedsolve.privacy.notes import LEAST_COHORT
 
 _MARK = b"\t"
@@ -58,14 +58,10 @@ class Ledger:
         self.withdrawn = self._facts["withdrawn"].keys()
         self._masked: tuple[str, bytes] | None = None
         self._digest = ""
-        self._folder = folder
+        self.folder = folder
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._load()
-
-    @property
-    def folder(self) -> Path | None:
-        return self._folder
 
     # -- slots -------------------------------------------------------------------------------------
 
@@ -88,7 +84,7 @@ class Ledger:
         # Stopped after the first file, nothing has happened; after the second, `_load` does the rest.
         about = [slot, request, question, hashlib.sha256(secrets).hexdigest()]
         self._write("masked", canonical_json(about).encode() + b"\n" + masked)
-        self._write("secrets", secrets)
+        self.keep(secrets)
         self._know("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
 
@@ -141,7 +137,7 @@ class Ledger:
 
     def row_key(self) -> bytes:
         """A secret of this ledger with which rows are hashed: a file of digests shows nobody a row."""
-        path = None if self._folder is None else self._folder / "row-key"
+        path = None if self.folder is None else self.folder / "row-key"
         if path is None:
             return b"in memory"
         if not path.exists():
@@ -193,7 +189,7 @@ class Ledger:
         """Enter an opening before it is sent."""
         if new not in self.openings:
             self._enter(new)
-        self._write("secrets", secrets)
+        self.keep(secrets)
 
     def _enter(self, new: Opening) -> None:
         self._append({"opened": [new.run, new.request, list(new.cohort)]})
@@ -208,12 +204,12 @@ class Ledger:
     @property
     def secrets(self) -> bytes | None:
         """What was kept last, in a folder."""
-        path = None if self._folder is None else self._folder / "secrets"
+        path = None if self.folder is None else self.folder / "secrets"
         return read(path) if path is not None and path.exists() else None
 
     def _write(self, name: str, data: bytes) -> None:
-        if self._folder is not None:
-            write_atomically(self._folder / name, data, private=True)
+        if self.folder is not None:
+            write_atomically(self.folder / name, data, private=True)
 
     def _know(self, kind: str, key: str, *values: Any) -> list[Any]:
         """What is known of a key, and entered now where nothing is."""
@@ -223,19 +219,20 @@ class Ledger:
         return self._facts[kind][key]
 
     def _append(self, entry: dict[str, Any]) -> None:
-        if self._folder is not None:
+        if self.folder is not None:
             line = canonical_json(entry).encode()
             digest = _next(self._digest, line)
-            with open(self._folder / "ledger.jsonl", "ab", opener=_for_owner) as file:
+            with open(self.folder / "ledger.jsonl", "ab", opener=_for_owner) as file:
                 file.write(line + _MARK + digest.encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
             self._digest = digest
 
     def _load(self) -> None:
-        assert self._folder is not None
-        path = self._folder / "ledger.jsonl"
-        try:
+        assert self.folder is not None
+        path = self.folder / "ledger.jsonl"
+        remedy = "Without it this client cannot know what it has opened; it must sit out."
+        with undamaged(f"the ledger {path}", remedy):
             if path.exists():
                 whole, _, torn = read(path).rpartition(b"\n")
                 if len(torn.partition(_MARK)[2]) > _DIGITS:
@@ -243,18 +240,11 @@ class Ledger:
                 lines = whole.split(b"\n") if whole else []
                 if len(torn.partition(_MARK)[2]) == _DIGITS:
                     lines.append(torn)
-                if (
-                    torn
-                ):  # the machine stopped while it wrote this line: nothing that follows from it was sent
+                if torn:  # the machine stopped while it wrote this line, and nothing that follows was sent
                     write_atomically(path, b"".join(line + b"\n" for line in lines), private=True)
                 for number, line in enumerate(lines, 1):
                     self._take(json.loads(self._unmarked(line, number)))
-            self._load_masked(self._folder / "masked")
-        except (KeyError, TypeError, ValueError) as problem:
-            raise ModelFileError(
-                f"the ledger {path} is damaged ({type(problem).__name__}: {problem}). Without it this "
-                "client cannot know what it has opened; it must sit out."
-            ) from problem
+            self._load_masked(self.folder / "masked")
 
     def _unmarked(self, line: bytes, number: int) -> bytes:
         """A line without its digest, which must be that of all lines so far."""

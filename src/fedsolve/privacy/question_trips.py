@@ -17,7 +17,7 @@ from fedsolve.federation.cohort import plain
 from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.privacy.notes import Setup, as_array, committee, pack, signatures_needed, text, unpack
+from fedsolve.privacy.notes import Setup, committee, pack, signatures_needed, text, unpack
 from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.run_store import RunStore
 from fedsolve.privacy.secure_client import CHANNEL
@@ -171,9 +171,9 @@ class QuestionTrips:
         first = min(self._position, len(chain)) if chain.digests[1:2] == [self._opening] else 0
         blocks = tuple(chain.blocks[first:])
         model = Request("model", 0, 0, (), position=len(chain), digest=chain.digest, blocks=blocks)
-        parts = {
-            "request": as_array(encode_request(dataclasses.replace(request, blocks=()))),
-            "model": as_array(encode_request(model)),
+        parts: dict[str, Any] = {
+            "request": encode_request(dataclasses.replace(request, blocks=())),
+            "model": encode_request(model),
         }
         note: dict[str, Any] = {
             **about,

@@ -38,7 +38,6 @@ from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import (
     LEAST_COHORT,
     Setup,
-    as_array,
     committee,
     least_threshold,
     least_verified,
@@ -59,7 +58,6 @@ from fedsolve.privacy.secure_client import (
     SecureClient,
     check_method,
     context_of,
-    letter,
     opened_note,
     read_letter,
     request_digest,
@@ -246,7 +244,9 @@ class SecureFederation(Federation):
             raise departed(gone, present)
         # Once for the whole exchange: who is there may change meanwhile.
         self._verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
-        self._follow(request, chain)
+        if request.position:
+            self._take_opening(request, chain)
+        self._check_cohort(request)
         self._laid_out = None
         if not self._verifies:
             return {}
@@ -378,7 +378,7 @@ class SecureFederation(Federation):
             history, following = stage.after(total), stage.following(total)
             arrays, shows = self._evidence(asked, pending, signed).parts()
             about: dict[str, Any] = {"place": slot_name(server.setup, asked.slot), "history": history}
-            sent = {"request": as_array(encode_request(request))}
+            sent = {"request": encode_request(request)}
             told = pack(CENSUS, server.setup, {**about, "evidence": about | shows}, {**arrays, **sent})
             checking = committee(pending.survivors, course.run, self.colluders)
             if len(checking) < len(pending.survivors):  # of many, as many as must agree
@@ -492,7 +492,7 @@ class SecureFederation(Federation):
                 parts["sealed"] = self._server.shares_for(name)
             if self._told and (self._lasting or name not in self._informed):
                 parts["census"] = self._told
-            letters[name] = letter("ask", self._server.setup, note, parts)
+            letters[name] = pack("ask", self._server.setup, note, parts)
         return letters
 
     def _open(self, pending: MaskedSum, witnessed: bool) -> dict[str, tuple[str, str]]:
@@ -512,7 +512,7 @@ class SecureFederation(Federation):
                 reply = octets(arrays, "opened").tobytes()
             pending.add_opening(name, reply)
 
-        told = letter("open", setup, note, {})
+        told = pack("open", setup, note)
         reasons = gather(self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK), take)
         if not pending.can_open:
             raise CohortError(
@@ -535,13 +535,8 @@ class SecureFederation(Federation):
 
     # -- the run -----------------------------------------------------------------------------------
 
-    def _follow(self, request: Request, chain: Chain) -> None:
-        """Take the method from the opening, another one begins a new run; refuse a cohort that changed."""
-        if request.position:
-            self._take_opening(request, chain)
-        self._check_cohort(request)
-
     def _take_opening(self, request: Request, chain: Chain) -> None:
+        """Take the method from the opening; another one begins a new run."""
         kind: Any = check_method(chain)
         begun, opening = self._course.opening, chain.digests[1]
         if begun is not None and (begun != opening or request.exchange == 0):
@@ -562,6 +557,7 @@ class SecureFederation(Federation):
         self._made_up = MadeUpClient(self.describe)
 
     def _check_cohort(self, request: Request) -> None:
+        """Refuse a cohort that changed."""
         members = self._course.members
         joined = sorted(set(self.federation.clients) - set(members)) if members else []
         if joined:
@@ -602,10 +598,11 @@ class SecureFederation(Federation):
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
         self._store.keep(course)
-        setup = self._graph(Setup(course.run, course.epoch, course.slots, self._least(names)), names)
+        least = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
+        setup = self._graph(Setup(course.run, course.epoch, course.slots, least), names)
         server, report = Server(setup), CohortReport(0, "setup", names)
         self._received, self._told = set(), b""
-        begin = dict.fromkeys(names, letter("begin", setup, opened_note(course.opened), {}))
+        begin = dict.fromkeys(names, pack("begin", setup, opened_note(course.opened)))
         keys: dict[str, bytes] = {}
         course.accounts = {}
 
@@ -624,9 +621,6 @@ class SecureFederation(Federation):
         course.invited, course.members = (), self.federation.clients
         self._store.keep_setup(setup, keys, shares)
         return server
-
-    def _least(self, names: Collection[str]) -> int:
-        return least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
 
     def _graph(self, setup: Setup, names: Sequence[str]) -> Setup:
         """The setup with neighbours on a circle, where clients are many and nobody may drop out of a sum."""

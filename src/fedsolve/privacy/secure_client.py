@@ -41,7 +41,6 @@ from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import (
     TAG,
     Setup,
-    as_array,
     check_names,
     listed,
     octets,
@@ -184,7 +183,7 @@ class SecureClient:
         keys = self._client.advertise()
         self.ledger.keep(self._client.save())
         self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
-        return pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": as_array(keys)})
+        return pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
 
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
@@ -230,7 +229,7 @@ class SecureClient:
         term = self._term(request, place)
         if isinstance(term, Needs):
             self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
-            return pack("needs", client.setup, {"have": term.have}, {})
+            return pack("needs", client.setup, {"have": term.have})
         term = term.on_host()
         if _noisy(request.kind):
             term, paid = self._noised(request, term, place, len(cohort))
@@ -246,7 +245,7 @@ class SecureClient:
             self.disclosure.too_large(term.arrays[array])
         if array is not None:
             self._tell(Sent("refused", f"that '{array}' is too large for one limb", 0, request, about))
-            return pack("refused", client.setup, {"array": array}, {})
+            return pack("refused", client.setup, {"array": array})
         masked = client.mask(slot, vector, cohort, context)
         self.ledger.use(place, digest, question, masked, client.save())
         self._tell(Sent("masked", said, len(masked), request, about))
@@ -284,8 +283,13 @@ class SecureClient:
                     "private runs only, which count no rows."
                 )
             return self.disclosure.counts(data, self._stage(request))
-        rows = self.disclosure.rows(data)
-        return self.participant.answer(request, rows=rows, permit=self._undivided)
+
+        def permit(asked: Request, chain: Chain, rows: ClientData) -> None:
+            if asked.position:
+                check_method(chain)
+            self.disclosure.permit(asked, chain)
+
+        return self.participant.answer(request, rows=self.disclosure.rows(data), permit=permit)
 
     def _stage(self, request: Request) -> CensusStage:
         """The stage of a census that is asked for, in the run under way."""
@@ -293,11 +297,6 @@ class SecureClient:
         if request.kind != CENSUS or self._client is None or stage.run != self._client.setup.run:
             raise TermError("what is asked for is not the census of this run.")
         return stage
-
-    def _undivided(self, request: Request, chain: Chain, data: ClientData) -> None:
-        if request.position:
-            check_method(chain)
-        self.disclosure.permit(request, chain)
 
     def _census(self, client: Client, kind: str, cohort: Sequence[str] | None) -> str:
         """The digest of the census that a question rests on; refused where there is none."""
@@ -332,7 +331,7 @@ class SecureClient:
             self._signatures.check_signed(agreement, note["signatures"], client.members, client.setup.run)
         said = self.disclosure.admit(self.participant.data, stage, total, cohort)
         self._tell(Sent("admitted", f"that it has seen the census{said and f'; {said}'}", 0))
-        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()}, {})
+        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()})
 
     def _check_limits(self, policy: SitePolicy, run: str, layout: Layout) -> None:
         """Refuse what this run may not ask for any more, before anything is computed."""
@@ -389,7 +388,7 @@ class SecureClient:
         masked = read_letter(self.ledger.sent(slot_name(client.setup, slot)))[0]["limbs"]
         value, message = client.witness(slot, survivors, masked, digest)
         told = {"value": value, "signature": self._sign(message).hex()}
-        return pack("witnessed", client.setup, told, {"opened": as_array(reply)})
+        return pack("witnessed", client.setup, told, {"opened": reply})
 
     def _check_question(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         """Agree to a question, if it follows from the totals that were opened."""
@@ -420,7 +419,7 @@ class SecureClient:
         signature = self._sign(message)
         said = f"its agreement to {request.kind}, step {request.step}, which follows from the totals opened"
         self._tell(Sent("agreed", said, len(signature), request))
-        return pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs}, {})
+        return pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs})
 
     def _shown(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], kind: str
@@ -532,8 +531,7 @@ def request_note(request: Request) -> dict[str, Any]:
 
 
 def _slot(note: Mapping[str, Any]) -> int:
-    slot = note.get("slot")
-    if type(slot) is not int:
+    if type(slot := note.get("slot")) is not int:
         raise TermError(f"'slot' of this letter must be a whole number; got {ascii(slot)[:40]}.")
     return slot
 
@@ -570,8 +568,3 @@ def completed(term: Term, layout: Layout) -> Term:
         term.symmetric | {field.name for field in lacking if field.symmetric},
         term.factors,
     )
-
-
-def letter(message: str, setup: Setup, note: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    """A letter with parts that are bytes themselves."""
-    return pack(message, setup, note, {name: as_array(part) for name, part in parts.items()})
