@@ -290,7 +290,7 @@ def test_honest_questions_are_answered() -> None:
     ):
         found, expected = method.fit(secure), method.fit(plain)
         if hasattr(expected, "coefficient"):
-            near(found.coefficient, expected.coefficient, 1e-7)
+            near(found.coefficient, expected.coefficient, 1e-9)
 
 
 def test_what_was_told_is_known_after_a_restart(tmp_path: Any) -> None:

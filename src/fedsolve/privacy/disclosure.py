@@ -359,9 +359,8 @@ class Disclosure:
                 )
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
             divided = np.asarray(account.left_out[:, 1].any(axis=0))
-            batches = account.rows["batch"][here].astype(np.int64)
-            told = (batches, self._book, self.limits)
-            cells = RowCells(_codes(shown, self.classes), folds, counts, divided, *told)
+            codes, batches = _codes(shown, self.classes), account.rows["batch"][here].astype(np.int64)
+            cells = RowCells(codes, folds, counts, divided, batches, self._book, self.limits)
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 

@@ -90,8 +90,14 @@ class ColumnSummary(StatisticModel):
         """An HTML page with a small picture of every column."""
         (_, (heads, *_)), *parts = self.printed()
         known: dict[str, Any] = {"lines": self.lines, "facts": self.told_facts(), "parts": parts}
-        known |= {"quantiles": list(heads[5:-1]), "number": number}
+        known |= {"quantiles": list(heads[5:-1]), "number": _short}
         return render("describe.html", title=self.title, kind="evaluation", **known)
+
+
+def _short(value: Any) -> str:
+    """A number with four digits, as a page has room for; counts whole."""
+    whole = value is None or isinstance(value, str) or float(value).is_integer()
+    return number(value) if whole else f"{value:.4g}"
 
 
 class _Columns:

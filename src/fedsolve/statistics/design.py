@@ -141,7 +141,7 @@ def all_rows(data: ClientData, chain: Chain, used: Sequence[str] = ()) -> Any:
 
 
 def _filled(chain: Chain) -> bool:
-    return chain.opening["parameters"].get("missing") == "schema"
+    return bool(chain.opening["parameters"].get("missing") == "schema")
 
 
 def scales_of(chain: Chain, planned: FormulaPlan) -> dict[str, Array]:
