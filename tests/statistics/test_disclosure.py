@@ -236,6 +236,39 @@ def test_an_outcome_or_a_weight_of_one_row(sites: int) -> None:
 
 
 @SITES
+def test_residuals_that_are_zero_but_for_one_row(sites: int) -> None:
+    """Robust errors weight rows by squared residuals: of a count that a flag explains, but for one row."""
+    frame = people().assign(flag=lambda f: (f.visits > 0).astype(float))
+    method = GLM(f"visits ~ flag + {RIGHT}", robust="HC0")
+
+    def attack(heard: Heard) -> Any:
+        meat = heard.ask(method)[-1][1]["meat"]
+        return meat[2:, 0] / meat[0, 0]
+
+    x = frame[["a", "b", "c"]]
+    expected = (row(frame) - x.mean()) / x.std(ddof=0)
+    near(refused(attack, sites, frame, "of the weight in a product"), expected, 0.05)
+
+
+@SITES
+def test_new_rows_are_held_to_the_rules_too(sites: int) -> None:
+    """The same question before and after: among the rows that came, two powers differ in one."""
+    frame = people()
+    inner = federation(frame, np.arange(ROWS) % sites)
+    early, later = np.arange(ROWS) // 12 % 2 == 1, [participant.data for participant in inner.participants]
+    early[ALONE] = False
+    for participant in inner.participants:
+        participant.data = participant.data.taking(early[participant.data.rows])
+    secure, method = SecureFederation(inner, limits=Limits(told=100.0)), GLM("a ~ I(visits**2)")
+    method.fit(secure)
+    for participant, data in zip(inner.participants, later, strict=True):
+        participant.data = data
+        participant.forget()
+    with pytest.raises(fs.FedsolveError, match=f"{SPLIT}.*single a row out"):
+        method.fit(secure)
+
+
+@SITES
 def test_two_grids_of_times(sites: int) -> None:
     frame = people()
     frame["days"] = np.where(np.arange(ROWS) == ALONE, 100.5, frame.days.round())

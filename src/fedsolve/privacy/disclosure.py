@@ -320,7 +320,8 @@ class Disclosure:
         places, last = self._places(data), len(self.account.left_out) - 1
         rows = self.account.rows
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
-        cells = RowCells(places[there], *(rows[name][places[there]] for name in ("fold", "count")))
+        here = places[there]
+        cells = RowCells(here, rows["fold"][here], rows["count"][here])
         return data.taking(there), fold_numbers(cells.hashes, FOLDS)
 
     def _indicators(self, batch: ClientData, folds: Array, stage: CensusStage) -> list[Array]:

@@ -23,6 +23,7 @@ from fedsolve.parameters import parameter
 from fedsolve.registry import register
 from fedsolve.statistics.design import Design, read, survey
 from fedsolve.statistics.exponential import FAMILIES, LINKS, RATIOS
+from fedsolve.statistics.hiding import check_weights
 from fedsolve.statistics.likelihood import LikelihoodMethod, Newton, check_categories
 from fedsolve.statistics.noisy import private_glm
 from fedsolve.statistics.results import RegressionModel
@@ -224,6 +225,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             sums |= {"gradient": slopes @ x, "curvature": _gram(x, w * slope**2 / variance)}
         if parameters["robust"] if last else link is not LINKS[family.links[0]]:
             sums["observed"] = _gram(x, bend)
+        if not invalid:
+            check_weights(data, slopes**2 if last and parameters["robust"] else w * slope**2 / variance)
         if last and parameters["robust"]:
             sums["meat"] = _gram(x, slopes**2)
     if invalid:  # without means that the family has there is nothing to sum; the server takes a shorter step

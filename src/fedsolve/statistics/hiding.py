@@ -8,7 +8,8 @@ site holds its own rows to four rules, over all questions that it ever answered 
              that the asker chooses. Weights, times and events are columns
     columns  what products and functions make is set, and an indicator unset, in no rows or in fewest_rows;
              and no row, nor rows of equal values that are fewer, have more than two thirds of a
-             combination of these columns, all that were made so far, and those that they are made of
+             combination of these columns, all that were made so far, and those that they are made of;
+             nor of the weights that a product has
     rows     those that lack a value of the columns in use, and the others, are none or enough for a product
     times    a grid has edges of the grid before it, or new rows have come since
 
@@ -96,7 +97,8 @@ def _check_columns(data: ClientData, rows: Any, terms: Iterable[Term], uncounted
     asked = {tuple(sorted(set(term))) for term in terms}
     made = {term for term in asked if len(term) > 1 or term[0] not in {*rows} - uncounted}
     known = {tuple(term) for term in book.get("columns", [])}
-    if made <= known:
+    last = int(batches.max(initial=0))
+    if not made or (made <= known and last <= book.get("batch", -1)):
         return
     every = sorted(made | {term for term in known if WEIGHTS not in term or WEIGHTS in rows})
     bases = {(_column(word),) for term in every for word in term if word[0] != _MASK}
@@ -114,7 +116,18 @@ def _check_columns(data: ClientData, rows: Any, terms: Iterable[Term], uncounted
                 f"has {share.max():.2f} of a combination of columns, and at most {_SHARE:.2f} may be",
                 "Leave it out, or bring numbers closer together (bounds in the schema).",
             )
-    book["columns"] = sorted(map(list, known | made))
+    book["columns"], book["batch"] = sorted(map(list, known | made)), last
+
+
+def check_weights(data: ClientData, weight: Array) -> None:
+    """Refuse a product in which one row has most of the weight: squared residuals that are 0 but for it."""
+    if data.cells is None or len(weight) < data.cells.limits.fewest_rows:
+        return
+    if np.isfinite(weight).all() and weight.max() > _SHARE * weight.sum():
+        raise _refused(
+            f"one row has {weight.max() / weight.sum():.2f} of the weight in a product, which would show it",
+            "Ask for model-based errors (robust), or leave out a column that all but explains the outcome.",
+        )
 
 
 def _account(data: ClientData) -> tuple[dict[str, Any], Array, Any]:
@@ -230,7 +243,7 @@ def _values(term: Term, rows: Any) -> Array:
             own = codes == np.arange(len(rows[word].cat.categories))
         else:
             own = np.nan_to_num(evaluate(word, rows)[:, None])
-        found = (found[:, :, None] * own[:, None, :]).reshape(len(rows), -1)
+        found = (found[:, :, None] * own[:, None, :]).reshape(len(rows), found.shape[1] * own.shape[1])
     return found
 
 
