@@ -23,7 +23,7 @@ from fedsolve.pages.templates import render
 from fedsolve.pages.written_tables import plain
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, all_rows, frames
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, all_rows, frames, level_counts
 from fedsolve.statistics.hiding import check_groups, hidden_pairs
 from fedsolve.statistics.noisy import private_description
 from fedsolve.statistics.results import Lines, StatisticModel, number
@@ -333,8 +333,7 @@ def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
         for place in np.flatnonzero(large):
             here = group == place
             sums["moments"][:, place] += [each[here].sum(axis=0) for each in (m, z, z**2)]
-        codes = [np.bincount(rows[n].cat.codes + 1, minlength=len(c) + 1)[1:] for n, c in categories.items()]
-        sums["categories"] += np.concatenate(codes) if codes else 0.0
+        sums["categories"] += level_counts(rows, categories)
         absent = rows[columns.all].isna().to_numpy(dtype=np.float64)
         sums["gaps"] += absent.T @ absent
         sums["complete"] += np.sum(~absent.any(axis=1))

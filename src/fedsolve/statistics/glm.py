@@ -91,11 +91,8 @@ class GLM(LikelihoodMethod[GLMModel]):
         design = yield from survey(run)
         self._check_events(design)
         linear = (self.family, self.chosen_link) == ("gaussian", "identity")
-        newton, null, estimated = (
-            Newton(design, self._start(design), linear),
-            None,
-            FAMILIES[self.family].estimated,
-        )
+        newton, null = Newton(design, self._start(design), linear), None
+        estimated = FAMILIES[self.family].estimated
         while not newton.converged:
             total = yield Ask(STEP, {"phi": 1.0, "last": False}, {"weight": newton.trial()})
             deviance, slope, curvature = (total[name] for name in ("deviance", "gradient", "curvature"))
@@ -111,10 +108,8 @@ class GLM(LikelihoodMethod[GLMModel]):
                 raise newton.runaway(newton.trial()[design.kept])
             if not np.isfinite(newton.loss) and design.plan.intercept and not design.plan.offsets:
                 null = float(deviance[0])
-            observed, scatter = (
-                total.term.arrays.get("observed"),
-                float(total["pearson"][0]) if estimated else None,
-            )
+            observed = total.term.arrays.get("observed")
+            scatter = float(total["pearson"][0]) if estimated else None
             newton.take(0.5 * float(deviance[0]), slope, curvature, observed, scatter)
         phi = newton.dispersion
         if linear:  # its likelihood has the dispersion at its maximum
@@ -149,9 +144,8 @@ class GLM(LikelihoodMethod[GLMModel]):
 
     def _model(self, design: Design, newton: Newton, last: Total, null: float | None) -> GLMModel:
         estimated, kept = FAMILIES[self.family].estimated, int(design.kept.sum())
-        deviance, pearson, likelihood = (
-            float(last[name][0]) for name in ("deviance", "pearson", "log_likelihood")
-        )
+        names = ("deviance", "pearson", "log_likelihood")
+        deviance, pearson, likelihood = (float(last[name][0]) for name in names)
         phi, free = design.dispersion(pearson) if estimated else 1.0, float(design.used - kept)
         if estimated and free < 1:
             raise DataError(f"{design.used} rows for {kept} coefficients: none is left for errors.")
@@ -161,10 +155,7 @@ class GLM(LikelihoodMethod[GLMModel]):
             "family": self.family,
             "link": self.chosen_link,
             "errors": self.robust or "model-based",
-            "steps": newton.gradients,
-            "converged": newton.converged,
-            "log_likelihood": likelihood,
-            "aic": 2 * kept - 2 * likelihood,
+            **newton.facts(likelihood),
             "deviance": deviance,
             "degrees": free,
             "null_deviance": null,
@@ -173,9 +164,8 @@ class GLM(LikelihoodMethod[GLMModel]):
             "events": design.seen["outcome"][0] if self.family == "binomial" else None,
         }
         plain, ratio = self.robust is None, "ratio" if self.chosen_link == "log" else ""
-        covariance = (
-            phi * newton.covariance(newton.curvature) if plain else self._sandwich(design, newton, last)
-        )
+        model_based = phi * newton.covariance(newton.curvature)
+        covariance = model_based if plain else self._sandwich(design, newton, last)
         more: dict[str, Any] = {"degrees": free if estimated and plain else 0.0}
         more["ratio"] = RATIOS.get((self.family, self.chosen_link), ratio)
         return design.result(GLMModel, newton.weight, covariance, facts, **more)
