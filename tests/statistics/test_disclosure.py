@@ -334,3 +334,44 @@ def test_what_was_told_is_known_after_a_restart(tmp_path: Any) -> None:
     account._book["times"] = {"counts days": [20.0]}
     account._save()
     assert Disclosure(Limits(), b"key", tmp_path)._book == {"times": {"counts days": [20.0]}}
+
+
+FACTORS = ("a", "b", "visits", "I(visits**2)", "sqrt(visits)", "C(sex)", "C(arm)", "I(a**2)", "c", "died")
+
+
+def adversary(seed: int, limits: Limits) -> float:
+    """The largest share that a row has of a combination of what random formulas were told, as formulaic
+    builds it from the pooled rows: with a rare count, a rare pair of categories, and gaps."""
+    import formulaic
+
+    random, frame = np.random.default_rng(seed), people()
+    frame[["a", "b", "c"]] = random.uniform(0.5, 2.0, (ROWS, 3)).round(2)
+    if seed % 2:
+        frame["visits"] = random.integers(0, 4, ROWS).astype(float)
+    frame.loc[random.random(ROWS) < (0.3, 0.002)[seed % 2], "c"] = np.nan
+    told, answered = [np.ones((ROWS, 1))], 0
+    heard = Heard(frame, 3, limits)
+    for _ in range(10):
+        terms = [":".join(random.choice(FACTORS, random.integers(1, 3), replace=False)) for _ in range(2)]
+        formula = " + ".join(terms)
+        try:
+            heard.survey(GLM(f"y ~ {formula}"))
+        except fs.FedsolveError:
+            continue
+        used = [name for name in frame if name in formula]
+        kept = frame[used].notna().all(axis=1).to_numpy()[:, None]
+        built = formulaic.Formula(formula).get_model_matrix(frame.fillna(0.0), context={"sqrt": np.sqrt})
+        told.append(np.where(kept, np.asarray(built, dtype=float), 0.0))
+        answered += 1
+    columns = np.hstack(told)
+    left, size, _ = np.linalg.svd(columns / np.linalg.norm(columns, axis=0), full_matrices=False)
+    assert answered
+    return float(np.max(np.sum(left[:, size > 1e-9] ** 2, axis=1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_adversary_finds_no_row(seed: int) -> None:
+    assert adversary(seed, Limits(told=100.0)) < 0.6
+    if seed < 6:
+        assert adversary(seed, OFF) > 0.6
