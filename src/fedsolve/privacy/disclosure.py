@@ -331,7 +331,8 @@ class Disclosure:
         places, last = self._places(data), len(self.account.left_out) - 1
         rows = self.account.rows
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
-        cells = RowCells(places[there], *(rows[name][places[there]] for name in ("fold", "count")))
+        here = places[there]
+        cells = RowCells(here, rows["fold"][here], rows["count"][here])
         return data.taking(there), fold_numbers(cells.hashes, FOLDS)
 
     def _indicators(self, batch: ClientData, folds: Array, stage: CensusStage) -> list[Array]:
@@ -370,9 +371,8 @@ class Disclosure:
                 )
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
             divided = np.asarray(account.left_out[:, 1].any(axis=0))
-            batches = account.rows["batch"][here].astype(np.int64)
-            told = (batches, self._book, self.limits)
-            cells = RowCells(_codes(shown, self.classes), folds, counts, divided, *told)
+            codes, batches = _codes(shown, self.classes), account.rows["batch"][here].astype(np.int64)
+            cells = RowCells(codes, folds, counts, divided, batches, self._book, self.limits)
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
 

@@ -23,7 +23,7 @@ from fedsolve.pages.templates import render
 from fedsolve.pages.written_tables import plain
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, all_rows, frames
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, all_rows, frames, level_counts
 from fedsolve.statistics.hiding import check_groups, hidden_pairs
 from fedsolve.statistics.noisy import private_description
 from fedsolve.statistics.results import Lines, StatisticModel, number
@@ -90,8 +90,14 @@ class ColumnSummary(StatisticModel):
         """An HTML page with a small picture of every column."""
         (_, (heads, *_)), *parts = self.printed()
         known: dict[str, Any] = {"lines": self.lines, "facts": self.told_facts(), "parts": parts}
-        known |= {"quantiles": list(heads[5:-1]), "number": number}
+        known |= {"quantiles": list(heads[5:-1]), "number": _short}
         return render("describe.html", title=self.title, kind="evaluation", **known)
+
+
+def _short(value: Any) -> str:
+    """A number with four digits, as a page has room for; counts whole."""
+    whole = value is None or isinstance(value, str) or float(value).is_integer()
+    return number(value) if whole else f"{value:.4g}"
 
 
 class _Columns:
@@ -327,8 +333,7 @@ def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
         for place in np.flatnonzero(large):
             here = group == place
             sums["moments"][:, place] += [each[here].sum(axis=0) for each in (m, z, z**2)]
-        codes = [np.bincount(rows[n].cat.codes + 1, minlength=len(c) + 1)[1:] for n, c in categories.items()]
-        sums["categories"] += np.concatenate(codes) if codes else 0.0
+        sums["categories"] += level_counts(rows, categories)
         absent = rows[columns.all].isna().to_numpy(dtype=np.float64)
         sums["gaps"] += absent.T @ absent
         sums["complete"] += np.sum(~absent.any(axis=1))

@@ -10,7 +10,7 @@ products of large numbers do not cancel; coefficients are told for columns as th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
@@ -141,7 +141,7 @@ def all_rows(data: ClientData, chain: Chain, used: Sequence[str] = ()) -> Any:
 
 
 def _filled(chain: Chain) -> bool:
-    return chain.opening["parameters"].get("missing") == "schema"
+    return bool(chain.opening["parameters"].get("missing") == "schema")
 
 
 def scales_of(chain: Chain, planned: FormulaPlan) -> dict[str, Array]:
@@ -165,12 +165,16 @@ def frames(data: ClientData, chain: Chain, used: tuple[str, ...]) -> Iterator[tu
         yield rows, counted[there], lacking.sum(axis=0).astype(np.float64)
 
 
+def level_counts(rows: Any, categories: Mapping[str, Sequence[str]]) -> Array:
+    """Rows of every level, one category after the other."""
+    codes = [np.bincount(rows[n].cat.codes + 1, minlength=len(c) + 1)[1:] for n, c in categories.items()]
+    return np.concatenate([*codes, np.zeros(0)])
+
+
 def read(data: ClientData, memory: Memory) -> DesignRows:
     """The client's rows under the run's formula; kept in memory where they fit."""
-    standard, key = (
-        arrays_of(memory.chain, STANDARD),
-        (memory.chain.digests[1], arrays_of(memory.chain, SCALES) is None),
-    )
+    standard = arrays_of(memory.chain, STANDARD)
+    key = memory.chain.digests[1], arrays_of(memory.chain, SCALES) is None
     held, found = memory.cache.pop("statistics", (None, None))
     if held != key or (found.standard and standard is None):
         found = _read(data, memory.chain)
@@ -329,21 +333,15 @@ class Design:
         found = turn @ np.where(self.kept, point, 0.0), turn @ covariance @ turn.T
         scales = {name: [*map(float, pair)] for name, pair in scales_of(self.run.chain, self.plan).items()}
         more |= {"scales": scales, "ranges": np.array(self.moments)}
-        columns, facts = (self.names, *found, self.kept), {**self.outline(), **facts}
-        return kind(
-            self.run.spec.features, self.method.parameters(), columns, facts, self.run.remarks, **more
-        )
+        columns, run = (self.names, *found, self.kept), self.run
+        known = {**self.outline(), **facts}
+        return kind(run.spec.features, self.method.parameters(), columns, known, run.remarks, **more)
 
     def outline(self) -> dict[str, Any]:
         """What every result says of its rows and its run."""
         facts = {"formula": self.method.asked, "rows": self.used, "rows_left_out": self.rows - self.used}
-        history = self.run.history
-        return {
-            **facts,
-            "left_out": self.left_out(),
-            "sites": len(history[-1].cohort),
-            "exchanges": len(history),
-        }
+        facts |= {"left_out": self.left_out(), "sites": len(self.run.history[-1].cohort)}
+        return facts | {"exchanges": len(self.run.history)}
 
 
 def independent(curvature: Array) -> Array:

@@ -8,7 +8,8 @@ site holds its own rows to four rules, over all questions that it ever answered 
              that the asker chooses. Weights, times and events are columns
     columns  what products and functions make is set, and an indicator unset, in no rows or in fewest_rows;
              and no row, nor rows of equal values that are fewer, have more than two thirds of a
-             combination of these columns, all that were made so far, and those that they are made of
+             combination of these columns, all that were made so far, and those that they are made of;
+             nor of the weights that a product has
     rows     those that lack a value of the columns in use, and the others, are none or enough for a product
     times    a grid has edges of the grid before it, or new rows have come since
 
@@ -26,11 +27,10 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.errors import TermError
 from fedsolve.federation.participant import ClientData
-from fedsolve.privacy.census import LEVERAGE
 from fedsolve.tables.formula import FormulaPlan, evaluate
 
-_SHARE = 2 / 3
-"""Of a combination of made columns, for few equal rows, among a site's own; of the cohort's it is less."""
+_SHARE, _SHARE_OF_GAPS = 2 / 3, 1 / 3
+"""Of a combination of made columns, or of gaps, among a site's own rows; of the cohort's it is less."""
 
 _FUNCTIONS = ("log", "log2", "log10", "log1p", "sqrt")
 WEIGHTS = "(weights)"
@@ -70,16 +70,14 @@ def check_left_out(data: ClientData, rows: Any, used: Sequence[str], width: int)
     """Refuse to leave out rows that lack one of these columns, where they are too few for a product of this
     width; the word for those that are kept, or none where all are.
     """
-    cells = data.cells
-    if cells is None or cells.book is None:
-        raise _refused("statistics are of all rows, and a part of them is asked about")
+    book, batches, limits = _account(data)
     word, lacking = _MASK + "|".join(sorted(set(used))), rows[list(used)].isna().to_numpy()
     if not lacking.any():
         return ()
-    masks = {word, *(each for term in cells.book.get("columns", []) for each in term if each[0] == _MASK)}
+    masks = {word, *(each for term in book.get("columns", []) for each in term if each[0] == _MASK)}
     flags = [_values((each,), rows) for each in sorted(masks)]
-    together = np.unique(np.column_stack([cells.batches, *flags]), axis=0, return_counts=True)[1]
-    least = max(cells.limits.fewest_rows, cells.limits.rows_per_width * width)
+    together = np.unique(np.column_stack([batches, *flags]), axis=0, return_counts=True)[1]
+    least = max(limits.fewest_rows, limits.rows_per_width * width)
     if together.min() < least:
         gaps = [name for name in sorted(set(used)) if rows[name].isna().any()]
         count = int(lacking.any(axis=1).sum())
@@ -94,13 +92,13 @@ def check_left_out(data: ClientData, rows: Any, used: Sequence[str], width: int)
 
 def _check_columns(data: ClientData, rows: Any, terms: Iterable[Term], uncounted: set[str]) -> None:
     """Refuse columns that single a row out, with those that earlier questions made."""
-    assert data.cells is not None
-    assert data.cells.book is not None
-    book, fewest, batches = data.cells.book, data.cells.limits.fewest_rows, data.cells.batches
+    book, batches, limits = _account(data)
+    fewest = limits.fewest_rows
     asked = {tuple(sorted(set(term))) for term in terms}
     made = {term for term in asked if len(term) > 1 or term[0] not in {*rows} - uncounted}
     known = {tuple(term) for term in book.get("columns", [])}
-    if made <= known:
+    last = int(batches.max(initial=0))
+    if not made or (made <= known and last <= book.get("batch", -1)):
         return
     every = sorted(made | {term for term in known if WEIGHTS not in term or WEIGHTS in rows})
     bases = {(_column(word),) for term in every for word in term if word[0] != _MASK}
@@ -118,7 +116,26 @@ def _check_columns(data: ClientData, rows: Any, terms: Iterable[Term], uncounted
                 f"has {share.max():.2f} of a combination of columns, and at most {_SHARE:.2f} may be",
                 "Leave it out, or bring numbers closer together (bounds in the schema).",
             )
-    book["columns"] = sorted(map(list, known | made))
+    book["columns"], book["batch"] = sorted(map(list, known | made)), last
+
+
+def check_weights(data: ClientData, weight: Array) -> None:
+    """Refuse a product in which one row has most of the weight: squared residuals that are 0 but for it."""
+    if data.cells is None or len(weight) < data.cells.limits.fewest_rows:
+        return
+    if np.isfinite(weight).all() and weight.max() > _SHARE * weight.sum():
+        raise _refused(
+            f"one row has {weight.max() / weight.sum():.2f} of the weight in a product, which would show it",
+            "Ask for model-based errors (robust), or leave out a column that all but explains the outcome.",
+        )
+
+
+def _account(data: ClientData) -> tuple[dict[str, Any], Array, Any]:
+    """What was told of these rows, their batches, and the limits; refused of a part of the rows."""
+    cells = data.cells
+    if cells is None or cells.book is None or cells.batches is None:
+        raise _refused("statistics are of all rows, and a part of them is asked about")
+    return cells.book, cells.batches, cells.limits
 
 
 def _check_few(term: Term, table: Array, fewest: int) -> None:
@@ -142,19 +159,18 @@ def check_groups(data: ClientData, rows: Any, by: str, numbers: Sequence[str]) -
 
 def hidden_pairs(data: ClientData, rows: Any) -> Array:
     """(columns,) numbers whose pairs with others are not described: gaps would tell rows apart."""
-    assert data.cells is not None
-    assert data.cells.book is not None
-    book, fewest, gaps = data.cells.book, data.cells.limits.fewest_rows, rows.isna().to_numpy()
+    (book, batches, limits), gaps = _account(data), rows.isna().to_numpy()
+    fewest = limits.fewest_rows
     there = gaps.any(axis=0)
     told = [term for term in book.get("columns", []) if len(term) == 1 and term[0][0] == _MASK]
     flags = np.hstack([gaps[:, there], *(_values(tuple(term), rows) for term in told)]) != 0
-    for batch in np.unique(data.cells.batches) if there.any() else ():
-        part = flags[data.cells.batches == batch]
+    for batch in np.unique(batches) if there.any() else ():
+        part = flags[batches == batch]
         for lacking in [np.zeros(len(part), dtype=bool), *part.T]:  # of all rows, and of those that have one
             left = part[~lacking].astype(np.float64)
             sides = np.stack([left.sum(axis=0), len(left) - left.sum(axis=0)])
             few = np.any((sides > 0) & (sides < fewest)) and len(left) > 0
-            if few or np.any(_shares(left) > LEVERAGE):
+            if few or np.any(_shares(left) > _SHARE_OF_GAPS):
                 return np.asarray(there)
     masks = [[_MASK + name] for name in rows.columns[there]]
     book["columns"] = sorted([*book.get("columns", []), *(each for each in masks if each not in told)])
@@ -165,9 +181,7 @@ def check_grid(data: ClientData, time: str, what: str, edges: Array) -> None:
     """Refuse a second grid of times, whose cells would differ from those of the first by few rows."""
     if data.cells is None:
         return
-    if data.cells.book is None:
-        raise _refused("statistics are of all rows, and a part of them is asked about")
-    grids = data.cells.book.setdefault("times", {})
+    grids = _account(data)[0].setdefault("times", {})
     known = grids.setdefault(f"{what} {time}", edges.tolist())
     beyond = [edge for edge in edges.tolist() if not known or edge > known[-1]]  # where hardly a row is
     if not {*edges.tolist()} <= {*known, *(beyond[:1] if what == "counts" else [])}:
@@ -229,7 +243,7 @@ def _values(term: Term, rows: Any) -> Array:
             own = codes == np.arange(len(rows[word].cat.categories))
         else:
             own = np.nan_to_num(evaluate(word, rows)[:, None])
-        found = (found[:, :, None] * own[:, None, :]).reshape(len(rows), -1)
+        found = (found[:, :, None] * own[:, None, :]).reshape(len(rows), found.shape[1] * own.shape[1])
     return found
 
 
