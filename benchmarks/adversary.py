@@ -1,11 +1,16 @@
 """A dishonest server that asks small sites whatever it may, at random, for as long as it likes.
 
 `python -m benchmarks.adversary --runs 2000`: each run has three to five sites of a few rows each, in secure
-sums, and a server that composes methods, parts of rows, evaluations, importances, cohorts, seeds, new runs,
-rows that arrive or go, and trips that reach some sites only. Which rows a total is about is not taken from
-the accounts of the sites: the steps of methods are watched. A total is a sum over rows, and a combination of
-totals weighs every row by whether it was in each of them. So the matrix (totals, rows) is reduced, and the
-fewest rows that a combination is about are counted, by class and with a flag set.
+sums, and a server that composes methods, statistics with formulas of its own (thresholds too), noise of any
+epsilon, parts of rows, evaluations, importances, cohorts, seeds, new runs, rows that arrive or go, and trips
+that reach some sites only. Every other server is at sites with the default limits; at the others, more may be
+told (rule 3 would end most of them soon).
+
+Which rows a total is about is not taken from the accounts of the sites: the steps of methods are watched. A
+total is a sum over rows, and a combination of totals weighs every row by whether it was in each of them. So
+the matrix (totals, rows) is reduced, and the fewest rows that a combination is about are counted, by class
+and with a flag set; and of every column of two values that a formula makes, the rows with the rarer one. All
+noisy answers about a row must cost `epsilon_most` at most.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from fedsolve.federation.folds import Part
 from fedsolve.privacy import SecureFederation
 from fedsolve.privacy.census import OFF, Limits
 from fedsolve.privacy.joint_seed import about_opening, draw_seed
+from fedsolve.statistics import design
 
 FLAGS = (3, 4)
 
@@ -42,11 +48,12 @@ class Watcher:
 
     def __init__(self) -> None:
         self.answers: list[list[tuple[Any, Any]]] = []
+        self.made: list[Any] = []  # of each answer the columns that a formula makes of its rows
         self._here = threading.local()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        kind_of, taking = participant.kind_of, ClientData.taking
+        kind_of, taking, designed = participant.kind_of, ClientData.taking, design._read
 
         def watched(kind: str) -> Any:
             def answer(data: ClientData, request: Any, memory: Any) -> Any:
@@ -65,11 +72,19 @@ class Watcher:
             self._note(found)
             return found
 
+        def made(data: ClientData, chain: Any) -> Any:
+            rows = designed(data, chain)
+            if len(rows.x) and getattr(self._here, "sets", None) is not None:
+                self.made.append(np.column_stack([rows.x, *rows.outcome, rows.weight]))
+            return rows
+
         participant.kind_of, ClientData.taking = watched, taken  # type: ignore[assignment,method-assign]
+        design._read = made
         try:
             yield
         finally:
             participant.kind_of, ClientData.taking = kind_of, taking  # type: ignore[method-assign]
+            design._read = designed
 
     def _note(self, data: ClientData) -> None:
         if getattr(self._here, "sets", None) is not None:
@@ -105,7 +120,9 @@ class Adversary:
         for site, share in enumerate(rng.dirichlet(np.full(len(self.classes), 0.7), count)):
             rows = int(rng.integers(5, 80))
             flags = rng.random((rows, 2)) < rng.choice([0.03, 0.2, 0.5], 2)
-            self.features.append(np.column_stack([rng.standard_normal((rows, 3)), flags]))
+            numbers = rng.standard_normal((rows, 3))
+            numbers[:, 1] = np.exp(numbers[:, 1])  # which may be times
+            self.features.append(np.column_stack([numbers, flags]))
             labels.append(rng.choice(self.classes, rows, p=share))
             owners.append(np.full(rows, site))
         self.rows, self.labels = np.concatenate(self.features), np.concatenate(labels)
@@ -126,6 +143,7 @@ class Adversary:
         self.flags: list[Any] = []
         self.seeds: dict[str, set[int]] = {}
         self.refusals: Counter[str] = Counter()
+        self.rarest, self.kinds = 10**6, Counter[str]()
         self._exchange, self.secure.exchange = self.secure.exchange, self._heard  # type: ignore[method-assign]
 
     def _attend(self) -> None:
@@ -136,20 +154,33 @@ class Adversary:
 
     def _heard(self, request: Any, chain: Any) -> Any:
         """Carry a question, and keep what its total is about, if it can be opened: by whomever."""
-        self.watcher.answers, self.opened = [], False
+        self.watcher.answers, self.watcher.made, self.opened = [], [], False
         try:
-            return self._exchange(request, chain)
+            total = self._exchange(request, chain)
+            self.kinds[request.kind.partition("-")[0]] += 1
+            return total
         finally:
-            if self.opened:
+            if self.opened and participant.kind_of(request.kind).releases is None:
                 self._keep()
 
     def _opens(self, pending: Any, witnessed: bool) -> Any:
         try:
             return SecureFederation._open(self.secure, pending, witnessed)
         finally:
-            self.opened = self.opened or bool(self.watcher.answers and pending.can_open)  # not a census
+            answered = any(side_by_side(self.watcher.answers, set(self.place)))  # this is not a census
+            self.opened = self.opened or (answered and pending.can_open)
+
+    @property
+    def epsilon(self) -> float:
+        """What the rows have cost that have cost most."""
+        return max((client.budget.spent for client in self.secure._attending.values()), default=0.0)
 
     def _keep(self) -> None:
+        made = [columns for columns in self.watcher.made if len(columns)]
+        if len({columns.shape[1] for columns in made}) == 1:
+            for column in np.concatenate(made).T:
+                counts = np.unique(column, return_counts=True)[1]
+                self.rarest = min(self.rarest, int(counts.min()) if len(counts) == 2 else 10**6)
         for sets in side_by_side(self.watcher.answers, set(self.place)):
             counted, flags = np.zeros(len(self.rows)), np.zeros((len(self.rows), len(FLAGS)))
             for values, shown in sets:
@@ -180,6 +211,28 @@ class Adversary:
         part = self.part() if self.rng.random() < 0.6 else None
         self.models.append(fs.Recipe(method, part=part).fit(self.secure))
 
+    def formula(self) -> None:
+        """A statistic of columns, flags, their products, and numbers that the server chooses."""
+        cut = float(self.rng.normal())
+        words = ["x0", "x2", "x3", "x4", "x3:x4", "x0:x3", f"I(x0 > {cut:.6f})", f"I(x2 * (x0 < {cut:.6f}))"]
+        chances = np.array([4, 4, 3, 3, 1, 1, 1, 1]) / 18
+        some = " + ".join(self.rng.choice(words, int(self.rng.integers(1, 4)), replace=False, p=chances))
+        weights = f"I(x0 > {cut:.6f})" if self.rng.random() < 0.2 else None
+        event = str(self.rng.choice(["x3", "x4", f"I(x0 > {cut:.6f})"]))
+        statistics: list[Callable[[], Any]] = [
+            lambda: fs.GLM(f"x1 ~ {some}", family="gaussian", weights=weights),
+            lambda: fs.GLM(f"x3 ~ {some}", family="binomial"),
+            lambda: fs.Cox(f"Surv(x1, {event}) ~ {some}"),
+            lambda: fs.KaplanMeier(time="x1", event=event),
+            fs.Describe,
+        ]
+        statistics[int(self.rng.integers(len(statistics)))]().fit(self.secure)
+
+    def noise(self) -> None:
+        """A private method, with whatever epsilon and delta the server likes."""
+        epsilon, delta = float(self.rng.choice([0.5, 4.0, 1e3, 1e7])), float(self.rng.choice([1e-5, 0.5]))
+        fs.Private(str(self.rng.choice(["afl", "softmax"])), epsilon=epsilon, delta=delta).fit(self.secure)
+
     def craft(self) -> None:
         """AFL's own question with a note that is not its own, or to some of the sites."""
         run = fs.AFL(ridge=float(self.rng.choice([0.5, 1.0]))).start(self.secure.describe())
@@ -205,7 +258,7 @@ class Adversary:
         method = fs.DeepAFL(layers=1, width=int(self.rng.integers(3, 5)))
         about = about_opening(method.start(self.secure.describe()).chain.opening)
         self.secure._attend()
-        seed = draw_seed(self.secure._engine, self.secure.clients, 0, about)
+        seed = draw_seed(self.secure._engine, self.secure.clients, about)
         self.seeds.setdefault(f"{about}{self.secure.clients}", set()).add(seed)
 
     def change(self) -> None:
@@ -248,10 +301,11 @@ class Adversary:
 
     def act(self, times: int) -> None:
         acts = [self.train, self.craft, self.evaluate, self.importances, self.draw, self.change, self.lose]
+        acts += [self.formula, self.noise]
         with self.watcher.watching():
             for _ in range(times):
                 try:
-                    acts[int(self.rng.choice(7, p=[0.3, 0.25, 0.12, 0.05, 0.05, 0.15, 0.08]))]()
+                    acts[int(self.rng.choice(9, p=[0.2, 0.2, 0.08, 0.04, 0.04, 0.14, 0.06, 0.18, 0.06]))]()
                 except fs.FedsolveError as problem:
                     self._refused(problem)
 
@@ -262,7 +316,7 @@ class Adversary:
         sums, flags = np.array(self.sums), np.array(self.flags)
         told = [sums * (self.labels == label) for label in self.classes]
         told += [flags[:, :, flag] for flag in range(len(FLAGS))]
-        return min(fewest_rows_of(each) for each in told)
+        return min(self.rarest, *(fewest_rows_of(each) for each in told))
 
 
 def side_by_side(answers: list[Any], known: set[float]) -> Iterator[list[Any]]:
@@ -294,6 +348,11 @@ def fewest_rows_of(totals: Any) -> int:
     return min(fewest, int(sizes[there].min())) if there.any() else 10**6
 
 
+def limits_of(seed: int) -> Limits:
+    """The limits of the sites that a server of this seed asks."""
+    return Limits() if seed % 2 else Limits(told=50.0)
+
+
 def composed(seed: int, limits: Limits) -> Adversary:
     """What a server of this seed has heard."""
     with warnings.catch_warnings():
@@ -309,10 +368,11 @@ def composed(seed: int, limits: Limits) -> Adversary:
 @click.option("--off", is_flag=True, help="Without the disclosure rules.")
 def main(runs: int, first: int, off: bool) -> None:
     """The fewest rows that any combination of answered totals is about."""
-    limits, started = OFF if off else Limits(told=50.0), time.perf_counter()
+    started, epsilon = time.perf_counter(), 0.0
     fewest, totals, refusals, seeds = 10**6, 0, Counter[str](), 0
     for seed in range(first, first + runs):
-        server = composed(seed, limits)
+        server = composed(seed, OFF if off else limits_of(seed))
+        epsilon = max(epsilon, server.epsilon)
         smallest = server.smallest()
         if smallest < min(fewest, Limits().fewest_rows):
             progress(f"seed {seed}: {smallest} rows")
@@ -322,7 +382,7 @@ def main(runs: int, first: int, off: bool) -> None:
     click.echo(
         f"{runs:,} servers, {totals:,} totals answered, {sum(refusals.values()):,} questions refused, "
         f"{time.perf_counter() - started:.0f} s: no combination is about fewer than {fewest} rows; at most "
-        f"{seeds} seed for each run and cohort"
+        f"{seeds} seed for each method and cohort; epsilon {epsilon:.2f} at most"
     )
     for why, times in refusals.most_common(12):
         click.echo(f"  {times:6,} {why}")

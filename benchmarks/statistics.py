@@ -4,6 +4,8 @@
     python -m benchmarks.statistics grid        Cox with one baseline: coefficients by the grid of times
     python -m benchmarks.statistics rows --rows 1000000 --columns 30 --sites 20
 
+Each writes its part of `--out`, with the load of the machine before and after.
+
 The women are lifelines' gbsg2; the many rows are made up. statsmodels fits the pooled rows of the logistic
 regression, lifelines those of the Cox regression (one site is its one baseline; the federated one has a
 baseline for each site).
@@ -13,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,17 +107,32 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=30)
     parser.add_argument("--sites", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/statistics.json"))
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    if given.what != "rows":
-        print("\n".join(models() if given.what == "models" else grid()))
-        return
+    before = os.getloadavg()[0]
+    found: Any = (
+        many(given) if given.what == "rows" else {"table": {"models": models, "grid": grid}[given.what]()}
+    )
+    print("\n".join(found["table"]) if "table" in found else json.dumps(found, indent=2))
+    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
+    kept[given.what] = {
+        **found,
+        "load_before": before,
+        "load_after": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+    }
+    given.out.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def many(given: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and first coefficients over many rows, beside statsmodels and lifelines on the pooled ones."""
     table = rows(given.rows, given.columns)
     names = [f"x{place}" for place in range(given.columns)]
     schema = fs.Schema(tuple(fs.Column(name) for name in table))
     features, labels = np.column_stack(list(table.values())), np.zeros(given.rows)
     owners = np.arange(given.rows) % given.sites
-    told: dict[str, Any] = vars(given)
+    told: dict[str, Any] = {"rows": given.rows, "columns": given.columns, "sites": given.sites}
     right = " + ".join(names)
     for name, method in (
         ("logistic", fs.GLM(f"ill ~ {right}", family="binomial")),
@@ -141,7 +160,7 @@ def main() -> None:
     frame = pandas.DataFrame({name: table[name] for name in (*names, "days", "died")})
     cox, seconds = timed(lambda: CoxPHFitter().fit(frame, "days", "died"))
     told["lifelines Cox, pooled"] = {"seconds": seconds, "first": float(cox.params_["x0"])}
-    print(json.dumps(told, indent=2))
+    return told
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from safetensors.numpy import load as _load_tensors
 from safetensors.numpy import save as _save_tensors
 
 from fedsolve.arrays import Array
-from fedsolve.errors import DataError, FedsolveError, ModelFileError
+from fedsolve.errors import DataError, FedsolveError, ModelFileError, TermError
 
 Held = TypeVar("Held")
 
@@ -54,12 +54,13 @@ _DTYPES = {
 
 
 @contextmanager
-def locked(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file for the length of a block; a `ModelFileError` where another process has it.
+def locked(path: Path, what: str, wait: float = 0) -> Iterator[None]:
+    """Hold a lock file for the length of a block; a `ModelFileError` where another process has it, also after
+    `wait` seconds.
 
     The system releases the lock when a process ends, however it ends.
     """
-    lock = FileLock(path, timeout=0)
+    lock = FileLock(path, timeout=wait)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -73,6 +74,16 @@ def locked(path: Path, what: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def undamaged(what: Any, remedy: str) -> Iterator[None]:
+    """Tell of a file whose contents are not as they were written, and what to do."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, TermError) as problem:
+        kind = type(problem).__name__
+        raise ModelFileError(f"{what} is damaged ({kind}: {problem}). {remedy}") from problem
 
 
 def canonical_json(value: Any) -> str:

@@ -24,6 +24,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
+from fedsolve.container import locked
 from fedsolve.network import flower, security
 from fedsolve.network.keyfolder import Keys
 from fedsolve.privacy import SecureFederation
@@ -225,3 +226,21 @@ def test_secure_sums_over_flower_survive_a_killed_node_and_superlink(
     for name, array in expected.arrays().items():
         assert np.array_equal(model.arrays()[name], array)
     assert all(record.error_bounds for record in model.history)
+
+
+def test_one_process_at_a_time_answers_for_a_site(tmp_path, monkeypatch):
+    """What a process read of a site's ledger must stay true while it answers."""
+    from fedsolve.cli import flower_apps
+
+    monkeypatch.setattr(flower_apps, "WAIT", 0.0)
+    monkeypatch.setattr(flower_apps, "answerer", lambda *given, **more: ("answers",))
+    (tmp_path / "rows.csv").write_text("a,label\n1,0\n")
+    config = tmp_path / "site.toml"
+    words = {"name": "north", "state": tmp_path / "state", "data": tmp_path / "rows.csv"}
+    config.write_text("[client]\n" + "".join(f'{name} = "{word}"\n' for name, word in words.items()))
+    lock, refused = tmp_path / "state" / "lock", "is used by another process"
+    with locked(lock, ""), pytest.raises(fs.ModelFileError, match=refused):
+        flower_apps.site_of.main(["--config", str(config)], standalone_mode=False)
+    assert flower_apps.site_of.main(["--config", str(config)], standalone_mode=False) == "answers"
+    with pytest.raises(fs.ModelFileError, match=refused), locked(lock, "it is used"):
+        pass

@@ -12,13 +12,12 @@ import fedsolve as fs
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.messages import Request, Term
 from fedsolve.privacy.census import OFF
-from fedsolve.privacy.ledger import Ledger
-from fedsolve.privacy.notes import Setup, least_threshold, octets, unpack
+from fedsolve.privacy.ledger import Ledger, Opening
+from fedsolve.privacy.notes import Setup, least_threshold, octets, pack, unpack
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.ring import decode
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.rules import Opening
-from fedsolve.privacy.secure_client import SecureClient, context_of, letter, opened_note, request_digest
+from fedsolve.privacy.secure_client import SecureClient, context_of, opened_note, request_digest
 from fedsolve.privacy.unmasking import MaskedSum, Server
 
 from .setups import repeatable, sign_as, take_census, verify
@@ -75,7 +74,7 @@ class Sites:
         self.opened: list[Opening] = []
         self.requests: dict[int, str] = {}
         for name, client in self.clients.items():
-            begun = client.answer(letter("begin", self.setup, opened_note([]), {}))
+            begun = client.answer(pack("begin", self.setup, opened_note([]), {}))
             self.server.add_keys(name, octets(unpack(begun, "begun", self.setup)[0], "keys").tobytes())
         keys = self.server.keys_for(self.server.members[0])
         for name, client in self.clients.items():
@@ -110,7 +109,7 @@ class Sites:
         layout = more.get("layout", self.layout)
         note = {"slot": slot, "cohort": sorted(cohort), "layout": layout.note()}
         parts = {"request": encode_request(self.request(step)), "sealed": self.server.shares_for(name)}
-        return self.clients[name].answer(letter("ask", self.setup, note, parts))
+        return self.clients[name].answer(pack("ask", self.setup, note, parts))
 
     def ask(
         self, slot: int, cohort: Collection[str], step: int = 0, silent: Collection[str] = ()
@@ -135,7 +134,7 @@ class Sites:
         refusal: Exception | None = None
         for name in sorted(set(survivors) - set(silent)):
             try:
-                pending.add_opening(name, self.clients[name].answer(letter("open", self.setup, note, {})))
+                pending.add_opening(name, self.clients[name].answer(pack("open", self.setup, note, {})))
             except fs.FedsolveError as problem:
                 refusal = refusal or problem
         if not pending.can_open and refusal is not None:

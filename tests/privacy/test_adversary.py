@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.adversary import composed as everything
-from benchmarks.adversary import fewest_rows_of
+from benchmarks.adversary import fewest_rows_of, limits_of
 
 import fedsolve as fs
 from fedsolve.federation.folds import Part, RowCells
@@ -163,9 +163,12 @@ def test_without_the_rules_there_are_many() -> None:
 
 def test_no_combination_of_methods_evaluations_cohorts_and_seeds_is_about_few_rows() -> None:
     """The whole protocol, a few servers of `python -m benchmarks.adversary`."""
-    found = [everything(seed, Limits(told=50.0)) for seed in range(12)]
+    found = [everything(seed, limits_of(seed)) for seed in range(12)]
     assert min(server.smallest() for server in found) >= Limits().fewest_rows
-    assert sum(len(server.sums) for server in found) > 40
+    assert sum(len(server.sums) for server in found) > 30
+    answered = sum((server.kinds for server in found), Counter[str]())
+    assert {"afl", "statistics", "private"} <= answered.keys()
+    assert 0 < max(server.epsilon for server in found) < 8.001
     assert max(len(seeds) for server in found for seeds in server.seeds.values()) == 1
     assert min(everything(seed, OFF).smallest() for seed in range(3)) < 3
 

@@ -16,13 +16,15 @@ import fedsolve as fs
 from fedsolve.closedform.projections import projection
 from fedsolve.federation.folds import Part, folds
 from fedsolve.federation.messages import Request
+from fedsolve.federation.noisy_sums import NoisyAnswer
+from fedsolve.network.proposing import Proposing
 from fedsolve.privacy import SecureFederation
-from fedsolve.privacy.census import OFF, Limits
+from fedsolve.privacy.census import OFF, Limits, column_counts
 from fedsolve.privacy.disclosure import Disclosure
 from fedsolve.privacy.joint_seed import about_opening, draw_seed, drawing_of
-from fedsolve.privacy.ledger import Ledger
 from fedsolve.privacy.sizes import KnownTotals
 from fedsolve.tables.encoder import encode
+from fedsolve.tables.schema import Column, Schema
 
 from .setups import take_census
 
@@ -359,17 +361,18 @@ def test_the_same_question_in_many_layouts(sites: int, monkeypatch: pytest.Monke
     features, labels = digits(120)
 
     def asked(limits: Limits | None, exponents: list[int]) -> list[Any]:
-        federation, steps = secure(features, labels, sites, limits), iter(exponents)
+        federation = secure(features, labels, sites, limits)
+        steps = itertools.chain(exponents, itertools.repeat(exponents[-1]))
         monkeypatch.setattr(KnownTotals, "bounded", lambda *given: {"label_square": next(steps)})
         question = first(federation, fs.AFL(ridge=1.0))
         return [federation.exchange(*question)["label_square"] for _ in exponents]
 
-    with pytest.raises(fs.CohortError, match="has been answered in another layout"):
-        asked(Limits(fewest_rows=2, rows_per_width=0.5), [50, 51])
+    once, again = asked(Limits(fewest_rows=2, rows_per_width=0.5), [50, 51])
+    assert np.array_equal(once, again)  # in other steps it is answered in two limbs, to the last digit
     with pytest.raises(fs.CohortError, match="an exponent of -1"):
         asked(Limits(fewest_rows=2, rows_per_width=0.5), [-1])
     # With the rules off: any layout, as often as one likes.
-    monkeypatch.setattr(Ledger, "lay_out", lambda *given: None)
+    monkeypatch.setattr(Disclosure, "rounded_otherwise", lambda *given: None)
     monkeypatch.setattr("fedsolve.privacy.ring_layout.LEAST_EXPONENT", -20)
     monkeypatch.setattr(KnownTotals, "check_accuracy", lambda *given: {})
     monkeypatch.setattr(KnownTotals, "too_coarse", lambda *given: set())
@@ -386,15 +389,189 @@ def test_the_best_of_forty_seeds(sites: int, monkeypatch: pytest.MonkeyPatch) ->
     method = fs.DeepAFL(layers=1, width=16)
     federation.seeded(fs.Recipe(method), federation.describe())
     about = about_opening(method.start(federation.describe()).chain.opening)
-    seeds = {draw_seed(federation._engine, federation.clients, 0, about) for _ in range(40)}
+    seeds = {draw_seed(federation._engine, federation.clients, about) for _ in range(40)}
     assert len(seeds) == 1
     real, named = drawing_of(about, federation.clients), "fedsolve.privacy.joint_seed.drawing_of"
     names = itertools.chain(["another drawing"], itertools.repeat(real))
     monkeypatch.setattr(named, lambda *given: next(names))  # the server's name, then what the sites expect
     with pytest.raises(fs.CohortError, match="a second seed is drawn for the"):
-        draw_seed(federation._engine, federation.clients, 0, about)
+        draw_seed(federation._engine, federation.clients, about)
     drawn = set()
     for number in range(5):  # with the rule off, any name is taken
         monkeypatch.setattr(named, lambda *given, name=f"drawing {number}": name)
-        drawn.add(draw_seed(federation._engine, federation.clients, 0, about))
+        drawn.add(draw_seed(federation._engine, federation.clients, about))
     assert len(drawn) == 5  # and one of them may be chosen
+
+
+@SITES
+def test_a_seed_for_every_ridge(sites: int) -> None:
+    """Another parameter, in whatever digit, is no reason for another seed."""
+    features, labels = digits()
+    federation = secure(features, labels, sites)
+    methods = [fs.DeepAFL(layers=1, width=16, ridge=1 + 1e-9 * step) for step in range(5)]
+    recipes = [federation.seeded(fs.Recipe(method), federation.describe()) for method in methods]
+    assert len({recipe.method.seed for recipe in recipes}) == 1
+
+
+# -- noise -----------------------------------------------------------------------------------------
+
+
+def heard(federation: SecureFederation, method: Any) -> list[Any]:
+    """All totals of a run, and what stops it."""
+    found, exchange = [], federation.exchange
+
+    def listening(request: Any, chain: Any) -> Any:
+        total = exchange(request, chain)
+        found.append(total)
+        return total
+
+    federation.exchange = listening  # type: ignore[method-assign]
+    method.fit(federation)
+    return found
+
+
+@SITES
+def test_noise_that_hides_nothing(sites: int) -> None:
+    """The server chooses epsilon: with 10^7 a class of one row is its column of the cross matrix."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.standard_normal((300, 6)), np.arange(300) % 2
+    labels[7] = 2
+
+    def error(limits: Limits, epsilon: float, delta: float = 1e-5) -> float:
+        federation = secure(features, labels, sites, limits)
+        method = fs.Private("afl", epsilon=epsilon, delta=delta)
+        totals = heard(federation, method)
+        alone = totals[1].term.arrays["cross"][:6, 2]
+        row, centre = features[7] / np.linalg.norm(features[7]), method.fit(federation).centre
+        true = (row - centre) / np.linalg.norm(row - centre)
+        return float(np.abs(alone / np.linalg.norm(alone) - true).max())
+
+    assert error(OFF, 1e7) < 0.01
+    for epsilon, delta in ((1e7, 1e-5), (8.0, 0.9)):
+        with pytest.raises(fs.CohortError, match=r"noise hides no row \(epsilon_most\)"):
+            error(Limits(), epsilon, delta)
+    assert error(OFF, 4.0) > 0.1
+
+
+@SITES
+def test_noise_that_is_averaged_away(sites: int) -> None:
+    """Many runs of little epsilon are one of much: all noisy answers about a row stay within epsilon_most."""
+    features, labels = digits(300)
+    federation = secure(features[:, 20:26], labels % 2, sites)
+    for _ in range(3):
+        fs.Private("afl", epsilon=4.0).fit(federation)
+    with pytest.raises(fs.CohortError, match=r"of 8 is spent \(epsilon_most\)"):
+        fs.Private("afl", epsilon=4.0).fit(federation)
+    free = secure(features[:, 20:26], labels % 2, sites, OFF)
+    for _ in range(6):
+        fs.Private("afl", epsilon=4.0).fit(free)
+
+
+@SITES
+def test_a_site_that_takes_its_own_noise_off(sites: int) -> None:
+    """What is left without one site's share is as much as the account says, with three sites too."""
+    release = NoisyAnswer({"gram": 1.0}, 1.0, honest=1.0)
+    share = release.deviation("gram", 1, release.shares(sites)) / np.sqrt(release.shares(sites))
+    assert share * np.sqrt(sites - 1) >= release.deviation("gram", 1) * (1 - 1e-6)
+
+
+# -- columns of one value --------------------------------------------------------------------------
+
+
+@SITES
+@pytest.mark.parametrize("values", [(1.0, 2.0), (5.0, 7.0), (-3.5, 0.0)])
+def test_a_column_of_one_value_but_for_a_row(sites: int, values: tuple[float, float]) -> None:
+    """Of ones and a two, say: its products less the sums of all other columns are the row."""
+    rng = np.random.default_rng(0)
+    usual, odd = values
+    features = np.column_stack([np.full(ROWS, usual), rng.standard_normal((ROWS, 5))])
+    features[77, 0] = odd
+    labels = np.arange(ROWS) % 2
+
+    def difference(limits: Limits) -> Any:
+        federation = secure(features, labels, sites, limits)
+        total = federation.exchange(*first(federation, fs.AFL(ridge=1.0)))
+        return (total["gram"][0] - usual * total["cross"].sum(axis=1))[1:, None] / (odd - usual)
+
+    assert shown(difference(OFF), features[:, 1:]) == {77}
+    assert shown(difference(Limits()), features[:, 1:]) == set()
+
+
+@SITES
+def test_a_target_of_one_value_but_for_a_row(sites: int) -> None:
+    rng = np.random.default_rng(0)
+    features, target = rng.standard_normal((ROWS, 5)), np.where(np.arange(ROWS) == 77, 1.0, 0.0) + 0.0
+    target[0] = 1e-9  # not a class
+
+    def cross(limits: Limits) -> Any:
+        owners = np.arange(ROWS) % sites
+        inner = fs.LocalFederation.from_arrays(features, target, owners, task="regression")
+        federation = SecureFederation(inner, limits=limits)
+        return federation.exchange(*first(federation, fs.AFL(ridge=1.0)))["cross"]
+
+    assert shown(cross(OFF), features) == {77}
+    with pytest.raises(fs.CohortError, match="the target is the same in all but few rows"):
+        cross(Limits())
+
+
+@SITES
+def test_a_row_alone_at_its_site_shows_in_no_count(sites: int) -> None:
+    """Sites of many rows tell the most that is counted; what is left over must not be one row's flags."""
+    rng = np.random.default_rng(0)
+    features = np.column_stack([rng.standard_normal((ROWS, 2)), rng.random((ROWS, 6)) < 0.5])
+    owners = np.arange(ROWS) % (sites - 1)
+    owners[77] = sites - 1
+
+    def counted(flags: Any) -> Any:
+        values = features.copy()
+        values[77, 2:] = flags
+        folds_of = np.arange(ROWS) % 3
+        return sum(
+            column_counts(values[owners == site], folds_of[owners == site], 10)[:3] for site in range(sites)
+        )
+
+    assert np.array_equal(counted(np.ones(6)), counted(np.zeros(6)))
+
+
+@SITES
+def test_counts_of_rows_are_those_that_a_question_declares(sites: int) -> None:
+    """Products of small whole numbers are no counts: they are told in full."""
+    rng = np.random.default_rng(0)
+    features, labels = rng.integers(0, 3, (ROWS, 8)).astype(float), np.arange(ROWS) % 2
+    federation = secure(features, labels, sites)
+    total = federation.exchange(*first(federation, fs.AFL(ridge=1.0)))
+    told = {client.disclosure.told for client in federation._attending.values()}
+    size = 36 + total["cross"].size
+    assert min(told) >= size / (ROWS * 9)
+
+
+# -- schemas ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"bounds": (61.0, 61.0 + 1e-9)}, r"with bounds \[61.0"),
+        ({"reference": 1e18, "scale": 1e2}, r"about 1e\+18 with a scale of 100"),
+        ({"scale": 1e9}, "about 60 with a scale of 1e"),
+        (
+            {"kind": "category", "categories": ("61.5",), "missing": "other"},
+            "as a category, here it is a number",
+        ),
+        ({}, ""),
+        ({"reference": 48.0, "scale": 9.0}, ""),
+    ],
+)
+def test_a_schema_that_nobody_proposed(tmp_path: Any, more: dict[str, Any], why: str) -> None:
+    """Bounds about one value make a column of it that differs in the rows above; so does a place far away."""
+    own = Schema((Column("age", reference=60.0, scale=10.0), Column("b")), "outcome")
+    read: list[Any] = []
+    site = Proposing("a", own, tmp_path, lambda agreed: read.append(agreed), lambda event: None)
+    agreed = Schema((dataclasses.replace(own.columns[0], **more), Column("b")), "outcome")
+    if why:
+        with pytest.raises(fs.DataError, match=why):
+            site._take(agreed)
+        assert not read
+    else:
+        site._take(agreed)
+        assert read == [agreed]

@@ -131,7 +131,7 @@ def test_a_committee_draws_for_many_sites() -> None:
                 yield name, sites[name].answer(letter)
 
     about = about_circle(SETUP)
-    seed = draw_seed(Post(), names, 0, about)
+    seed = draw_seed(Post(), names, about)
     assert asked == [COMMITTEE, COMMITTEE, len(names)]
     assert all(site.book.drew(seed, about, names) for site in sites.values())
     assert not sites[names[0]].book.drew(seed, about, names[1:])

@@ -14,7 +14,6 @@ from fedsolve.container import from_bytes, to_bytes
 from fedsolve.federation.method import opening
 from fedsolve.privacy import joint_seed
 from fedsolve.privacy.joint_seed import (
-    MOST_ATTEMPTS,
     SeedBook,
     SeedSite,
     about_opening,
@@ -69,12 +68,12 @@ def asked(post: Post, letter: bytes) -> dict[str, Any]:
 
 def test_all_sites_find_one_seed_and_answer_only_for_it() -> None:
     post = Post()
-    seed = draw_seed(post, NAMES, 0, ABOUT)
-    assert draw_seed(post, NAMES, 0, ABOUT) == seed  # a repeat is a repeat
-    assert draw_seed(post, NAMES[:3], 1, ABOUT) != seed
-    another = {"ask": "commit", "run": "another", "attempt": 0, "about": ABOUT}
+    seed = draw_seed(post, NAMES, ABOUT)
+    assert draw_seed(post, NAMES, ABOUT) == seed  # a repeat is a repeat
+    assert draw_seed(post, NAMES[:3], ABOUT) != seed
+    another = {"ask": "commit", "run": "another", "about": ABOUT}
     bound = {name: [n["value"], n["signature"]] for name, n in asked(post, to_bytes({}, another)).items()}
-    with pytest.raises(fs.TermError, match="a second seed is drawn for the same run and sites"):
+    with pytest.raises(fs.TermError, match="a second seed is drawn for the same method and sites"):
         asked(post, to_bytes({}, {**another, "ask": "reveal", "commitments": bound, "names": list(NAMES)}))
     book = post.sites["north"].book
     book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC), NAMES)
@@ -82,7 +81,8 @@ def test_all_sites_find_one_seed_and_answer_only_for_it() -> None:
     book.check(opening(fs.AFL(), SPEC), NAMES)  # has no seed
     with pytest.raises(fs.TermError, match="was not drawn by all sites together"):  # a seed of other sites
         book.check(opening(fs.DeepAFL(layers=1, width=8, seed=seed), SPEC), NAMES[:3])
-    for method in (METHOD, fs.DeepAFL(layers=2, width=8, seed=seed)):
+    book.check(opening(fs.DeepAFL(layers=2, width=8, ridge=1 + 1e-9, seed=seed), SPEC), NAMES)
+    for method in (METHOD, fs.KernelAFL(seed=seed)):
         with pytest.raises(fs.TermError, match="was not drawn by all sites together"):
             book.check(opening(method, SPEC), NAMES)
 
@@ -94,22 +94,19 @@ def dropped(name: str, note: dict[str, Any]) -> dict[str, Any]:
     return note
 
 
-def test_a_dropped_reveal_voids_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_reveal_gives_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     post = Post(meddle=dropped)
     with pytest.raises(fs.CohortError, match=r"numbers of \['west'\] are missing"):
-        draw_seed(post, NAMES, 0, ABOUT)
-    entry = post.sites["north"].book.entry(drawing_of(ABOUT, NAMES), 0)
+        draw_seed(post, NAMES, ABOUT)
+    entry = post.sites["north"].book.entry(drawing_of(ABOUT, NAMES))
     assert entry is not None
     assert entry.keys() == {"about", "number", "commitments"}
-    for attempt in range(1, MOST_ATTEMPTS):
-        with pytest.raises(fs.CohortError):
-            draw_seed(post, NAMES, attempt, ABOUT)
-    with pytest.raises(fs.CohortError, match="3 are allowed in a run"):
-        draw_seed(post, NAMES, MOST_ATTEMPTS, ABOUT)
+    post.meddle = lambda name, note: note
+    assert draw_seed(post, NAMES, ABOUT) == draw_seed(Post(), NAMES, ABOUT)  # with the same numbers
     # Without the rule the server may choose: with or without any site that it likes.
     monkeypatch.setattr(joint_seed, "check_all_shown", lambda bound, shown: None)
-    chosen = draw_seed(Post(meddle=dropped), NAMES, 0, ABOUT)
-    assert chosen != draw_seed(Post(), NAMES, 0, ABOUT)
+    chosen = draw_seed(Post(meddle=dropped), NAMES, ABOUT)
+    assert chosen != draw_seed(Post(), NAMES, ABOUT)
 
 
 @pytest.mark.parametrize(
@@ -118,21 +115,21 @@ def test_a_dropped_reveal_voids_the_attempt(monkeypatch: pytest.MonkeyPatch) -> 
         (lambda name, note: note | {"commitments": note.get("commitments", {}) | FORGED}, "signed"),
         (lambda name, note: note | {"numbers": note.get("numbers", {}) | FORGED}, "signed"),
         (lambda name, note: note | ({"about": "x"} if note["ask"] == "reveal" else {}), "to nothing"),
-        (lambda name, note: None if (name, note["ask"]) == ("west", "reveal") else note, "is void"),
+        (lambda name, note: None if (name, note["ask"]) == ("west", "reveal") else note, "drawing goes on"),
     ],
 )
 def test_a_server_that_meddles_is_refused(meddle: Meddle, words: str) -> None:
     with pytest.raises(fs.CohortError, match=words):
-        draw_seed(Post(meddle=meddle), NAMES, 0, ABOUT)
+        draw_seed(Post(meddle=meddle), NAMES, ABOUT)
 
 
 def test_a_number_is_shown_to_one_list_of_commitments(tmp_path: Path) -> None:
     post = Post(tmp_path)
-    first = draw_seed(post, NAMES, 0, ABOUT)
+    first = draw_seed(post, NAMES, ABOUT)
     post.sites = {name: post.start(name) for name in NAMES}  # all of them start again
-    assert draw_seed(post, NAMES, 0, ABOUT) == first
+    assert draw_seed(post, NAMES, ABOUT) == first
     forged = {name: [value.replace("0", "1"), by] for name, (value, by) in _commitments(post).items()}
-    letter = {"ask": "reveal", "run": drawing_of(ABOUT, NAMES), "attempt": 0, "about": ABOUT}
+    letter = {"ask": "reveal", "run": drawing_of(ABOUT, NAMES), "about": ABOUT}
     letter["names"] = list(NAMES)
     with pytest.raises(fs.TermError, match="is not signed by"):
         asked(post, to_bytes({}, {**letter, "commitments": forged}))
@@ -142,5 +139,5 @@ def test_a_number_is_shown_to_one_list_of_commitments(tmp_path: Path) -> None:
 
 
 def _commitments(post: Post) -> dict[str, list[str]]:
-    letter = {"ask": "commit", "run": drawing_of(ABOUT, NAMES), "attempt": 0, "about": ABOUT}
+    letter = {"ask": "commit", "run": drawing_of(ABOUT, NAMES), "about": ABOUT}
     return {name: [n["value"], n["signature"]] for name, n in asked(post, to_bytes({}, letter)).items()}

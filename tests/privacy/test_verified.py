@@ -19,14 +19,15 @@ from fedsolve.closedform.solvers import Sandwich, ridge_solve, solves
 from fedsolve.federation import meaning
 from fedsolve.federation.messages import Block, Chain, Request
 from fedsolve.federation.method import Method, Run
-from fedsolve.privacy import SecureFederation
+from fedsolve.privacy import SecureFederation, signed_questions
 from fedsolve.privacy.census import OFF
 from fedsolve.privacy.policy import SitePolicy
 from fedsolve.privacy.question_trips import QuestionTrips
+from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.signed_questions import SignedQuestions
 from fedsolve.privacy.witness import PRIME, Evidence, fingerprint
 
-from .setups import plus
+from .setups import plus, sign_as, verify
 from .test_secure import CONSENT, METHODS, Listening, federation, rows
 
 
@@ -287,8 +288,9 @@ def test_after_a_total_sites_agree_to_one_question() -> None:
     """Two machines that are both honest: whoever has agreed to one block agrees to no other."""
     secure = checked()
     run, request = begun(secure, PLAIN_RUN)
+    asked = (secure.clients, secure.prefers, secure._course.run, Layout(()))
     secure._trips.agreed(
-        request, "other", run.chain, secure._keys().setup, secure.clients, secure.prefers
+        request, "other", run.chain, secure._keys().setup, *asked
     )  # under a digest that no client will see: nobody answers it
     with pytest.raises(fs.CohortError, match="has agreed to another question"):
         secure.exchange(
@@ -480,14 +482,39 @@ def test_a_small_cohort_of_a_larger_run_is_no_way_around_checks() -> None:
     members = ["a", "b", "c", "d", "e", "f"]
     for few in (members[:3], members[:4]):
         with pytest.raises(fs.TermError, match="nobody has checked that this question follows"):
-            asked.check("digest", few, few, {}, False)
+            asked.check("digest", few, few, {}, "run", "wide", False)
     with pytest.raises(fs.TermError, match="a sum over 2 of 6 sites cannot be checked"):
-        asked.check("digest", members, members[:2], {}, False)
+        asked.check("digest", members, members[:2], {}, "run", "wide", False)
     told = {"training": "t", "cohort": members[:4], "signatures": {"e": "00", "f": "00", "a": "00"}}
+    told["layouts"] = ["narrow", "wide"]
     strict = SignedQuestions(lambda name, message, signature: True, 0, True, 3)
-    strict.check("digest", members, members[:4], {"agreed": told}, False)  # whoever checks need not be asked
+    strict.check(
+        "digest", members, members[:4], {"agreed": told}, "run", "wide", False
+    )  # who checks need not be asked
     with pytest.raises(fs.TermError, match=r"3 of 6 sites have checked this question; .* asks for 4"):
-        asked.check("digest", members, members[:4], {"agreed": told}, False)
+        asked.check("digest", members, members[:4], {"agreed": told}, "run", "wide", False)
     with pytest.raises(fs.TermError, match="agreed to this question for another cohort"):
-        strict.check("digest", members, members[:3], {"agreed": told}, False)
-    strict.check("digest", members, members[:3], {"agreed": told}, True)
+        strict.check("digest", members, members[:3], {"agreed": told}, "run", "wide", False)
+    strict.check("digest", members, members[:3], {"agreed": told}, "run", "wide", True)
+    with pytest.raises(fs.TermError, match="agreed to this question in another layout"):
+        strict.check("digest", members, members[:4], {"agreed": told}, "run", "coarse", False)
+
+
+@pytest.mark.parametrize("sites", [3, 4, 6])
+def test_an_agreement_is_about_one_run_and_layout(sites: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    members, layouts = [f"site {n}" for n in range(sites)], ["narrow", "wide"]
+    asked = SignedQuestions(verify, 0, True, 0)
+
+    def answered(run: str, layout: str) -> None:
+        message = signed_questions.agreed_message("t", "digest", members, "this run", layouts)
+        told = {"training": "t", "cohort": members, "layouts": sorted({*layouts, layout})}
+        told["signatures"] = {name: sign_as(name)(message).hex() for name in members}
+        asked.check("digest", members, members, {"agreed": told}, run, layout, False)
+
+    answered("this run", "wide")
+    for run, layout in (("another run", "wide"), ("this run", "coarse")):
+        with pytest.raises(fs.TermError, match="is not signed by that site, or belongs to another question"):
+            answered(run, layout)
+    real = signed_questions.agreed_message  # as it was before: without run and layouts
+    monkeypatch.setattr(signed_questions, "agreed_message", lambda *given: real(*given[:3], "", []))
+    answered("another run", "coarse")

@@ -15,6 +15,7 @@ import statsmodels.formula.api as smf
 import fedsolve as fs
 from fedsolve import GLM, DataError
 from fedsolve.privacy import SecureFederation
+from fedsolve.privacy.census import OFF, Limits
 from fedsolve.tables.encoder import encode
 from fedsolve.tables.formula import INTERCEPT, check
 from fedsolve.tables.schema import Column, Schema
@@ -129,13 +130,19 @@ def test_hc1_of_the_linear_model() -> None:
     near(model.facts["r_squared"], plain.rsquared, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["logistic", "inverse Gaussian", "linear"])
-def test_the_partition_and_secure_sums_change_nothing(name: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("robust", [None, "HC1"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_partition_and_secure_sums_change_nothing(name: str, robust: Any) -> None:
     where, method, _ = CASES[name]
-    frame = table(where)
-    first = method.fit(federation(frame, 1))
-    engines = [federation(frame, 5), federation(frame, 50), SecureFederation(federation(frame, 5))]
-    for engine in engines:
+    frame, method = table(where), replace(method, robust=robust)
+    first, limits = method.fit(federation(frame, 1)), Limits(told=100.0)
+    if name == "proportions":  # one of 303 districts has most of the weight
+        with pytest.raises(fs.FedsolveError, match=r"lowinc:tested.* would single a row out"):
+            method.fit(SecureFederation(federation(frame, 3), limits=limits))
+        limits = OFF
+    engines = [federation(frame, 5), federation(frame, min(50, len(frame)))]
+    for engine in (*engines, SecureFederation(federation(frame, 3 if name == "gamma" else 5), limits=limits)):
         model = method.fit(engine)
         near(model.coefficient, first.coefficient, 1e-9)
         near(model.standard_error, first.standard_error, 1e-9)

@@ -65,6 +65,13 @@ def test_a_baseline_for_each_site_is_the_stratified_fit(name: str, ties: Any) ->
 
 @pytest.mark.parametrize("ties", ["breslow", "efron"])
 @pytest.mark.parametrize("name", sorted(TABLES))
+def test_one_site_is_the_fit_without_strata(name: str, ties: Any) -> None:
+    x, time, event = columns(name)
+    agrees(Cox(TABLES[name][0], ties=ties).fit(federation(table(name), 1)), oracle(x, time, event, ties))
+
+
+@pytest.mark.parametrize("ties", ["breslow", "efron"])
+@pytest.mark.parametrize("name", sorted(TABLES))
 def test_one_baseline_is_exact_on_its_grid(name: str, ties: Any) -> None:
     x, time, event = columns(name)
     model = Cox(TABLES[name][0], ties=ties, strata=None).fit(federation(table(name), 5))
@@ -156,8 +163,15 @@ def test_the_check_of_proportional_hazards_is_the_score_test_of_x_times_time(str
 def test_curves_and_log_rank_are_those_of_lifelines_on_the_grid(name: str, by: str | None) -> None:
     _, _, time, event = TABLES[name]
     frame = table(name)
-    found = [KaplanMeier(time, event, by).fit(federation(frame, sites)) for sites in (1, 5, 50)]
+    engines = [federation(frame, 1), federation(frame, 5), federation(frame, 50)]
+    found = [
+        KaplanMeier(time, event, by).fit(engine)
+        for engine in (*engines, SecureFederation(federation(frame, 5)))
+    ]
     for model in found:
+        assert np.array_equal(model.times, found[0].times)
+        assert np.array_equal(model.deaths, found[0].deaths)
+        assert np.array_equal(model.at_risk, found[0].at_risk)
         on_grid = model.times[np.searchsorted(model.times[:-1], frame[time])]
         for place, group in enumerate(model.groups):
             rows = np.ones(len(frame), dtype=bool) if by is None else (frame[by] == group).to_numpy()

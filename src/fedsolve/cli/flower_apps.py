@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from flwr.serverapp import ServerApp
 from fedsolve.cli.options import command
 from fedsolve.cli.output import LoggedOutput
 from fedsolve.cli.site_side import SiteDataOptions, SiteOptions, answerer
+from fedsolve.container import locked
 from fedsolve.errors import DataError
 from fedsolve.network.answering import Answerer
 from fedsolve.network.flower import GridLink, record, unpack
@@ -35,6 +37,12 @@ from fedsolve.network.proposing import Proposing
 
 server = ServerApp()
 client = ClientApp()
+
+WAIT = 60.0
+"""Seconds for which a process waits until another one that answers for the same site has ended."""
+
+_until_the_end = ExitStack()
+"""The lock of a state folder: what a process has read there stays true while it answers."""
 
 _APP = """[project]
 name = "fedsolve-app"
@@ -83,6 +91,8 @@ def main(grid: Any, context: Any) -> None:
 def site_of(site: SiteOptions, rows: SiteDataOptions, output: LoggedOutput) -> Answerer | Proposing:
     """What answers for the site that a file describes."""
     private_folder(site.folder)
+    used = f"the state folder {site.folder} is used"
+    _until_the_end.enter_context(locked(site.folder / "lock", used, WAIT))
     made: Answerer | Proposing = answerer(site, rows, output, state=site.folder)[0]
     return made
 

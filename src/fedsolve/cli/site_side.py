@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def answerer(
     policy = SitePolicy() if site.policy is None else SitePolicy.from_file(site.policy)
     output.note(_PLAIN if site.plain else f"{_SECURE}. {_CHECKED if policy.verified else _UNCHECKED}")
     ledger, diary = Ledger(folder / "ledger"), Diary(output, folder / "sent.jsonl")
-    budget = Budget(ledger.folder, ledger.row_key(), policy.epsilon_total, policy.delta_total)
+    budget = Budget(ledger.folder, ledger.row_key(), policy.epsilon_total, policy.delta_total, math.inf)
     guarding = PolicyGuard(policy, budget)
     attend, guard = None, guarding.check_and_pay
     if not site.plain:

@@ -69,7 +69,7 @@ def row_hashes(features: Any, labels: Any = None, key: int | str = 0) -> Array:
             raise DataError(f"{len(values)} rows but {len(given)} labels.")
         for number, column in enumerate(np.atleast_2d(given.T)):
             _enter(hashes, _label_words(column), -1 - number)
-    return _mixed(hashes)
+    return mixed_words(hashes)
 
 
 def folds(features: Any, labels: Any = None, count: int = FOLDS, key: int | str = 0) -> Array:
@@ -99,12 +99,12 @@ def _label_words(labels: Array) -> Array:
 def _enter(hashes: Array, words: Array, number: int) -> None:
     """Mix one word into the hash of every row, in place."""
     np.bitwise_xor(hashes, words, out=hashes)
-    hashes[...] = _mixed(hashes)
+    hashes[...] = mixed_words(hashes)
     hashes *= _ODD
     hashes += np.uint64(number % 2**64)
 
 
-def _mixed(words: Array) -> Array:
+def mixed_words(words: Array) -> Array:
     """SplitMix64's finaliser: every bit of a word changes every bit of the result half of the time."""
     mixed: Array = words ^ (words >> np.uint64(30))
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -119,12 +119,17 @@ class RowCells:
     """Where each row lies: (rows,) its class, its fold, and of how many folds.
 
     left_out: (features,) columns that are left out where a part of the cells is taken.
+    batches:  (rows,) the batch of arrival. book: what steps note of their questions, for the next ones, under
+              these limits. Of a part of the rows there is none.
     """
 
     codes: Array
     folds: Array
     counts: Array
     left_out: Array | None = None
+    batches: Array | None = None
+    book: dict[str, Any] | None = None
+    limits: Any = None
 
     @property
     def hashes(self) -> Array:

@@ -49,8 +49,8 @@ class NoisyAnswer:
     unit: str = "row"
 
     def shares(self, sites: int) -> int:
-        """How many shares of noise, of so many sites, are as much as the account says."""
-        return max(1, math.ceil(self.honest * sites - 1e-9))
+        """How many shares of noise, of so many sites, are as much as the account says; one may be lost."""
+        return max(1, min(math.ceil(self.honest * sites - 1e-9), sites - 1))
 
     def deviation(self, name: str, size: int, shares: int = 1) -> float:
         """The deviation of all noise on an array of so many numbers."""

@@ -6,7 +6,7 @@ file registers its client steps with `@step(kind)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,7 @@ class Kind:
     step: Step
     over_rows: bool = False
     releases: Mapping[str, float] | None = None
+    counts: Collection[str] = ()
     group: GroupStep | None = None
     together: Callable[[Request, Chain, str], int] = lambda request, chain, device: 1
 
@@ -120,13 +121,18 @@ _UNKNOWN = Kind(lambda data, request, memory: Term())
 
 
 def step(
-    kind: str, *, over_rows: bool = False, releases: Mapping[str, float] | None = None
+    kind: str,
+    *,
+    over_rows: bool = False,
+    releases: Mapping[str, float] | None = None,
+    counts: Collection[str] = (),
 ) -> Callable[[Step], Step]:
     """Register a client step: the function that answers requests of this kind.
 
     over_rows: whether the term is a sum over rows, so that clients who bring their rows together answer with
         the sum of their answers (`batch`).
     releases: by array, what one row changes at most (`noisy_sums`); without them it answers no private run.
+    counts: arrays that are numbers of rows; they tell less than others do.
     """
 
     def register(function: Step) -> Step:
@@ -138,7 +144,7 @@ def step(
                 f"requests of kind '{kind}' are answered by {_place(known.step)} already. Choose another "
                 f"kind, such as '{function.__module__}.{kind}'."
             )
-        _KINDS[kind] = Kind(function, over_rows, releases)
+        _KINDS[kind] = Kind(function, over_rows, releases, counts)
         return function
 
     return register

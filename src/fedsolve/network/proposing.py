@@ -17,10 +17,12 @@ from fedsolve.labels import labels_note
 from fedsolve.network.answering import Answerer, Event, check_peer
 from fedsolve.network.parcels import Note
 from fedsolve.tables.proposal import summary
-from fedsolve.tables.schema import Schema
+from fedsolve.tables.schema import Column, Schema
 from fedsolve.version import __version__
 
 _AGREED = "agreed-schema.json"
+_FAR = 1e4
+"""Spreads, at most, between the places of two sites' numbers; and the ratio of their spreads."""
 
 
 class Proposing:
@@ -82,12 +84,35 @@ class Proposing:
         """Read the rows by the schema, unless they are."""
         if self._inner is not None and self._inner[0] == agreed.digest:
             return
-        known = {column.name for column in self._proposal.columns if column.kind != "identifier"}
+        known = {column.name: column for column in self._proposal.columns if column.kind != "identifier"}
         strange = [column.name for column in agreed.used if column.name not in known]
         labels = agreed.label_columns
         if strange or labels != self._proposal.label_columns or agreed.weight is not None:
             what = f"{'columns' if strange else 'label'} {', '.join(map(repr, strange or labels))}"
             raise DataError(f"the server's schema uses {what}, which this site does not propose to use.")
+        for column in agreed.used:
+            if why := _not_proposed(column, known[column.name]):
+                raise DataError(f"the server's schema has column '{column.name}' {why}; nobody proposed it.")
         self._inner = agreed.digest, self._read(agreed)
         container.write_atomically(self._kept, json.dumps(agreed.to_note()).encode(), private=True)
         self._show(Event("told", f"rows are read by the sites' schema. {'; '.join(summary(agreed))}"))
+
+
+def _not_proposed(asked: Column, own: Column) -> str:
+    """What a site that proposes `own` cannot get of other sites' proposals; "" where all is as it may be.
+
+    Bounds would cut numbers where the server likes, and so would a place so far away that numbers round to
+    it: other sites' numbers lie near, and spread alike. A column that is unused here may be used elsewhere.
+    """
+    if own.kind not in (asked.kind, "unused"):
+        return f"as a {asked.kind}, here it is a {own.kind}"
+    if asked.bounds != own.bounds:
+        return f"with bounds {list(asked.bounds)}"
+    if own.kind != "unused" and (asked.format, asked.buckets) != (own.format, own.buckets):
+        return f"with format {asked.format} and {asked.buckets} buckets"
+    far, ratio = abs(asked.reference) / asked.scale, 1.0
+    if (own.reference, own.scale) != (0.0, 1.0) and own.kind != "unused":
+        far, ratio = abs(asked.reference - own.reference) / own.scale, asked.scale / own.scale
+    if far > _FAR or not 1 / _FAR <= ratio <= _FAR:
+        return f"about {asked.reference:g} with a scale of {asked.scale:g}"
+    return ""

@@ -4,14 +4,13 @@
     secure_client  the client's side of it: letters in, letters out
     disclosure     what a client tells of its rows: cells, products, told
     census         how many rows of all lie in which cells
-    ledger         what a client remembers of sums
+    ledger         what a client remembers of sums, and what it does not help to open
     verifying      a client's own copy of a run, by which it checks what is asked
     signed_questions  what it answers: what enough clients have checked
     question_trips the server's side of that: what clients are shown, and their signatures
     witness        what shows a client that a total is the sum of what was sent
     joint_seed     a seed that all clients draw together
     policy         what a site answers at all, from a file at the site
-    rules          what it does not help to open, from all that it remembers
     run_store      what a server still knows of a run after a restart
     made_up        what answers to a request look like
     ring           terms in fixed point, added modulo 2^128 or 2^64

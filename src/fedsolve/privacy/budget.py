@@ -1,8 +1,10 @@
 """What a site's rows have cost so far: mu² of every noisy answer, row by row, over all runs ever answered.
 
 A row that took part in two answers has paid for both, whatever other rows were beside it. An answer is paid
-for before it is computed, once: whoever asks again in the same slot gets the same bytes. Where the policy
-sets `epsilon_total`, nothing leaves without noise, and nothing at all once the budget is used up.
+for before it is computed, once: whoever asks again in the same slot gets the same bytes. Noise stands in for
+the disclosure rules only while all noisy answers about a row stay within `epsilon_most`: the server chooses
+epsilon, and noise of epsilon 10^7 hides nothing. Where the policy sets `epsilon_total`, nothing leaves
+without noise, and nothing at all once the budget is used up.
 
 The account is one sealed file in the ledger's folder. A second file beside that folder counts its entries: an
 account with fewer entries than were counted comes from an old backup, and the site sits out.
@@ -24,15 +26,25 @@ from fedsolve.federation.messages import Chain, Request
 from fedsolve.federation.noisy_sums import privacy_of
 from fedsolve.tables.fingerprints import row_digests
 
+EPSILON_MOST = 8.0
+"""Epsilon beyond which noise hides no row."""
+
 
 class Budget:
     """A site's account. folder: of its ledger; in memory when None. key: with which rows are hashed.
 
-    epsilon: that all answers together may cost, at `delta`; 0: they are counted and never refused.
+    epsilon: the budget, at `delta`; 0: none. most: what all answers together may cost without a budget too.
     """
 
-    def __init__(self, folder: Path | None, key: bytes, epsilon: float = 0.0, delta: float = 1e-5) -> None:
-        self.epsilon, self.delta, self._key = epsilon, delta, key
+    def __init__(
+        self,
+        folder: Path | None,
+        key: bytes,
+        epsilon: float = 0.0,
+        delta: float = 1e-5,
+        most: float = EPSILON_MOST,
+    ) -> None:
+        self.epsilon, self.delta, self.most, self._key = epsilon, delta, most, key
         self._digests, self._spent = np.zeros(0, dtype=np.uint64), np.zeros(0)
         self._paid: set[str] = set()
         self._entries = 0
@@ -63,6 +75,19 @@ class Budget:
                 f"runs only, and '{request.kind}' has no noise. Train with epsilon, or evaluate elsewhere."
             )
 
+    def check_run(self, chain: Chain) -> None:
+        """Refuse a private run whose epsilon is beyond what noise may stand in for the rules with."""
+        privacy = privacy_of(chain)
+        if privacy is None or self.most == math.inf:
+            return
+        epsilon, delta = privacy["epsilon"], privacy["delta"]
+        if mu_of(epsilon, delta) > 1.000001 * mu_of(self.most, self.delta):
+            raise TermError(
+                f"the noise of this run is for epsilon {epsilon:g} and delta {delta:g}; beyond epsilon "
+                f"{self.most:g} and delta {self.delta:g} noise hides no row (epsilon_most). Ask with less. "
+                "Nothing is sent."
+            )
+
     def pay(self, data: ClientData, answer: str, mu: float) -> None:
         """Enter what an answer costs all rows of `data`; refused where a row has too little left.
 
@@ -77,14 +102,16 @@ class Budget:
         spent = np.zeros(len(digests))
         spent[np.searchsorted(digests, self._digests)] = self._spent
         places = np.searchsorted(digests, own)
-        # A little more than the limit, since costs of a run add up to it only but for rounding.
-        most = math.inf if not self.limited else mu_of(self.epsilon, self.delta) ** 2 * (1 + 1e-9)
         before = float(spent[places].max(initial=0.0))
-        if before + mu * mu > most:
+        name, limit = ("epsilon_most", self.most)
+        if self.limited and self.epsilon <= limit:
+            name, limit = ("epsilon_total", self.epsilon)
+        # A little more than the limit, since costs of a run add up to it only but for rounding.
+        if limit < math.inf and before + mu * mu > mu_of(limit, self.delta) ** 2 * (1 + 1e-9):
             was, costs = (epsilon_of(each, self.delta) for each in (math.sqrt(before), mu))
             raise TermError(
-                f"the budget of these rows is used up: epsilon {was:.3g} of {self.epsilon:g} is spent "
-                f"(epsilon_total), and this answer costs {costs:.2g} by itself. Nothing is sent."
+                f"the budget of these rows is used up: epsilon {was:.3g} of {limit:g} is spent ({name}), and "
+                f"this answer costs {costs:.2g} by itself. Nothing is sent."
             )
         spent[places] += mu * mu
         self._digests, self._spent = digests, spent

@@ -3,8 +3,8 @@
 Before the first question of a run, secure sums in two stages, or four, each shown to all sites:
 
     cells    min(own, fewest_rows) rows of each cell that no total was about yet: they decide who takes part
-    columns  of the rows that were just taken in: rows in which a column is set, and is not, at most
-             fewest_rows of a site, and those of sites that have fewer; of all rows and of each fold.
+    columns  of the rows that were just taken in: rows in which a column, or a target, has another value than
+             in most; of all rows and of each fold. A site with one row or two adds nothing that shows.
              Where every site finds that its own rows hide each other, that is all
     pairs    rows in which two indicators are set together, as the Gram matrix would tell
     crowded  columns that sites need left out, so that no row has more than a third of a combination
@@ -26,10 +26,10 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.container import canonical_json
 from fedsolve.errors import TermError
-from fedsolve.federation.client_data import ClientData
-from fedsolve.federation.folds import FOLDS, fold_numbers
+from fedsolve.federation.folds import FOLDS, fold_numbers, mixed_words
 from fedsolve.federation.messages import Term
 from fedsolve.labels import labels_from_note
+from fedsolve.privacy.budget import EPSILON_MOST
 from fedsolve.privacy.ring_layout import Field, Layout
 
 DIVISIONS = (1, 2, FOLDS)
@@ -39,7 +39,11 @@ LEVERAGE = 1 / 3
 """Share that a row may have, at most, of a combination of indicator columns."""
 
 _STARTS = {count: sum(DIVISIONS[:place]) for place, count in enumerate(DIVISIONS)}
-_BLOCK = 65536
+_ALONE = 3
+"""Rows of a site from which on they are told beside those of others: one row's values show in no count."""
+
+_SALT = np.uint64(172)
+"""With which the coins of 0 and 1, and of 1 and 2, fall differently."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,14 @@ class Limits:
     colluders:      sites that may take their own rows off a cell.
     rows_per_width: rows for each column of weights in a product; below 20 a site warns.
     told:           numbers told, at most, for each number held.
+    epsilon:        that all noisy answers about a row cost together, at most; noise lifts the other rules.
     """
 
     fewest_rows: int = 10
     colluders: int = 1
     rows_per_width: float = 2.0
     told: float = 0.5
+    epsilon: float = EPSILON_MOST
 
     @property
     def enough(self) -> int:
@@ -67,7 +73,7 @@ class Limits:
         return self.fewest_rows <= 1
 
 
-OFF = Limits(fewest_rows=1, colluders=0, rows_per_width=0.0, told=math.inf)
+OFF = Limits(fewest_rows=1, colluders=0, rows_per_width=0.0, told=math.inf, epsilon=math.inf)
 """No rule at all."""
 
 
@@ -105,19 +111,20 @@ class CensusStage:
             raise TermError(f"a census has no stage {ascii(stage.name)[:40]}.")
         return stage
 
-    def layout(self, features: int) -> Layout:
+    def layout(self, features: int, outputs: int) -> Layout:
         """What stands where in the sum."""
         features += self.labels
+        targets = outputs if self.classes is None and not self.labels else 0
         labels = labels_from_note(self.classes)
         classes, pairs = 1 if labels is None else len(labels), len(self.columns) + 1
         shapes: dict[str, dict[str, tuple[int, ...]]] = {
             "cells": {"cells": (classes, sum(DIVISIONS)), "fresh": (classes,)},
-            "columns": {"columns": (4, 1 + FOLDS, features), "numbers": (features,)},
+            "columns": {"columns": (8, 1 + FOLDS, features + targets), "numbers": (features,)},
             "pairs": {"pairs": (1 + FOLDS, pairs, pairs)},
             "crowded": {"crowded": (2, features)},
         }
         fields = tuple(Field(name, shape) for name, shape in shapes[self.name].items())
-        return Layout(fields, ("rows", "singled") if self.name == "columns" else ())
+        return Layout(fields, ("rows", "singled", "sites") if self.name == "columns" else ())
 
     def after(self, total: Term) -> str:
         """The history of accounts that this stage, with this total, was shown to."""
@@ -131,8 +138,9 @@ class CensusStage:
         if self.name == "cells":
             name = "columns" if np.any(total.arrays["cells"][:, 0] >= self.limits.fewest_rows) else ""
         elif self.name == "columns":
-            set_somewhere = total.arrays["columns"][0, 0] > 0
-            columns = tuple(np.flatnonzero(set_somewhere & (total.arrays["numbers"] == 0)).tolist())
+            numbers = total.arrays["numbers"]
+            set_somewhere = total.arrays["columns"][6, 0, : len(numbers)] > 0
+            columns = tuple(np.flatnonzero(set_somewhere & (numbers == 0)).tolist())
             name = "pairs" if len(columns) > 1 and total.counts["singled"] and not self.limits.off else ""
         elif self.name == "pairs":
             name = "crowded"
@@ -158,30 +166,58 @@ def folds_carried(cells: Array, limits: Limits) -> Array:
     return most
 
 
-def column_counts(data: ClientData, folds: Array, cap: int) -> tuple[Array, Array]:
-    """(4, 4, features) rows in which a column is set and is not, of all and by fold of three, at most `cap`;
-    the same where they are fewer; and (features,) whether a column has other values than 0 and 1.
+def column_counts(values: Array, folds: Array, cap: int) -> Array:
+    """(8, 4, columns) rows in which a column differs from the value that most of a site's rows have, and rows
+    on either side of a coin that its value throws: `cap` at most, and 0 below three; then as they are; then
+    rows that differ from 0, and from 1. Each of all rows, and by fold of three. NaN is no value.
     """
-    found, numbers = np.zeros((2, 1 + FOLDS, data.width)), np.zeros(data.width, dtype=bool)
-    for start in range(0, len(data), _BLOCK):
-        span = slice(start, start + _BLOCK)
-        block, there = data.features(span), folds[span]
-        for place, hit in enumerate((~np.isnan(block) & (block != 0), block == 0)):
-            for fold in range(FOLDS):
-                found[place, 1 + fold] += hit[there == fold].sum(axis=0)
-        numbers |= (~np.isnan(block) & (block != 0) & (block != 1)).any(axis=0)
-    found[:, 0] = found[:, 1:].sum(axis=1)
-    return np.concatenate([np.minimum(found, cap), np.where(found < cap, found, 0)]), numbers
+    there, coin = ~np.isnan(values), mixed_words(_words(values) ^ _SALT) >> np.uint64(63) == 1
+    found = np.zeros((5, 1 + FOLDS, values.shape[1]))
+    for place in range(1 + FOLDS):
+        rows = slice(None) if place == 0 else folds == place - 1
+        here, side, known = values[rows], coin[rows], there[rows]
+        marks = (known & side, known & ~side, known & (here != 0), known & (here != 1))
+        found[0, place] = _differing(here, known.sum(axis=0))
+        found[1:, place] = [mark.sum(axis=0) for mark in marks]
+    capped = np.where(found[:3] >= min(_ALONE, cap), np.minimum(found[:3], cap), 0)
+    return np.concatenate([capped, found])
 
 
-def few_columns(columns: Array, numbers: Array, limits: Limits) -> Array:
-    """(2, features) columns that too few rows set or, as indicators, do not set: of all rows; of a fold.
+def _words(values: Array) -> Array:
+    """The bits of each number; -0.0 counts as 0.0."""
+    return (np.asarray(values, dtype=np.float64) + 0.0).view(np.uint64)
 
-    Where every site that has such rows has enough of its own, they are enough.
+
+def _differing(values: Array, known: Array) -> Array:
+    """(columns,) rows that differ, at least, from whatever value a column has: `known` of its rows have one.
+
+    A value that more than half of them have is their median. Others are on fewer places of the ordered rows.
     """
-    few = (columns[:2] < limits.enough) & (columns[2:] > 0)
-    bad = few[0] | (few[1] & (numbers == 0))
-    return np.stack([bad[0], bad.any(axis=0)])
+    if not len(values):
+        return np.zeros(values.shape[1])
+    ordered = np.sort(np.ascontiguousarray(values.T), axis=1)  # NaN comes last
+    middle = ordered[np.arange(values.shape[1]), np.minimum(known // 2, len(values) - 1)]
+    other = known - (values == middle).sum(axis=0)
+    most, length = np.maximum(known // 2, 1), 2
+    while length <= len(values) // 2 and (most >= length).any():  # where no value comes so often
+        often = (ordered[:, : 1 - length] == ordered[:, length - 1 :]).any(axis=1)
+        most, length = np.where(often, most, np.minimum(most, length - 1)), length + 1 + length // 4
+    return np.asarray(np.where(2 * other < known, other, known - np.minimum(most, known)))
+
+
+def few_columns(columns: Array, limits: Limits, sites: int) -> Array:
+    """(2, columns) columns that have one value in all but few rows: of all rows; of a fold. sites: with rows.
+
+    Whatever that value is, the rows that differ from a site's commonest one differ from it, or from one that
+    is as common there; and so do all rows for which the coin falls otherwise. A column of 0, or of 1, is told
+    as it is.
+    """
+    capped, whole = columns[:3], columns[3:6]
+    fewest, colluders = limits.fewest_rows, min(limits.colluders, sites - 1)
+    alone = fewest + colluders * (min(_ALONE, fewest) - 1)
+    many = (capped >= fewest * (1 + colluders)) | ((capped == 0) & (whole >= alone))
+    few = ~(many[0] | (many[1] & many[2]) | (columns[6] == 0) | (columns[7] == 0))
+    return np.stack([few[0], few.any(axis=0)])
 
 
 def pair_counts(values: Array) -> Array:

@@ -7,7 +7,7 @@
    of earlier totals stay, and stay with their cohort: what is missing would show as a difference.
 2. Products. In a Gram matrix, a gradient or a Newton step the weights are themselves numbers of the rows. So
    there are at least `rows_per_width` rows for each column of weights, of all rows, of a fold and of a batch.
-   A column that is mostly zero is set, and an indicator also unset, in enough rows, and no combination of
+   A column, or a target, has other values than its commonest one in enough rows, and no combination of
    indicators singles a row out; else columns are left out. Several labels a row are such indicators; a run
    is refused, by label, where one of them would be left out.
 3. Told. The different numbers told about the rows, over all answers, are at most a share `told` of the
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,14 @@ from typing import Any
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.container import from_bytes, read, to_bytes, with_prefix, write_atomically
+from fedsolve.container import from_bytes, read, to_bytes, undamaged, with_prefix, write_atomically
 from fedsolve.errors import CohortError, DataError, ModelFileError, TermError
 from fedsolve.federation.client_data import ClientData
 from fedsolve.federation.cohort import departed
-from fedsolve.federation.folds import FOLDS, Part, RowCells, fold_numbers
+from fedsolve.federation.folds import FOLDS, Part, RowCells, fold_numbers, part_of, speaks_of_parts
 from fedsolve.federation.meaning import flat_activations
-from fedsolve.federation.messages import Term
+from fedsolve.federation.messages import Chain, Request, Term
+from fedsolve.federation.participant import kind_of
 from fedsolve.labels import encode_labels, labels_from_note
 from fedsolve.privacy.census import (
     DIVISIONS,
@@ -65,6 +66,9 @@ _WARNED = 20.0
 
 _AUC = ((2.0, 0.99), (5.0, 0.75), (20.0, 0.54))
 """How well membership was told from a Gram matrix (area under the curve), by rows for each column."""
+
+_TWO_LIMBS = -1
+"""Stands for the exponent of numbers that were too large for one limb."""
 
 _KNOWN = {"digest": np.uint64, "fold": np.uint8, "count": np.uint8, "batch": np.uint32}
 """What is kept of each row that took part: its keyed digest, its fold, of how many, and its batch."""
@@ -139,7 +143,9 @@ class Disclosure:
         self._classes: Any = None
         self._labels = 0
         self._widest = 0
+        self._book: dict[str, Any] = {}
         self._seen: set[str] = set()
+        self._steps: dict[str, int] = {}
         self._digests_of: tuple[ClientData, Array] | None = None
         self._shown: tuple[ClientData, Account, ClientData] | None = None
         if self._path is not None and self._path.exists():
@@ -168,14 +174,15 @@ class Disclosure:
             return Term({"cells": np.minimum(cells, cap), "fresh": cells[:, 0]})
         if stage.name == "crowded":
             return Term({"crowded": self.account.crowded.astype(np.float64)})
-        batch, folds = self._last_batch(data, stage.labels)
+        batch, folds = self._last_batch(data)
         if stage.name == "columns":
-            columns, numbers = column_counts(batch, folds, cap)
-            counts = {
-                "rows": len(batch),
-                "singled": int(self._singled(batch, folds, np.flatnonzero(~numbers))),
-            }
-            return Term({"columns": columns, "numbers": numbers.astype(np.float64)}, counts)
+            values = _values(batch, stage)
+            own = values[:, : data.width + stage.labels]
+            numbers = (~np.isnan(own) & (own != 0) & (own != 1)).any(axis=0)
+            singled = self._singled(own, folds, np.flatnonzero(~numbers))
+            arrays = {"columns": column_counts(values, folds, cap), "numbers": numbers.astype(np.float64)}
+            counts = {"rows": len(batch), "singled": int(singled), "sites": int(len(batch) > 0)}
+            return Term(arrays, counts)
         tables = [pair_counts(values) for values in self._indicators(batch, folds, stage)]
         return Term({"pairs": np.stack(tables)})
 
@@ -203,7 +210,7 @@ class Disclosure:
             )
             said += f"; {len(waiting):,} wait" + (f" (class {few})" if few else "")
         if left := int(self.account.left_out[-1:, 0].sum()):
-            said += f"; {left} columns are left out, set in too few rows or by too few alone"
+            said += f"; {left} columns are left out, the same in all but few rows or set by few alone"
         return f"{said}; told so far: {self.told:.0%}"
 
     def settle(self, run: str) -> None:
@@ -245,13 +252,18 @@ class Disclosure:
             return self._with_batch(data, stage, total, cohort)
         left = base.left_out.copy()
         if stage.name == "columns":
-            few = few_columns(found["columns"], found["numbers"], stage.limits)
-            left[-1], numbers = few, base.numbers | (found["numbers"] > 0)
+            few = few_columns(found["columns"], stage.limits, int(total.counts["sites"]))
+            if few[0, data.width + stage.labels :].any() and not self.limits.off:
+                raise TermError(
+                    "the target is the same in all but few rows, which its products would show (fewest_rows "
+                    f"is {self.limits.fewest_rows}). Choose another target, or noise."
+                )
+            left[-1], numbers = few[:, : data.width + stage.labels], base.numbers | (found["numbers"] > 0)
             size = base.size + int(total.counts["rows"])
             return dataclasses.replace(base, left_out=left, numbers=numbers, size=size)
         if stage.name == "pairs":
-            batch, folds = self._last_batch(data, stage.labels)
-            flags = np.zeros((2, batch.width), dtype=bool)
+            batch, folds = self._last_batch(data)
+            flags = np.zeros((2, data.width + stage.labels), dtype=bool)
             for place, values in enumerate(self._indicators(batch, folds, stage)):
                 there = values if place == 0 else values[folds == place - 1]
                 flags[min(place, 1), list(stage.columns)] |= crowded(there, found["pairs"][place])
@@ -269,6 +281,7 @@ class Disclosure:
         self.check_known(data, cohort, by_class)
         if not base.size:
             base, self.told, self._widest, self._seen = Account.empty(columns), 0.0, 0, set()
+            self._book.clear()
         if base.left_out.shape[-1] != columns:
             raise TermError(
                 "earlier totals of these rows had other labels, which the account does not cover."
@@ -276,6 +289,7 @@ class Disclosure:
         base = dataclasses.replace(base, cohort=cohort)
         if stage.following(total) is None:
             return base
+        self._book.pop("times", None)  # with new rows, one grid does not tell what another lacks
         codes, classes, new = self._fresh(data, stage)
         cells, own = total.arrays["cells"], cell_counts(codes[new], self._hashes(data)[new], classes)
         # What was told before would be told of the new rows alone: they are as many as it takes, too.
@@ -321,33 +335,27 @@ class Disclosure:
         if by_class and not base.by_class:
             raise TermError("rows of this site took part without classes, and are not told apart by them.")
 
-    def _last_batch(self, data: ClientData, labels: int) -> tuple[ClientData, Array]:
-        """The rows that were taken in last, several labels beside their features, and the fold of three that
-        each is in."""
+    def _last_batch(self, data: ClientData) -> tuple[ClientData, Array]:
+        """The rows that were taken in last, and the fold of three that each is in."""
         places, last = self._places(data), len(self.account.left_out) - 1
         rows = self.account.rows
         there = (places >= 0) & (rows["batch"][places] == last if len(rows["batch"]) else False)
-        cells = RowCells(places[there], *(rows[name][places[there]] for name in ("fold", "count")))
-        batch = data.taking(there)
-        if labels:
-            values = np.column_stack(
-                [batch.features(slice(None)), batch.own_labels().reshape(len(batch), -1)]
-            )
-            batch = ClientData(values, np.zeros(len(values)), checked=True)
-        return batch, fold_numbers(cells.hashes, FOLDS)
+        here = places[there]
+        cells = RowCells(here, rows["fold"][here], rows["count"][here])
+        return data.taking(there), fold_numbers(cells.hashes, FOLDS)
 
     def _indicators(self, batch: ClientData, folds: Array, stage: CensusStage) -> list[Array]:
         """The indicators of a batch without what is left out: of all rows, and of those of each fold."""
         columns, left = list(stage.columns), self.account.left_out[-1]
-        values = batch.features(slice(None))[:, columns] * ~left[0, columns]
+        values = _values(batch, stage)[:, columns] * ~left[0, columns]
         divided = values * ~left[1, columns]
         return [values, *(divided * (folds == fold)[:, None] for fold in range(FOLDS))]
 
-    def _singled(self, batch: ClientData, folds: Array, columns: Array) -> bool:
+    def _singled(self, values: Array, folds: Array, columns: Array) -> bool:
         """Whether indicators single a row out among this site's own, of all or of a fold."""
         if len(columns) < 2 or self.limits.off:
             return False
-        values = batch.features(slice(None))[:, columns]
+        values = values[:, columns]
         sets = [values, *(values[folds == fold] for fold in range(FOLDS))]
         return any(len(one) and singled_out(one, pair_counts(one))[0] > LEVERAGE for one in sets)
 
@@ -372,9 +380,24 @@ class Disclosure:
                 )
             folds, counts = (account.rows[name][here].astype(np.int64) for name in ("fold", "count"))
             divided = np.asarray(account.left_out[:, 1, : data.width].any(axis=0))
-            cells = RowCells(_codes(shown, self.classes), folds, counts, divided)
+            codes, batches = _codes(shown, self.classes), account.rows["batch"][here].astype(np.int64)
+            cells = RowCells(codes, folds, counts, divided, batches, self._book, self.limits)
             self._shown = (data, account, shown.within(cells))
         return self._shown[2]
+
+    def permit(self, request: Request, chain: Chain) -> None:
+        """Refuse a question about few rows before anything is computed."""
+        self.check_part(part_of(request, chain))
+        if request.position:
+            self.check_opening(chain.opening)
+
+    def disclosed(self, request: Request, chain: Chain, term: Term, layout: Layout) -> str:
+        """What an answer adds to all that was told, in words; refused where a rule forbids it."""
+        blocks = chain.blocks if request.position else []
+        divided = speaks_of_parts([request.note, *(block.note for block in blocks)])
+        warning = self.check_products(layout, divided)
+        told = f"told so far: {self.tell(term, layout, divided, kind_of(request.kind).counts):.0%}"
+        return told if warning is None else f"{told}; {warning}"
 
     def check_part(self, part: Part | None) -> None:
         """Refuse a question that divides rows finer than anybody needs, or rows that are too few for it.
@@ -450,18 +473,21 @@ class Disclosure:
 
     # -- told --------------------------------------------------------------------------------------
 
-    def tell(self, term: Term, layout: Layout, divided: bool = False) -> float:
+    def tell(self, term: Term, layout: Layout, divided: bool = False, counts: Collection[str] = ()) -> float:
         """Count the numbers of an answer that were not told before; refused beyond the limit.
 
-        Whole numbers from 0 to the number of rows are counts of rows. They are at most as many as the rows,
+        counts: arrays that the step declares to be numbers of rows. These are at most as many as the rows,
         and hold as little as indicators.
         """
         size, new = self.account.size, {f"{sorted(term.counts.items())}": _INDICATOR * len(term.counts)}
+        steps: dict[str, int] = {}
         for field in layout.fields:
             array = term.arrays.get(field.name, np.zeros(0))
             if array.size:
-                counts = np.all((array >= 0) & (array <= size) & (array == np.rint(array)))
-                new[_content(array)] = _INDICATOR * min(field.size, size) if counts else field.size
+                mark, declared = _content(array), field.name.rpartition(".")[2] in counts
+                whole = declared and np.all((array >= 0) & (array <= size) & (array == np.rint(array)))
+                new[mark] = _INDICATOR * min(field.size, size) if whole else field.size
+                steps |= {} if field.exponent is None else {mark: field.exponent}
         more = sum(numbers for mark, numbers in new.items() if mark not in self._seen) / self.account.held()
         if self.told + more > self.limits.told:
             raise TermError(
@@ -469,12 +495,31 @@ class Disclosure:
                 f"been told, {self.told:.0%} before it; this site allows {self.limits.told:.0%} (told). "
                 "Choose a smaller width, fewer layers or steps, or let the sites allow more (policy.toml)."
             )
-        if new.keys() - self._seen:
+        if new.keys() - self._seen or steps.keys() - self._steps.keys():
             self.told += more
             self._widest = max(self._widest, _widest(layout) * (FOLDS if divided else 1))
             self._seen |= new.keys()
+            self._steps = {**steps, **self._steps}
             self._save()
         return self.told
+
+    def rounded_otherwise(self, term: Term, layout: Layout) -> str | None:
+        """An array that is asked for in one limb in other steps than before; None where none is.
+
+        Every site rounds its own numbers, and says where they are too large for one limb: in many steps, both
+        would narrow down what each of them has. Whatever the question is called, the same numbers have one.
+        """
+        for field in layout.fields:
+            if field.exponent is None or field.name not in term.arrays:
+                continue
+            if self._steps.get(_content(term.arrays[field.name]), field.exponent) != field.exponent:
+                return field.name
+        return None
+
+    def too_large(self, array: Array) -> None:
+        """Enter that these numbers are too large for one limb: they are told in two."""
+        self._steps[_content(array)] = _TWO_LIMBS
+        self._save()
 
     # -- rows and the folder -----------------------------------------------------------------------
 
@@ -516,13 +561,15 @@ class Disclosure:
         }
         note: dict[str, Any] = {"run": self.run, "told": self.told, "seen": sorted(self._seen)}
         note |= {"widest": self._widest, "classes": self._classes, "labels": self._labels}
+        note |= {"steps": self._steps, "book": self._book}
         note["accounts"] = [self._now.note(), self._next.note()]
         write_atomically(self._path, to_bytes(arrays, note, sealed=True), private=True)
 
     def _load(self, path: Path) -> None:
         arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
-        try:
+        with undamaged(path, "Without it this site cannot know what it has told; it must sit out."):
             self.run, self.told, self._seen = note["run"], note["told"], set(note["seen"])
+            self._steps, self._book = note.get("steps", {}), note.get("book", {})
             self._widest, self._classes = note["widest"], note["classes"]
             self._labels = note.get("labels", 0)
             now, following = (
@@ -530,11 +577,6 @@ class Disclosure:
                 for place, one in enumerate(note["accounts"])
             )
             self._now, self._next = now, now if following.history == now.history else following
-        except (KeyError, TypeError, ValueError) as problem:
-            raise ModelFileError(
-                f"{path} is damaged ({type(problem).__name__}: {problem}). Without it this site cannot know "
-                "what it has told; it must sit out."
-            ) from problem
 
 
 def membership_auc(rows_per_width: float) -> float:
@@ -547,6 +589,15 @@ def _codes(data: ClientData, classes: Array | None) -> Array:
     if classes is None:
         return np.zeros(len(data), dtype=np.int64)
     return encode_labels(data.own_labels(), classes).astype(np.int64)
+
+
+def _values(data: ClientData, stage: CensusStage) -> Array:
+    """(rows, columns) the features and, where there are no classes, the targets."""
+    features = data.features(slice(None))
+    if stage.classes is not None:
+        return features
+    targets = np.asarray(data.own_labels(), dtype=np.float64)
+    return np.column_stack([features, targets.reshape(len(features), -1)])
 
 
 def _widest(layout: Layout) -> int:

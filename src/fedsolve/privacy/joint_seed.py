@@ -1,15 +1,15 @@
 """A seed that nobody chose: sites commit to a number, then show it; the seed is a hash of all of them.
 
-    commit   what the run is about, but for the seed   -> SHA-256 of a secret number, signed
+    commit   what is drawn for                         -> SHA-256 of a secret number, signed
     reveal   all commitments, and for which sites      -> the number, signed
     seed     all numbers, told to every site           -> the seed, as this site finds it
 
 Of more than 64 sites, 64 draw for all (`notes.committee`), or four times as many as may collude: one that is
 honest among them is enough.
 
-A site shows its number once, when it knows that everybody is bound. A missing number voids the attempt, and
-sites allow few attempts: whoever shows last could otherwise choose among seeds. A drawing is named by what
-the run is about and who takes part, so that there is one for each: asked again, it has the same seed.
+A site shows its number once, when it knows that everybody is bound. There is one drawing for each method and
+cohort, whatever its parameters are: a ridge changed in the ninth digit has the same seed, and so has whoever
+asks again. A drawing that was broken off goes on with the same numbers. Nobody can choose among seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsolve.container import (
-    canonical_json,
     from_bytes,
     from_sealed_json,
     read,
@@ -42,11 +41,8 @@ SEED_CHANNEL = "joint seed"
 _LARGEST = 1 << 16
 """Bytes of a reply: a number and a signature."""
 
-MOST_ATTEMPTS = 3
-"""In one run. Each that is voided gives whoever voided it one more seed to choose from."""
-
-MOST_VOID_RUNS = 20
-"""Runs in which a seed was begun and never agreed on."""
+MOST_VOID = 20
+"""Drawings that were begun and never agreed on."""
 
 _NUMBER_BYTES = 32
 _SEED_BITS = 48
@@ -58,22 +54,19 @@ def about_circle(setup: Setup) -> str:
 
 
 def about_opening(opening: Mapping[str, Any]) -> str:
-    """A digest of what a run is about, but for its seed."""
+    """A digest of what a seed is drawn for: the method, and nothing that a server chooses besides."""
     asked = opening.get("chosen_by", opening)  # a seed is drawn once, before a method is chosen
-    parameters = {name: value for name, value in asked["parameters"].items() if name != "seed"}
-    fixed = {name: opening.get(name) for name in ("features", "outputs", "classes", "schema")}
-    fixed["method"] = asked["method"]
-    return hashlib.sha256(canonical_json([fixed, parameters]).encode()).hexdigest()
+    return hashlib.sha256(purpose("method", asked["method"])).hexdigest()
 
 
 def drawing_of(about: str, names: Iterable[str]) -> str:
-    """The name of the one drawing of a seed for a run about this with these sites."""
+    """The name of the one drawing of a seed about this with these sites."""
     return hashlib.sha256(purpose("drawing of a seed", about, sorted(names))).hexdigest()[:32]
 
 
-def seed_of(run: str, attempt: int, about: str, numbers: Mapping[str, str]) -> int:
+def seed_of(run: str, about: str, numbers: Mapping[str, str]) -> int:
     """The seed that follows from all sites' numbers."""
-    digest = hashlib.sha256(purpose("seed of all", run, attempt, about, sorted(numbers.items()))).digest()
+    digest = hashlib.sha256(purpose("seed of all", run, about, sorted(numbers.items()))).digest()
     return int.from_bytes(digest, "little") % (1 << _SEED_BITS)
 
 
@@ -93,21 +86,16 @@ class SeedBook:
                 read(self._path), what=str(self._path), error=ModelFileError, remedy="Put a copy of it back."
             )
 
-    def entry(self, run: str, attempt: int) -> dict[str, Any] | None:
-        """What is known of an attempt; None before its commitment."""
-        return self._entries.get(f"{run}/{attempt}")
+    def entry(self, run: str) -> dict[str, Any] | None:
+        """What is known of a drawing; None before its commitment."""
+        return self._entries.get(run)
 
-    def attempts(self, run: str) -> int:
-        """How many attempts this site has taken part in, of a run."""
-        return sum(name.startswith(f"{run}/") for name in self._entries)
+    def void(self) -> int:
+        """Drawings that were begun and have no seed."""
+        return sum("seed" not in entry for entry in self._entries.values())
 
-    def void_runs(self) -> int:
-        """Runs that were begun and have no seed."""
-        runs = {name.rpartition("/")[0] for name in self._entries}
-        return len(runs - {n.rpartition("/")[0] for n, entry in self._entries.items() if "seed" in entry})
-
-    def enter(self, run: str, attempt: int, entry: Mapping[str, Any]) -> None:
-        self._entries[f"{run}/{attempt}"] = dict(entry)
+    def enter(self, run: str, entry: Mapping[str, Any]) -> None:
+        self._entries[run] = dict(entry)
         if self._path is not None:
             write_atomically(self._path, sealed_json(self._entries), private=True)
 
@@ -115,12 +103,12 @@ class SeedBook:
         """Whether this seed was drawn for this; names: by these very sites."""
         run = None if names is None else drawing_of(about, names)
         return any(
-            entry.get("seed") == seed and entry["about"] == about and run in (None, name.rpartition("/")[0])
+            entry.get("seed") == seed and entry["about"] == about and run in (None, name)
             for name, entry in self._entries.items()
         )
 
     def check(self, opening: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
-        """Refuse an opening whose seed this site did not draw together with the others, for this very run.
+        """Refuse an opening whose seed this site did not draw together with the others, for this method.
 
         names: with these very sites; among seeds of other cohorts whoever asks could choose.
         """
@@ -130,7 +118,7 @@ class SeedBook:
         if not self.drew(seed, about_opening(opening), names):
             raise TermError(
                 f"the seed {ascii(seed)[:20]} of this run was not drawn by all sites together for this "
-                "method, its parameters and classes; this site answers no other."
+                "method; this site answers no other."
             )
 
 
@@ -153,95 +141,87 @@ class SeedSite:
     def answer(self, letter: bytes) -> bytes:
         """The reply to a letter."""
         note = _read(letter)
-        run, attempt, about = str(note.get("run")), note.get("attempt"), str(note.get("about"))
-        if type(attempt) is not int or not 0 <= attempt < MOST_ATTEMPTS:
-            raise TermError(
-                f"attempt {ascii(attempt)[:20]} to draw a seed: {MOST_ATTEMPTS} are allowed in a run, since "
-                "whoever voids one may choose. Start a new run."
-            )
-        entry = self.book.entry(run, attempt)
+        run, about = str(note.get("run")), str(note.get("about"))
+        entry = self.book.entry(run)
         if note.get("ask") == "commit":
-            return self._commit(run, attempt, about, entry)
+            return self._commit(run, about, entry)
         told = note.get("ask") == "seed" and (entry is None or "number" not in entry)  # others draw
         if not told and (entry is None or entry["about"] != about):
-            raise TermError(f"'{self.name}' has committed to nothing in this attempt to draw a seed.")
+            raise TermError(f"'{self.name}' has committed to nothing in this drawing of a seed.")
         names = listed(note, "names")
         if self.name not in names or len(names) < LEAST_COHORT:
             raise TermError(f"'{self.name}' is not among at least {LEAST_COHORT} sites that draw a seed.")
         if run != drawing_of(about, names):
             raise TermError(
-                "a second seed is drawn for the same run and sites: whoever asks could choose between them."
+                "a second seed is drawn for the same method and sites: whoever asks could choose."
             )
         drawing = committee(names, about, self._colluders)
         if entry is None or told:
             if self.name in drawing:
-                raise TermError(f"'{self.name}' has committed to nothing in this attempt to draw a seed.")
-            numbers = self._believed("reveal", run, attempt, about, _table(note, "numbers"))
+                raise TermError(f"'{self.name}' has committed to nothing in this drawing of a seed.")
+            numbers = self._believed("reveal", run, about, _table(note, "numbers"))
             check_all_shown(dict.fromkeys(drawing, ""), numbers)
-            return self._agreed(run, attempt, {"about": about}, numbers)
+            return self._agreed(run, entry or {"about": about}, numbers)
         if note.get("ask") == "reveal":
-            return self._reveal(run, attempt, entry, _table(note, "commitments"), drawing)
+            return self._reveal(run, entry, _table(note, "commitments"), drawing)
         if note.get("ask") == "seed":
-            return self._seed(run, attempt, entry, _table(note, "numbers"))
+            return self._seed(run, entry, _table(note, "numbers"))
         raise TermError(f"unknown letter {ascii(note.get('ask'))[:40]} about a seed.")
 
-    def _commit(self, run: str, attempt: int, about: str, entry: dict[str, Any] | None) -> bytes:
+    def _commit(self, run: str, about: str, entry: dict[str, Any] | None) -> bytes:
         if entry is None:
-            if self.book.void_runs() >= MOST_VOID_RUNS:
+            if self.book.void() >= MOST_VOID:
                 raise CohortError(
-                    f"{MOST_VOID_RUNS} runs were begun with this site and have no seed; somebody may be "
+                    f"{MOST_VOID} drawings were begun with this site and have no seed; somebody may be "
                     "choosing. It takes no part until its people have asked why, and removed seeds.json."
                 )
             entry = {"about": about, "number": self._random(_NUMBER_BYTES).hex()}
-            self.book.enter(run, attempt, entry)
+            self.book.enter(run, entry)
         if entry["about"] != about:
             raise TermError("the run is about something else than when this site committed to a number.")
         bound = bound_by(entry["number"])
-        signature = self._sign(_signed("commit", run, attempt, about, self.name, bound))
+        signature = self._sign(_signed("commit", run, about, self.name, bound))
         return _letter(value=bound, signature=signature.hex())
 
     def _reveal(
         self,
         run: str,
-        attempt: int,
         entry: dict[str, Any],
         commitments: dict[str, tuple[str, str]],
         drawing: Collection[str],
     ) -> bytes:
-        bound = self._believed("commit", run, attempt, entry["about"], commitments)
+        bound = self._believed("commit", run, entry["about"], commitments)
         if entry.get("commitments", bound) != bound:
             raise TermError("this site has shown its number to other commitments; it is bound to those.")
         if set(bound) != set(drawing) or bound.get(self.name) != bound_by(entry["number"]):
             raise TermError(f"the sites that draw are not those that committed, '{self.name}' among them.")
         if "commitments" not in entry:
             entry = {**entry, "commitments": bound}
-            self.book.enter(run, attempt, entry)
-        signature = self._sign(_signed("reveal", run, attempt, entry["about"], self.name, entry["number"]))
+            self.book.enter(run, entry)
+        signature = self._sign(_signed("reveal", run, entry["about"], self.name, entry["number"]))
         return _letter(value=entry["number"], signature=signature.hex())
 
-    def _seed(
-        self, run: str, attempt: int, entry: dict[str, Any], numbers: dict[str, tuple[str, str]]
-    ) -> bytes:
-        shown = self._believed("reveal", run, attempt, entry["about"], numbers)
+    def _seed(self, run: str, entry: dict[str, Any], numbers: dict[str, tuple[str, str]]) -> bytes:
+        shown = self._believed("reveal", run, entry["about"], numbers)
         bound = entry.get("commitments", {})
         check_all_shown(bound, shown)
         wrong = [name for name, number in shown.items() if bound_by(number) != bound[name]]
         if wrong:
             raise TermError(f"{sorted(wrong)[:5]} showed another number than it had committed to.")
-        return self._agreed(run, attempt, entry, shown)
+        return self._agreed(run, entry, shown)
 
-    def _agreed(self, run: str, attempt: int, entry: dict[str, Any], shown: Mapping[str, str]) -> bytes:
-        seed = seed_of(run, attempt, entry["about"], shown)
-        if entry.get("seed") != seed:
-            self.book.enter(run, attempt, {**entry, "seed": seed})
+    def _agreed(self, run: str, entry: dict[str, Any], shown: Mapping[str, str]) -> bytes:
+        seed = seed_of(run, entry["about"], shown)
+        if entry.get("seed", seed) != seed:
+            raise TermError("a second seed is drawn for the same method and sites.")
+        if "seed" not in entry:
+            self.book.enter(run, {**entry, "seed": seed})
         return _letter(value=str(seed), signature="")
 
-    def _believed(
-        self, what: str, run: str, attempt: int, about: str, told: dict[str, tuple[str, str]]
-    ) -> dict[str, str]:
+    def _believed(self, what: str, run: str, about: str, told: dict[str, tuple[str, str]]) -> dict[str, str]:
         """What each site says, if it has signed it."""
         for name, (value, signature) in told.items():
-            message = _signed(what, run, attempt, about, name, value)
+            message = _signed(what, run, about, name, value)
             if not self._verify(name, message, bytes.fromhex(signature)):
                 raise TermError(
                     f"what '{name}' is said to {what} is not signed by '{name}' as this site knows it."
@@ -258,21 +238,19 @@ def check_all_shown(bound: Mapping[str, str], shown: Mapping[str, str]) -> None:
         )
 
 
-def draw_seed(
-    engine: CarriesLetters, names: Collection[str], attempt: int, about: str, colluders: int = 0
-) -> int:
+def draw_seed(engine: CarriesLetters, names: Collection[str], about: str, colluders: int = 0) -> int:
     """The server's side: the seed that these sites draw; an error, by name, where one does not help."""
     run, everybody = drawing_of(about, names), sorted(names)
     drawing = sorted(committee(names, about, colluders))
 
     def ask(what: str, asked: Collection[str], **more: Any) -> dict[str, list[str]]:
-        letter = to_bytes({}, {"ask": what, "run": run, "attempt": attempt, "about": about, **more})
+        letter = to_bytes({}, {"ask": what, "run": run, "about": about, **more})
         found = {}
         for name, reply in engine.carry(SEED_CHANNEL, dict.fromkeys(asked, letter), _LARGEST):
             if isinstance(reply, Exception):
                 raise CohortError(
-                    f"'{name}' does not help to draw the seed of this run: {plain(reply).rstrip('.')}. This "
-                    "attempt is void; resume for another."
+                    f"'{name}' does not help to draw the seed of this run: {plain(reply).rstrip('.')}. "
+                    "Resume when it does; the drawing goes on."
                 ) from reply
             note = _read(reply)
             found[name] = [str(note.get("value")), str(note.get("signature"))]
@@ -288,8 +266,8 @@ def draw_seed(
     return int(seeds.pop())
 
 
-def _signed(what: str, run: str, attempt: int, about: str, name: str, value: str) -> bytes:
-    return purpose(f"seed {what}", run, attempt, about, name, value)
+def _signed(what: str, run: str, about: str, name: str, value: str) -> bytes:
+    return purpose(f"seed {what}", run, about, name, value)
 
 
 def _letter(**note: Any) -> bytes:

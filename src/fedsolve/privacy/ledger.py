@@ -3,8 +3,6 @@
 A client that helps to open totals keeps account of all that were opened, whoever asked and in whatever run:
 
 - one question per slot: a repeat gets the stored bytes, anything else a refusal;
-- an array is refused as too large for one limb once per request; then everything travels in two;
-- one layout per request and cohort, and its widened form;
 - one cohort per request: a straggler's term is not opened beside the total without it;
 - everybody is in a total who was asked, unless the client allows changes;
 - one list of a run's totals, which only grows, the same for all who open;
@@ -23,24 +21,32 @@ import hashlib
 import json
 import os
 import secrets as random_source
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import canonical_json, read, write_atomically
-from fedsolve.errors import CohortError, ModelFileError, TermError
-from fedsolve.privacy import rules
-from fedsolve.privacy.rules import Opening
-
-__all__ = ["Ledger", "Opening"]
+from fedsolve.container import canonical_json, read, undamaged, write_atomically
+from fedsolve.errors import CohortError, TermError
+from fedsolve.privacy.notes import LEAST_COHORT
 
 _MARK = b"\t"
 _DIGITS = 32
 
 _FACTS = ("used", "layout", "pinned", "refused", "noise", "withdrawn")
-"""By slot: request, question, bytes. By request and cohort: layout and its widened form. By run: its opening.
-By request: an array too large for one limb. By slot: shares of noise. By site: that it has left.
+"""By slot: request, question, bytes; shares of noise. By run: its opening. By site: that it has left.
+Layouts and what was refused stand in older ledgers.
 """
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A total that was opened: in which run, of which request (its digest), over whom."""
+
+    run: str
+    request: str
+    cohort: tuple[str, ...]
 
 
 class Ledger:
@@ -52,14 +58,10 @@ class Ledger:
         self.withdrawn = self._facts["withdrawn"].keys()
         self._masked: tuple[str, bytes] | None = None
         self._digest = ""
-        self._folder = folder
+        self.folder = folder
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._load()
-
-    @property
-    def folder(self) -> Path | None:
-        return self._folder
 
     # -- slots -------------------------------------------------------------------------------------
 
@@ -82,7 +84,7 @@ class Ledger:
         # Stopped after the first file, nothing has happened; after the second, `_load` does the rest.
         about = [slot, request, question, hashlib.sha256(secrets).hexdigest()]
         self._write("masked", canonical_json(about).encode() + b"\n" + masked)
-        self._write("secrets", secrets)
+        self.keep(secrets)
         self._know("used", slot, request, question, len(masked))
         self._masked = (slot, masked)
 
@@ -107,26 +109,6 @@ class Ledger:
         if self._know("pinned", run, opening) != [opening]:
             raise TermError(
                 "the opening of this run (method, parameters, classes) is not the one that it began with."
-            )
-
-    def refuse(self, request: str, array: str) -> None:
-        """Enter that a request was refused as too large for one limb, because of this array."""
-        self._know("refused", request, array)
-
-    def refused(self, request: str) -> str | None:
-        """The array for which this request was refused in one limb."""
-        return next(iter(self._facts["refused"].get(request, [])), None)
-
-    def lay_out(self, request: str, cohort: Sequence[str], layout: str, widened: str) -> None:
-        """Enter in which layout a request is answered; refused in another than that and its widened form.
-
-        Rounded in many ways, an answer would show more digits than one of them has.
-        """
-        name = hashlib.sha256(canonical_json([request, *cohort]).encode()).hexdigest()
-        if layout not in self._know("layout", name, layout, widened):
-            raise TermError(
-                "this question has been answered in another layout; it is answered in that one, or with all "
-                "arrays in two limbs."
             )
 
     def request_of(self, slot: str) -> str:
@@ -155,7 +137,7 @@ class Ledger:
 
     def row_key(self) -> bytes:
         """A secret of this ledger with which rows are hashed: a file of digests shows nobody a row."""
-        path = None if self._folder is None else self._folder / "row-key"
+        path = None if self.folder is None else self.folder / "row-key"
         if path is None:
             return b"in memory"
         if not path.exists():
@@ -173,7 +155,7 @@ class Ledger:
         client has lost its ledger: then it sits the run out.
         """
         seen = [opening for opening in self.openings if opening.run == run]
-        rules.one_chain(seen, told)
+        one_chain(seen, told)
         for other in told[len(seen) :]:
             if other == new:
                 return
@@ -200,14 +182,14 @@ class Ledger:
             Opening(each.run, each.request, tuple(name for name in each.cohort if name not in gone))
             for each in self.openings
         ]
-        rules.one_cohort_per_request(before, new)
-        rules.groups_of_three(before, new)
+        one_cohort_per_request(before, new)
+        groups_of_three(before, new)
 
     def open(self, new: Opening, secrets: bytes) -> None:
         """Enter an opening before it is sent."""
         if new not in self.openings:
             self._enter(new)
-        self._write("secrets", secrets)
+        self.keep(secrets)
 
     def _enter(self, new: Opening) -> None:
         self._append({"opened": [new.run, new.request, list(new.cohort)]})
@@ -222,12 +204,12 @@ class Ledger:
     @property
     def secrets(self) -> bytes | None:
         """What was kept last, in a folder."""
-        path = None if self._folder is None else self._folder / "secrets"
+        path = None if self.folder is None else self.folder / "secrets"
         return read(path) if path is not None and path.exists() else None
 
     def _write(self, name: str, data: bytes) -> None:
-        if self._folder is not None:
-            write_atomically(self._folder / name, data, private=True)
+        if self.folder is not None:
+            write_atomically(self.folder / name, data, private=True)
 
     def _know(self, kind: str, key: str, *values: Any) -> list[Any]:
         """What is known of a key, and entered now where nothing is."""
@@ -237,19 +219,20 @@ class Ledger:
         return self._facts[kind][key]
 
     def _append(self, entry: dict[str, Any]) -> None:
-        if self._folder is not None:
+        if self.folder is not None:
             line = canonical_json(entry).encode()
             digest = _next(self._digest, line)
-            with open(self._folder / "ledger.jsonl", "ab", opener=_for_owner) as file:
+            with open(self.folder / "ledger.jsonl", "ab", opener=_for_owner) as file:
                 file.write(line + _MARK + digest.encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
             self._digest = digest
 
     def _load(self) -> None:
-        assert self._folder is not None
-        path = self._folder / "ledger.jsonl"
-        try:
+        assert self.folder is not None
+        path = self.folder / "ledger.jsonl"
+        remedy = "Without it this client cannot know what it has opened; it must sit out."
+        with undamaged(f"the ledger {path}", remedy):
             if path.exists():
                 whole, _, torn = read(path).rpartition(b"\n")
                 if len(torn.partition(_MARK)[2]) > _DIGITS:
@@ -257,18 +240,11 @@ class Ledger:
                 lines = whole.split(b"\n") if whole else []
                 if len(torn.partition(_MARK)[2]) == _DIGITS:
                     lines.append(torn)
-                if (
-                    torn
-                ):  # the machine stopped while it wrote this line: nothing that follows from it was sent
+                if torn:  # the machine stopped while it wrote this line, and nothing that follows was sent
                     write_atomically(path, b"".join(line + b"\n" for line in lines), private=True)
                 for number, line in enumerate(lines, 1):
                     self._take(json.loads(self._unmarked(line, number)))
-            self._load_masked(self._folder / "masked")
-        except (KeyError, TypeError, ValueError) as problem:
-            raise ModelFileError(
-                f"the ledger {path} is damaged ({type(problem).__name__}: {problem}). Without it this "
-                "client cannot know what it has opened; it must sit out."
-            ) from problem
+            self._load_masked(self.folder / "masked")
 
     def _unmarked(self, line: bytes, number: int) -> bytes:
         """A line without its digest, which must be that of all lines so far."""
@@ -307,3 +283,49 @@ def _next(digest: str, line: bytes) -> str:
 
 def _for_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+# A total shows nothing but the total; two show their difference. So there are rules about cohorts.
+
+
+def one_cohort_per_request(opened: Sequence[Opening], new: Opening) -> None:
+    """Refuse a second cohort for a request: the difference of the two totals is about few."""
+    for before in opened:
+        if before.request == new.request and before.cohort != new.cohort:
+            raise CohortError(
+                f"this request has been opened for {len(before.cohort)} clients; opening it for "
+                f"{_difference(before.cohort, new.cohort)} too would show the difference."
+            )
+
+
+def groups_of_three(opened: Sequence[Opening], new: Opening) -> None:
+    """Refuse a cohort that, with those opened before, sets one or two clients apart."""
+    cohorts = {opening.cohort for opening in (*opened, new)}
+    members = {name: frozenset(c for c in cohorts if name in c) for cohort in cohorts for name in cohort}
+    sizes = Counter(members.values())
+    apart = sorted(name for name, kind in members.items() if sizes[kind] < LEAST_COHORT)
+    if apart:
+        raise CohortError(
+            f"with the totals opened before, this one would set {apart[:5]} apart from all others: clients "
+            f"that are always in or out together must be at least {LEAST_COHORT}. They join or leave as "
+            f"{LEAST_COHORT}, or not at all."
+        )
+
+
+def one_chain(seen: Sequence[Opening], told: Sequence[Opening]) -> None:
+    """Refuse a list of a run's totals that does not go on from the one seen last.
+
+    More than half of the members open each total, so two lists that part cannot both be gone on with.
+    """
+    if tuple(told[: len(seen)]) != tuple(seen):
+        raise CohortError(
+            "the list of totals opened in this run is not the one that this client was shown before. "
+            "Somebody was told otherwise; this client opens nothing more in this run."
+        )
+
+
+def _difference(before: Sequence[str], now: Sequence[str]) -> str:
+    more, fewer = sorted(set(now) - set(before)), sorted(set(before) - set(now))
+    return " and ".join(
+        f"{word} {names[:5]}" for word, names in (("with", more), ("without", fewer)) if names
+    )

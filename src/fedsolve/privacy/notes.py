@@ -113,13 +113,8 @@ class SlotKeys:
         return purpose("keys", setup.note(), self.name, self.channel.hex(), digest)
 
     def to_bytes(self, setup: Setup) -> bytes:
-        arrays = {
-            "channel": as_array(self.channel),
-            "masks": self.masks,
-            "commitments": self.commitments,
-            "signature": as_array(self.signature),
-        }
-        return pack("keys", setup, {"name": self.name}, arrays)
+        parts = {name: part for name, part in vars(self).items() if name != "name"}
+        return pack("keys", setup, {"name": self.name}, parts)
 
     @classmethod
     def from_bytes(cls, data: bytes, setup: Setup) -> SlotKeys:
@@ -189,9 +184,8 @@ def relay(
 ) -> bytes:
     """Bytes of several senders in one note, by name; members: all who take part, where others do, too."""
     names = sorted(parts)
-    arrays = {str(place): as_array(parts[name]) for place, name in enumerate(names)}
     note = {"names": names, "members": names if members is None else sorted(members)}
-    return pack(message, setup, note, arrays)
+    return pack(message, setup, note, {str(place): parts[name] for place, name in enumerate(names)})
 
 
 def relayed(data: bytes, message: str, setup: Setup) -> tuple[dict[str, bytes], list[str]]:
@@ -201,8 +195,11 @@ def relayed(data: bytes, message: str, setup: Setup) -> tuple[dict[str, bytes], 
     return parts, listed(note, "members")
 
 
-def pack(message: str, setup: Setup, note: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
-    """A message with its setup, note and arrays."""
+def pack(
+    message: str, setup: Setup, note: Mapping[str, Any], parts: Mapping[str, Array | bytes] | None = None
+) -> bytes:
+    """A message with its setup, note and parts: arrays, or bytes."""
+    arrays = {n: as_array(part) if isinstance(part, bytes) else part for n, part in (parts or {}).items()}
     return to_bytes(arrays, {"protocol": TAG, "message": message, "setup": setup.note(), **note})
 
 

@@ -29,7 +29,7 @@ from fedsolve.federation.noisy_sums import release_of
 from fedsolve.federation.participant import kind_of
 from fedsolve.labels import labels_from_note
 from fedsolve.parameters import from_table, read_toml
-from fedsolve.privacy.budget import Budget
+from fedsolve.privacy.budget import EPSILON_MOST, Budget
 from fedsolve.privacy.census import Limits
 
 _MATRICES = 4
@@ -48,6 +48,8 @@ class SitePolicy:
     rows_per_width: rows of all sites for each column of a product, such as a Gram matrix.
     told:        numbers told for each number that the rows hold, at most, over all answers ever given.
     largest_number: in blocks of the model and in requests.
+    epsilon_most: what all noisy answers about a row may cost together, with delta_total. Noise stands in for
+                 the three rules, and beyond this it hides no row.
     epsilon_total: what all noisy answers about a row may cost together, with delta_total; 0: no budget. With
                  one, nothing is answered without noise.
     changing:    whether sums are opened that lack a site, and a run's cohort may change.
@@ -68,6 +70,7 @@ class SitePolicy:
     rows_per_width: float = 2.0
     told: float = 0.5
     largest_number: float = 1e9
+    epsilon_most: float = EPSILON_MOST
     epsilon_total: float = 0.0
     delta_total: float = 1e-5
     changing: bool = False
@@ -88,7 +91,9 @@ class SitePolicy:
     @property
     def limits(self) -> Limits:
         """What the disclosure rules ask for."""
-        return Limits(self.fewest_rows, max(1, self.colluders), self.rows_per_width, self.told)
+        return Limits(
+            self.fewest_rows, max(1, self.colluders), self.rows_per_width, self.told, self.epsilon_most
+        )
 
     # -- what is refused ---------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedsolve.errors import CohortError, DataError
@@ -17,13 +17,37 @@ from fedsolve.federation.cohort import plain
 from fedsolve.federation.encoding import encode_request
 from fedsolve.federation.engine import CarriesLetters
 from fedsolve.federation.messages import Chain, Request
-from fedsolve.privacy.notes import Setup, as_array, committee, pack, signatures_needed, text, unpack
+from fedsolve.privacy.notes import Setup, committee, pack, signatures_needed, text, unpack
+from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.run_store import RunStore
 from fedsolve.privacy.secure_client import CHANNEL
 from fedsolve.privacy.witness import Evidence
 
 _LARGEST = 1 << 16
 """Bytes of a reply."""
+
+
+def gather(
+    replies: Iterable[tuple[str, bytes | Exception]],
+    take: Callable[[str, bytes], None],
+    failed: Callable[[str, Exception], None] = lambda name, problem: None,
+) -> dict[str, str]:
+    """Take all replies that can be taken; of the others, by name, why not."""
+    reasons = {}
+    for name, reply in replies:
+        try:
+            if isinstance(reply, Exception):
+                raise reply
+            take(name, reply)
+        except Exception as problem:
+            reasons[name] = plain(problem)
+            failed(name, problem)
+    return reasons
+
+
+def said_of(reasons: Mapping[str, str]) -> str:
+    """The first two reasons, by name."""
+    return "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
 
 
 class QuestionTrips:
@@ -54,7 +78,7 @@ class QuestionTrips:
         self._chain: Chain | None = None
         self._position, self._opening = 0, ""
         self.absorbs = False
-        self._found: tuple[str, dict[str, str]] = ("", {})
+        self._found: tuple[str, dict[str, Any]] = ("", {})
         kept = store.note("training") if resumed else None
         if kept is not None:
             self._training, self._signers = kept["training"], list(kept["signers"])
@@ -76,56 +100,65 @@ class QuestionTrips:
             self._evidence, self._taken = evidence, False
 
     def agreed(
-        self, request: Request, digest: str, chain: Chain, setup: Setup, clients: Sequence[str], prefers: str
+        self,
+        request: Request,
+        digest: str,
+        chain: Chain,
+        setup: Setup,
+        clients: Sequence[str],
+        prefers: str,
+        run: str,
+        layout: Layout,
     ) -> dict[str, Any]:
         """The signatures that go with a question; an error, by name, where too few sites agree to it."""
         if request.position:
             self._chain = chain
-        if self._found[0] == digest:  # agreed to before the server was stopped
-            return {"training": self._training, "cohort": sorted(clients), "signatures": self._found[1]}
+        if self._found[0] == digest and self._found[1]["run"] == run:  # before the server was stopped
+            return self._found[1]
+        layouts = sorted({layout.digest(), layout.widened().digest()})
+        about = {"cohort": sorted(clients), "layouts": layouts, "run": run}
         if not self._signers:
             self._keep()
         needed = self._signatures or signatures_needed(len(clients), self._colluders)
         able = committee(clients, self._training, self._colluders)
         able = list(clients) if self._signatures else able
-        told = self._letter(request, digest, setup, clients, prefers)
+        told = self._letter(request, digest, setup, about, prefers)
         found: dict[str, str] = {}
         reasons: dict[str, str] = {}
+        absorbs = False
+
+        def take(name: str, reply: bytes) -> None:
+            nonlocal absorbs
+            note = unpack(reply, "agreed", setup)[1]
+            found[name], absorbs = text(note, "signature"), bool(note.get("absorbs"))
+
         first = able if self._everybody else committee(able, self._training, self._colluders)[:needed]
         asked = [name for name in self._signers if name in clients] or first
         while asked and len(found) < needed:
-            for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST):
-                try:
-                    if isinstance(reply, Exception):
-                        raise reply
-                    note = unpack(reply, "agreed", setup)[1]
-                    found[name], absorbs = text(note, "signature"), bool(note.get("absorbs"))
-                except Exception as problem:
-                    reasons[name] = plain(problem)
+            reasons |= gather(self._engine.carry(CHANNEL, dict.fromkeys(asked, told), _LARGEST), take)
             # Others may stand in for sites that do not check, as long as nothing has been checked yet.
             rest = [name for name in able if name not in found and name not in reasons]
             asked = rest[: needed - len(found)] if not self._signers else []
         if len(found) < needed:
-            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
-            raise CohortError(
-                f"{len(found)} of {len(clients)} sites agree to this question, {needed} must. {said}."
-            )
+            agree = f"{len(found)} of {len(clients)} sites agree to this question, {needed} must."
+            raise CohortError(f"{agree} {said_of(reasons)}.")
         self.absorbs = absorbs
+        agreed = {**about, "training": self._training, "signatures": found}
         if absorbs:
             self._taken = True
             self._signers = self._signers or sorted(found)
             if request.position:
                 self._position, self._opening = request.position, chain.digests[1]
-            self._found = (digest, found)
+            self._found = (digest, agreed)
             self._keep()
-        return {"training": self._training, "cohort": sorted(clients), "signatures": found}
+        return agreed
 
     def _keep(self) -> None:
         kept = {"training": self._training, "signers": self._signers, "found": list(self._found)}
         self._store.keep_note("training", {**kept, "position": self._position, "opening": self._opening})
 
     def _letter(
-        self, request: Request, digest: str, setup: Setup, clients: Sequence[str], prefers: str
+        self, request: Request, digest: str, setup: Setup, about: Mapping[str, Any], prefers: str
     ) -> bytes:
         chain = Chain() if self._chain is None else self._chain
         if self._recipe is None:
@@ -138,12 +171,12 @@ class QuestionTrips:
         first = min(self._position, len(chain)) if chain.digests[1:2] == [self._opening] else 0
         blocks = tuple(chain.blocks[first:])
         model = Request("model", 0, 0, (), position=len(chain), digest=chain.digest, blocks=blocks)
-        parts = {
-            "request": as_array(encode_request(dataclasses.replace(request, blocks=()))),
-            "model": as_array(encode_request(model)),
+        parts: dict[str, Any] = {
+            "request": encode_request(dataclasses.replace(request, blocks=())),
+            "model": encode_request(model),
         }
         note: dict[str, Any] = {
-            "cohort": sorted(clients),
+            **about,
             "training": {"name": self._training, "recipe": self._recipe, "prefers": prefers},
         }
         evidence = None if self.before(digest) is None else self._evidence

@@ -16,7 +16,6 @@ from fedsolve.container import read
 from fedsolve.errors import FedsolveError
 from fedsolve.federation.cohort import plain
 from fedsolve.federation.engine import Federation, Spec
-from fedsolve.federation.folds import part_of, speaks_of_parts
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.method import Method
 from fedsolve.federation.participant import ClientData, Participant, kind_of
@@ -78,7 +77,8 @@ class Rehearsal(Federation):
         self._account = Disclosure(policy.limits if self._secure else OFF, key, self._ledger, entering=False)
         self._clients = self._account.account.cohort or (self._name,)
         self._participant = Participant(self._name, self._data)
-        self._participant.guard = PolicyGuard(policy, Budget(None, key, policy.epsilon_total)).check
+        self._budget = Budget(None, key, policy.epsilon_total, policy.delta_total, policy.epsilon_most)
+        self._participant.guard = PolicyGuard(policy, self._budget).check
         self.run, self._rows = Rehearsed(method), ""
 
     @property
@@ -101,21 +101,18 @@ class Rehearsal(Federation):
         assert isinstance(term, Term)
         layout = Layout.of(term := term.on_host())
         if kind_of(request.kind).releases is None:
-            divided = speaks_of_parts([request.note, *(block.note for block in chain.blocks)])
-            account.check_products(layout, divided)
-            told = account.tell(term, layout, divided)
-            self.run.told = told if self._secure else None
+            account.disclosed(request, chain, term, layout)
+            self.run.told = account.told if self._secure else None
         self.run.exchanges += 1
         self.run.bytes_up += 8 * (2 * layout.wide + layout.narrow) if self._secure else term.nbytes
         self.run.arrays = tuple(sorted({*self.run.arrays, *term.arrays}))
         return Total(self._of_all(term), tuple(request.cohort))
 
     def _permit(self, request: Request, chain: Chain, data: ClientData) -> None:
-        self._account.check_part(part_of(request, chain))
-        if request.position:
-            if self._secure:
-                check_method(chain)
-            self._account.check_opening(chain.opening)
+        if request.position and self._secure:
+            check_method(chain)
+            self._budget.check_run(chain)
+        self._account.permit(request, chain)
 
     def count(self) -> str:
         """Count the rows as a census would; which of them take part, in words."""

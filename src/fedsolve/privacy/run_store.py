@@ -3,7 +3,7 @@
     FOLDER/course.json           the run: its name, epoch and slot, its cohort, the totals opened, their sizes
     FOLDER/setup.safetensors     what the members sent in the setup, all of it public or sealed
     FOLDER/training.json         which training is under way, and which sites check its questions
-    FOLDER/seed.json             the seed that all clients drew, or how far that is
+    FOLDER/seed.json             the seed that all clients drew
     FOLDER/masked.safetensors    the sum of masked terms and whose they are, before anybody has to open it
     FOLDER/census.safetensors    what shows the latest stage of the census
     FOLDER/evidence.safetensors  what shows the latest total to the sites that check questions
@@ -18,11 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsolve.container import from_bytes, from_sealed_json, read, sealed_json, to_bytes, write_atomically
-from fedsolve.errors import ModelFileError, TermError
+from fedsolve.container import (
+    from_bytes,
+    from_sealed_json,
+    read,
+    sealed_json,
+    to_bytes,
+    undamaged,
+    write_atomically,
+)
+from fedsolve.errors import ModelFileError
+from fedsolve.privacy.ledger import Opening
 from fedsolve.privacy.notes import Setup, as_array, octets
 from fedsolve.privacy.ring_layout import Layout
-from fedsolve.privacy.rules import Opening
 from fedsolve.privacy.unmasking import Server
 from fedsolve.privacy.witness import Evidence, WordSum
 
@@ -92,12 +100,8 @@ class RunStore:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         note = self.note("course")
-        try:
+        with undamaged(None if folder is None else folder / "course.json", _ANEW):
             self._course = None if note is None else Course.from_note(note)
-        except (KeyError, TypeError, ValueError, TermError) as problem:
-            raise ModelFileError(
-                f"{folder}/course.json is damaged ({type(problem).__name__}: {problem}). {_ANEW}"
-            ) from problem
 
     def resume(self, opening: str) -> Course | None:
         """The run that this folder holds, once, if it began with this opening."""

@@ -13,16 +13,16 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
 
 from fedsolve.arrays import check_choice, check_whole
 from fedsolve.errors import CohortError, DataError, TermError
-from fedsolve.federation.cohort import CohortReport, departed, plain
+from fedsolve.federation.cohort import CohortReport, departed
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, Spec
 from fedsolve.federation.local import LocalFederation
@@ -32,13 +32,12 @@ from fedsolve.federation.recipe import Recipe
 from fedsolve.labels import labels_note
 from fedsolve.privacy.census import CensusStage, Limits
 from fedsolve.privacy.graph import SPARSE_FROM, degree_for
-from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed
-from fedsolve.privacy.ledger import Ledger
+from fedsolve.privacy.joint_seed import about_circle, about_opening, draw_seed, drawing_of
+from fedsolve.privacy.ledger import Ledger, Opening
 from fedsolve.privacy.made_up import MadeUpClient
 from fedsolve.privacy.notes import (
     LEAST_COHORT,
     Setup,
-    as_array,
     committee,
     least_threshold,
     least_verified,
@@ -49,9 +48,9 @@ from fedsolve.privacy.notes import (
     text,
     unpack,
 )
-from fedsolve.privacy.question_trips import QuestionTrips
+from fedsolve.privacy.question_trips import QuestionTrips, gather, said_of
 from fedsolve.privacy.ring import decode
-from fedsolve.privacy.rules import Opening
+from fedsolve.privacy.ring_layout import Layout
 from fedsolve.privacy.run_store import Asked, Course, RunStore
 from fedsolve.privacy.secure_client import (
     CENSUS,
@@ -59,7 +58,6 @@ from fedsolve.privacy.secure_client import (
     SecureClient,
     check_method,
     context_of,
-    letter,
     opened_note,
     read_letter,
     request_digest,
@@ -68,9 +66,6 @@ from fedsolve.privacy.sizes import KnownTotals
 from fedsolve.privacy.unmasking import MaskedSum, Server
 from fedsolve.privacy.witness import Evidence, slot_name
 from fedsolve.tables.fingerprints import Holdings
-
-if TYPE_CHECKING:
-    pass
 
 _SLOTS = 8
 """Sums that the keys of one setup last for where the length of the run is not known."""
@@ -158,6 +153,7 @@ class SecureFederation(Federation):
         self._ledgers = None if ledgers is None else Path(ledgers)
         self._attending: dict[str, SecureClient] = {}
         self._verifies = False
+        self._laid_out: Layout | None = None
         self._store = RunStore(None if store is None else Path(store))
         self._lasting = lasting
         self._report = report or (lambda report: None)
@@ -214,18 +210,11 @@ class SecureFederation(Federation):
         if "seed" not in opening["parameters"]:
             return recipe
         self._attend()
-        about = about_opening(opening)
-        kept = self._store.note("seed")
-        if kept is None or kept.get("about") != about:
-            kept = {"about": about, "attempt": 0}
-        if "seed" not in kept:
-            self._store.keep_note("seed", kept)
-            try:
-                drawn = draw_seed(self._engine, self.clients, kept["attempt"], about, self.colluders)
-            except CohortError:
-                self._store.keep_note("seed", {**kept, "attempt": kept["attempt"] + 1})
-                raise
-            kept = {**kept, "seed": drawn}
+        about, kept = about_opening(opening), self._store.note("seed")
+        drawing = drawing_of(about, self.clients)
+        if kept is None or kept.get("drawing") != drawing:
+            drawn = draw_seed(self._engine, self.clients, about, self.colluders)
+            kept = {"drawing": drawing, "seed": drawn}
             self._store.keep_note("seed", kept)
         return with_seed(recipe, kept["seed"])
 
@@ -255,20 +244,30 @@ class SecureFederation(Federation):
             raise departed(gone, present)
         # Once for the whole exchange: who is there may change meanwhile.
         self._verifies = self.verify and len(request.cohort) >= least_verified(self.colluders)
+        if request.position:
+            self._take_opening(request, chain)
+        self._check_cohort(request)
+        self._laid_out = None
         if not self._verifies:
-            self._follow(request, chain)
             return {}
-        digest = request_digest(_sent(request))
-        setup = self._trips.before(digest)
-        if setup is None:
-            self._follow(request, chain)
-            setup = self._keys().setup
-            return self._trips.agreed(request, digest, chain, setup, self.clients, self.prefers)
-        # The total before is shown under the keys that it was made with: a run that follows may have others.
         self._attend()
-        agreed = self._trips.agreed(request, digest, chain, setup, self.clients, self.prefers)
-        self._follow(request, chain)
-        return agreed
+        self._store.keep(self._course)  # sites agree to a question of this very run
+        digest = request_digest(_sent(request))
+        # The total before is shown under the keys that it was made with: a run that follows has others.
+        setup = self._trips.before(digest) or self._keys().setup
+        try:
+            self._laid_out = self._layout(request, chain)
+        except Exception:  # what the sites say to such a question says more
+            self._laid_out = Layout(())
+        about = (self.clients, self.prefers, self._course.run, self._laid_out)
+        return self._trips.agreed(request, digest, chain, setup, *about)
+
+    def _layout(self, request: Request, chain: Chain) -> Layout:
+        """Where each array of an answer stands, in as few limbs as the totals before allow."""
+        known, clients = self._known, len(request.cohort)
+        return self._made_up.layout(
+            request, chain, known.exponents(clients), known.bounded(request.sizes(), clients)
+        )
 
     @property
     def verifies(self) -> bool:
@@ -292,10 +291,8 @@ class SecureFederation(Federation):
         """The request in a free slot, written down before anybody is asked."""
         server, slot = self._next_slot()
         cohort = tuple(name for name in sorted(request.cohort) if name in server.sharers)
-        known, clients = self._known, len(request.cohort)
-        exponents, bounded = known.exponents(clients), known.bounded(request.sizes(), clients)
-        layout = self._made_up.layout(request, chain, exponents, bounded)
-        if not narrow:
+        layout = self._layout(request, chain) if self._laid_out is None else self._laid_out
+        if not narrow or layout.digest() not in self._agreed.get("layouts", [layout.digest()]):
             layout = layout.widened()
         asked = Asked(request_digest(_sent(request)), slot, cohort, layout)
         self._course.asked = asked
@@ -372,7 +369,7 @@ class SecureFederation(Federation):
             request = Request(CENSUS, 0, 0, server.sharers, note=stage.note())
             asked = self._asked_before(request)
             if asked is None:
-                slot, layout = self._next_slot()[1], stage.layout(spec.features)
+                slot, layout = self._next_slot()[1], stage.layout(spec.features, spec.outputs)
                 asked = course.asked = Asked(request_digest(_sent(request)), slot, server.sharers, layout)
                 self._store.keep(course)
             report = CohortReport.of(request, asked.cohort)
@@ -381,7 +378,7 @@ class SecureFederation(Federation):
             history, following = stage.after(total), stage.following(total)
             arrays, shows = self._evidence(asked, pending, signed).parts()
             about: dict[str, Any] = {"place": slot_name(server.setup, asked.slot), "history": history}
-            sent = {"request": as_array(encode_request(request))}
+            sent = {"request": encode_request(request)}
             told = pack(CENSUS, server.setup, {**about, "evidence": about | shows}, {**arrays, **sent})
             checking = committee(pending.survivors, course.run, self.colluders)
             if len(checking) < len(pending.survivors):  # of many, as many as must agree
@@ -464,22 +461,20 @@ class SecureFederation(Federation):
         # continue them; then it asks for everything.
         for _ in range(3):
             lacking: dict[str, Request] = {}
-            for name, reply in self._ask(asked, note, pending.masked.nbytes):
-                try:
-                    if isinstance(reply, Exception):
-                        raise reply
-                    told = read_letter(reply)[1]
-                    self._received.add(name)
-                    self._informed.add(name)
-                    if told.get("message") == "needs":
-                        lacking[name] = request.starting_at(int(told["have"]), chain)
-                        report.catch_up_bytes += lacking[name].nbytes
-                    elif told.get("message") == "refused":
-                        refused.add(str(told["array"]))
-                    else:
-                        pending.add(name, reply)
-                except Exception as problem:
-                    self._lose(report, name, problem)
+
+            def take(name: str, reply: bytes, lacking: dict[str, Request] = lacking) -> None:
+                told = read_letter(reply)[1]
+                self._received.add(name)
+                self._informed.add(name)
+                if told.get("message") == "needs":
+                    lacking[name] = request.starting_at(int(told["have"]), chain)
+                    report.catch_up_bytes += lacking[name].nbytes
+                elif told.get("message") == "refused":
+                    refused.add(str(told["array"]))
+                else:
+                    pending.add(name, reply)
+
+            self._gathered(self._letters(asked, note), report, take, pending.masked.nbytes + _SLACK)
             if not lacking:
                 return refused
             asked = lacking
@@ -487,9 +482,7 @@ class SecureFederation(Federation):
             self._lose(report, name, TermError("it still lacks model blocks after being sent them"))
         return refused
 
-    def _ask(
-        self, asked: Mapping[str, Request], note: Mapping[str, Any], largest: int
-    ) -> Iterator[tuple[str, bytes | Exception]]:
+    def _letters(self, asked: Mapping[str, Request], note: Mapping[str, Any]) -> dict[str, bytes]:
         assert self._server is not None
         encoded = {id(request): encode_request(request) for request in asked.values()}
         letters = {}
@@ -499,43 +492,37 @@ class SecureFederation(Federation):
                 parts["sealed"] = self._server.shares_for(name)
             if self._told and (self._lasting or name not in self._informed):
                 parts["census"] = self._told
-            letters[name] = letter("ask", self._server.setup, note, parts)
-        return self._engine.carry(CHANNEL, letters, largest + _SLACK)
+            letters[name] = pack("ask", self._server.setup, note, parts)
+        return letters
 
     def _open(self, pending: MaskedSum, witnessed: bool) -> dict[str, tuple[str, str]]:
         """Ask for help to open a sum; signed fingerprints of its terms, where they are wanted."""
         assert self._server is not None
-        survivors, dropped = pending.survivors, pending.dropped
-        slot = pending.question.slot
-        note = {"slot": slot, "survivors": list(survivors), "dropped": list(dropped)}
+        setup, survivors, dropped = self._server.setup, pending.survivors, pending.dropped
+        note = {"slot": pending.question.slot, "survivors": list(survivors), "dropped": list(dropped)}
         note |= opened_note(self._course.opened)
         if witnessed:
             note["sum"] = pending.masked.digest(pending.opening)
         signed: dict[str, tuple[str, str]] = {}
-        told = letter("open", self._server.setup, note, {})
-        reasons = {}
-        for name, reply in self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK):
-            try:
-                if isinstance(reply, Exception):
-                    raise reply
-                if witnessed:
-                    arrays, witness = unpack(reply, "witnessed", self._server.setup)
-                    signed[name] = text(witness, "value"), text(witness, "signature")
-                    reply = octets(arrays, "opened").tobytes()
-                pending.add_opening(name, reply)
-            except Exception as problem:
-                reasons[name] = plain(problem)
+
+        def take(name: str, reply: bytes) -> None:
+            if witnessed:
+                arrays, witness = unpack(reply, "witnessed", setup)
+                signed[name] = text(witness, "value"), text(witness, "signature")
+                reply = octets(arrays, "opened").tobytes()
+            pending.add_opening(name, reply)
+
+        told = pack("open", setup, note)
+        reasons = gather(self._engine.carry(CHANNEL, dict.fromkeys(survivors, told), _SLACK), take)
         if not pending.can_open:
-            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
             raise CohortError(
                 f"{len(survivors) - len(reasons)} of {len(survivors)} clients helped to open the sum, "
-                f"{self._server.setup.threshold} must. {said}."
+                f"{setup.threshold} must. {said_of(reasons)}."
             )
         if witnessed and set(signed) != set(survivors):
-            said = "; ".join(f"'{name}': {why.rstrip('.')}" for name, why in [*reasons.items()][:2])
             raise CohortError(
                 f"{len(signed)} of {len(survivors)} clients signed what they sent; all must where questions "
-                f"are checked. {said}."
+                f"are checked. {said_of(reasons)}."
             )
         return signed
 
@@ -548,13 +535,8 @@ class SecureFederation(Federation):
 
     # -- the run -----------------------------------------------------------------------------------
 
-    def _follow(self, request: Request, chain: Chain) -> None:
-        """Take the method from the opening, another one begins a new run; refuse a cohort that changed."""
-        if request.position:
-            self._take_opening(request, chain)
-        self._check_cohort(request)
-
     def _take_opening(self, request: Request, chain: Chain) -> None:
+        """Take the method from the opening; another one begins a new run."""
         kind: Any = check_method(chain)
         begun, opening = self._course.opening, chain.digests[1]
         if begun is not None and (begun != opening or request.exchange == 0):
@@ -575,6 +557,7 @@ class SecureFederation(Federation):
         self._made_up = MadeUpClient(self.describe)
 
     def _check_cohort(self, request: Request) -> None:
+        """Refuse a cohort that changed."""
         members = self._course.members
         joined = sorted(set(self.federation.clients) - set(members)) if members else []
         if joined:
@@ -615,10 +598,11 @@ class SecureFederation(Federation):
             course.epoch, course.invited = course.epoch + 1, names
         course.slot, course.asked = 0, None
         self._store.keep(course)
-        setup = self._graph(Setup(course.run, course.epoch, course.slots, self._least(names)), names)
+        least = least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
+        setup = self._graph(Setup(course.run, course.epoch, course.slots, least), names)
         server, report = Server(setup), CohortReport(0, "setup", names)
         self._received, self._told = set(), b""
-        begin = dict.fromkeys(names, letter("begin", setup, opened_note(course.opened), {}))
+        begin = dict.fromkeys(names, pack("begin", setup, opened_note(course.opened)))
         keys: dict[str, bytes] = {}
         course.accounts = {}
 
@@ -638,9 +622,6 @@ class SecureFederation(Federation):
         self._store.keep_setup(setup, keys, shares)
         return server
 
-    def _least(self, names: Collection[str]) -> int:
-        return least_threshold(len(names), self.colluders) if self.threshold is None else self.threshold
-
     def _graph(self, setup: Setup, names: Sequence[str]) -> Setup:
         """The setup with neighbours on a circle, where clients are many and nobody may drop out of a sum."""
         if len(names) < SPARSE_FROM or self.changing or self.threshold is not None:
@@ -648,7 +629,7 @@ class SecureFederation(Federation):
         degree, threshold = degree_for(len(names), self.colluders, math.ceil(self.dropouts * len(names)))
         if not degree:
             return setup
-        circle = draw_seed(self._engine, names, 0, about_circle(setup), self.colluders)
+        circle = draw_seed(self._engine, names, about_circle(setup), self.colluders)
         return dataclasses.replace(setup, threshold=threshold, degree=degree, circle=circle)
 
     def _gathered(
@@ -658,16 +639,15 @@ class SecureFederation(Federation):
         add: Callable[[str, bytes], None],
         largest: int,
     ) -> dict[str, bytes]:
-        """The replies to letters of a setup, by name, each of `largest` bytes at most and taken by `add`."""
-        found = {}
-        for name, reply in self._engine.carry(CHANNEL, letters, largest):
-            try:
-                if isinstance(reply, Exception):
-                    raise reply
-                add(name, reply)
-                found[name] = reply
-            except Exception as problem:
-                self._lose(report, name, problem)
+        """The replies to letters, by name, each of `largest` bytes at most and taken by `add`."""
+        found: dict[str, bytes] = {}
+
+        def take(name: str, reply: bytes) -> None:
+            add(name, reply)
+            found[name] = reply
+
+        replies = self._engine.carry(CHANNEL, letters, largest)
+        gather(replies, take, lambda name, problem: self._lose(report, name, problem))
         return found
 
     def _attend(self) -> None:

@@ -29,7 +29,6 @@ from fedsolve.container import from_bytes
 from fedsolve.errors import DataError, TermError
 from fedsolve.federation.encoding import decode_request
 from fedsolve.federation.encoding import request_digest as request_digest
-from fedsolve.federation.folds import part_of, speaks_of_parts
 from fedsolve.federation.messages import Chain, Needs, Request, Term, Total
 from fedsolve.federation.noisy_sums import release_of
 from fedsolve.federation.participant import ClientData, Participant, kind_of
@@ -42,7 +41,6 @@ from fedsolve.privacy.masking import Client
 from fedsolve.privacy.notes import (
     TAG,
     Setup,
-    as_array,
     check_names,
     listed,
     octets,
@@ -128,7 +126,8 @@ class SecureClient:
             participant.name, sign, verify, SeedBook(self.ledger.folder), random, self._colluders
         )
         limit = (0.0, 1e-5) if policy is None else (policy.epsilon_total, policy.delta_total)
-        self.budget = Budget(self.ledger.folder, self.ledger.row_key(), *limit)
+        most = self.disclosure.limits.epsilon
+        self.budget = Budget(self.ledger.folder, self.ledger.row_key(), *limit, most)
         if policy is not None:
             self._guard = PolicyGuard(policy, self.budget)
             participant.guard = self._permit
@@ -184,7 +183,7 @@ class SecureClient:
         keys = self._client.advertise()
         self.ledger.keep(self._client.save())
         self._tell(Sent("keys", f"public keys for {setup.slots} sums of run {setup.run[:8]}", len(keys)))
-        return pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": as_array(keys)})
+        return pack("begun", setup, {"accounts": self.disclosure.accounts()}, {"keys": keys})
 
     def _share(self, client: Client, letter: bytes) -> bytes:
         shares = client.share(letter)
@@ -217,31 +216,36 @@ class SecureClient:
         if request.kind != CENSUS:
             if self.policy is not None:
                 self._check_limits(self.policy, client.setup.run, layout)
-            self._signatures.check(digest, client.members, cohort, note, self.changing)
-        elif (stage := self._stage(request)).name == "cells":  # before anything is counted or sent
-            self.disclosure.check_known(self.participant.data, cohort, stage.classes is not None)
-        self.ledger.lay_out(digest, cohort, layout.digest(), layout.widened().digest())
-        array = self.ledger.refused(digest) if layout.narrow else None
+            self._signatures.check(
+                digest, client.members, cohort, note, client.setup.run, layout.digest(), self.changing
+            )
+        else:  # before anything is counted or sent
+            stage, data = self._stage(request), self.participant.data
+            if layout != stage.layout(data.width, _outputs(data)):
+                raise TermError("the census is asked for in another layout than its own.")
+            if stage.name == "cells":
+                self.disclosure.check_known(data, cohort, stage.classes is not None)
         said = f"the masked answer to {request.kind}, step {request.step}, for a sum over {len(cohort)}"
-        if array is None:
-            term = self._term(request, place)
-            if isinstance(term, Needs):
-                self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
-                return pack("needs", client.setup, {"have": term.have}, {})
-            term = term.on_host()
-            if _noisy(request.kind):
-                term, paid = self._noised(request, term, place, len(cohort))
-                said += f"; {paid}"
-            elif request.kind != CENSUS:
-                said += f"; {self._disclosed(request, term, layout)}"
-            try:
-                vector = encode(completed(term, layout), layout, len(cohort))
-            except OutOfRange as problem:
-                array = problem.array
-                self.ledger.refuse(digest, array)
+        term = self._term(request, place)
+        if isinstance(term, Needs):
+            self._tell(Sent("needs", f"that it lacks the model from block {term.have} on", 0, request))
+            return pack("needs", client.setup, {"have": term.have})
+        term = term.on_host()
+        if _noisy(request.kind):
+            term, paid = self._noised(request, term, place, len(cohort))
+            said += f"; {paid}"
+        array = self.disclosure.rounded_otherwise(term, layout)
+        try:
+            vector = encode(completed(term, layout), layout, len(cohort))
+            if array is None and request.kind != CENSUS and not _noisy(request.kind):
+                chain = self.participant.memory.chain
+                said += f"; {self.disclosure.disclosed(request, chain, term, layout)}"
+        except OutOfRange as problem:
+            array = problem.array
+            self.disclosure.too_large(term.arrays[array])
         if array is not None:
             self._tell(Sent("refused", f"that '{array}' is too large for one limb", 0, request, about))
-            return pack("refused", client.setup, {"array": array}, {})
+            return pack("refused", client.setup, {"array": array})
         masked = client.mask(slot, vector, cohort, context)
         self.ledger.use(place, digest, question, masked, client.save())
         self._tell(Sent("masked", said, len(masked), request, about))
@@ -259,6 +263,7 @@ class SecureClient:
         check_method(chain)
         release = release_of(request, chain, kind_of(request.kind).releases)
         assert release is not None
+        self.budget.check_run(chain)
         self.budget.pay(self.participant.data, place, release.mu)
 
     def _term(self, request: Request, place: str) -> Term | Needs:
@@ -278,8 +283,13 @@ class SecureClient:
                     "private runs only, which count no rows."
                 )
             return self.disclosure.counts(data, self._stage(request))
-        rows = self.disclosure.rows(data)
-        return self.participant.answer(request, rows=rows, permit=self._undivided)
+
+        def permit(asked: Request, chain: Chain, rows: ClientData) -> None:
+            if asked.position:
+                check_method(chain)
+            self.disclosure.permit(asked, chain)
+
+        return self.participant.answer(request, rows=self.disclosure.rows(data), permit=permit)
 
     def _stage(self, request: Request) -> CensusStage:
         """The stage of a census that is asked for, in the run under way."""
@@ -287,21 +297,6 @@ class SecureClient:
         if request.kind != CENSUS or self._client is None or stage.run != self._client.setup.run:
             raise TermError("what is asked for is not the census of this run.")
         return stage
-
-    def _undivided(self, request: Request, chain: Chain, data: ClientData) -> None:
-        """Refuse a question about few rows before anything is computed."""
-        self.disclosure.check_part(part_of(request, chain))
-        if request.position:
-            check_method(chain)
-            self.disclosure.check_opening(chain.opening)
-
-    def _disclosed(self, request: Request, term: Term, layout: Layout) -> str:
-        """What an answer adds to all that was told, in words; refused where a rule forbids it."""
-        blocks = self.participant.memory.chain.blocks if request.position else []
-        divided = speaks_of_parts([request.note, *(block.note for block in blocks)])
-        warning = self.disclosure.check_products(layout, divided)
-        told = f"told so far: {self.disclosure.tell(term, layout, divided):.0%}"
-        return told if warning is None else f"{told}; {warning}"
 
     def _census(self, client: Client, kind: str, cohort: Sequence[str] | None) -> str:
         """The digest of the census that a question rests on; refused where there is none."""
@@ -336,7 +331,7 @@ class SecureClient:
             self._signatures.check_signed(agreement, note["signatures"], client.members, client.setup.run)
         said = self.disclosure.admit(self.participant.data, stage, total, cohort)
         self._tell(Sent("admitted", f"that it has seen the census{said and f'; {said}'}", 0))
-        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()}, {})
+        return pack("admitted", client.setup, {"signature": self._sign(agreement).hex()})
 
     def _check_limits(self, policy: SitePolicy, run: str, layout: Layout) -> None:
         """Refuse what this run may not ask for any more, before anything is computed."""
@@ -374,7 +369,8 @@ class SecureClient:
             raise TermError("a total is to be opened that is not among those of its run.")
         self.ledger.learn(client.setup.run, told, self.participant.name, opening)
         self.ledger.check(opening, dropped, self.changing)
-        self.ledger.check_noise(slot_name(client.setup, slot), len(survivors) - self._colluders)
+        honest = len(survivors) - max(self._colluders, self.disclosure.limits.colluders)
+        self.ledger.check_noise(slot_name(client.setup, slot), honest)
         self.disclosure.settle(client.setup.run)
         reply = client.open(slot, survivors, dropped)
         self.ledger.open(opening, client.save())
@@ -392,7 +388,7 @@ class SecureClient:
         masked = read_letter(self.ledger.sent(slot_name(client.setup, slot)))[0]["limbs"]
         value, message = client.witness(slot, survivors, masked, digest)
         told = {"value": value, "signature": self._sign(message).hex()}
-        return pack("witnessed", client.setup, told, {"opened": as_array(reply)})
+        return pack("witnessed", client.setup, told, {"opened": reply})
 
     def _check_question(self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any]) -> bytes:
         """Agree to a question, if it follows from the totals that were opened."""
@@ -418,10 +414,12 @@ class SecureClient:
                     self.seeds.book.check(opening, self._drawn_by(client))
         shown = self._shown(client, arrays, note, request.kind) if "evidence" in note else None
         absorbs = self._check.agree(training, asked, digest, model, shown)
-        signature = self._sign(agreed_message(training.name, digest, sorted(cohort)))
+        layouts = listed(note, "layouts")
+        message = agreed_message(training.name, digest, sorted(cohort), text(note, "run"), layouts)
+        signature = self._sign(message)
         said = f"its agreement to {request.kind}, step {request.step}, which follows from the totals opened"
         self._tell(Sent("agreed", said, len(signature), request))
-        return pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs}, {})
+        return pack("agreed", client.setup, {"signature": signature.hex(), "absorbs": absorbs})
 
     def _shown(
         self, client: Client, arrays: Mapping[str, Array], note: Mapping[str, Any], kind: str
@@ -456,6 +454,11 @@ class SecureClient:
         if evidence.setup != client.setup or question != known:
             raise TermError(f"the total shown for slot {place} is not of a question that this site answered.")
         return evidence
+
+
+def _outputs(data: ClientData) -> int:
+    labels = data.own_labels()
+    return 1 if labels.ndim == 1 else int(labels.shape[1])
 
 
 def _noisy(kind: str) -> bool:
@@ -528,8 +531,7 @@ def request_note(request: Request) -> dict[str, Any]:
 
 
 def _slot(note: Mapping[str, Any]) -> int:
-    slot = note.get("slot")
-    if type(slot) is not int:
+    if type(slot := note.get("slot")) is not int:
         raise TermError(f"'slot' of this letter must be a whole number; got {ascii(slot)[:40]}.")
     return slot
 
@@ -566,8 +568,3 @@ def completed(term: Term, layout: Layout) -> Term:
         term.symmetric | {field.name for field in lacking if field.symmetric},
         term.factors,
     )
-
-
-def letter(message: str, setup: Setup, note: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    """A letter with parts that are bytes themselves."""
-    return pack(message, setup, note, {name: as_array(part) for name, part in parts.items()})

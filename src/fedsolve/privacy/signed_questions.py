@@ -16,10 +16,12 @@ from fedsolve.privacy.signatures import Verify
 from fedsolve.privacy.verifying import CheckedTraining
 
 
-def agreed_message(training: str, request: str, cohort: Sequence[str]) -> bytes:
-    """What a site signs: that the question with this digest follows from the totals of a training, and whom
-    it is for."""
-    return purpose("agreed question", training, request, list(cohort))
+def agreed_message(
+    training: str, request: str, cohort: Sequence[str], run: str, layouts: Sequence[str]
+) -> bytes:
+    """What a site signs: that the question with this digest follows from the totals of a training; whom it is
+    for, in which run, and in which layouts it may be answered (digests of one and of its widened form)."""
+    return purpose("agreed question", training, request, list(cohort), run, list(layouts))
 
 
 def training_of(note: Mapping[str, Any]) -> CheckedTraining:
@@ -46,7 +48,7 @@ class SignedQuestions:
         self._wanted = wanted
 
     def enough(self, names: Collection[str]) -> bool:
-        """Whether so many can check: three must be left of whom whoever does knows nothing."""
+        """Whether so many can check: at least three sites must stay hidden from whoever does."""
         return self._verified and len(names) >= least_verified(self._colluders)
 
     def needed(self, members: Collection[str]) -> int:
@@ -65,6 +67,8 @@ class SignedQuestions:
         members: Collection[str],
         cohort: Sequence[str],
         note: Mapping[str, Any],
+        run: str,
+        layout: str,
         changing: bool,
     ) -> None:
         """Refuse a question that too few members of the run have signed, naming wrong signatures."""
@@ -84,7 +88,9 @@ class SignedQuestions:
         everybody = listed(told, "cohort")
         if cohort != everybody and not (changing and set(cohort) <= set(everybody)):
             raise TermError("the sites agreed to this question for another cohort.")
-        message = agreed_message(text(told, "training"), request, everybody)
+        if layout not in (layouts := listed(told, "layouts")):
+            raise TermError("the sites agreed to this question in another layout.")
+        message = agreed_message(text(told, "training"), request, everybody, run, layouts)
         self.check_signed(message, told["signatures"], members, told["training"], self._wanted)
 
     def check_signed(

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve import registry
-from fedsolve.container import from_bytes, read, to_bytes, write_atomically
+from fedsolve.container import from_bytes, read, to_bytes, undamaged, write_atomically
 from fedsolve.errors import DataError, ModelFileError, TermError
 from fedsolve.federation.engine import Spec
 from fedsolve.federation.meaning import differs, notes_differ, settling
@@ -212,15 +212,10 @@ class QuestionCheck:
 
     def _load(self, path: Path) -> None:
         arrays, note = from_bytes(read(path), what=str(path), error=ModelFileError)
-        try:
+        with undamaged(path, "Without it this site cannot check this run; remove it and begin another."):
             self._training, self._opening = CheckedTraining(**note["training"]), note["opening"]
             self.absorbed, self.agreed = note["absorbed"], note["agreed"]
             self._kept = arrays["run"].tobytes()
-        except (KeyError, TypeError) as problem:
-            raise ModelFileError(
-                f"{path} is damaged ({type(problem).__name__}: {problem}). Without it this site cannot check "
-                "the questions of the run under way; remove it and begin another."
-            ) from problem
 
 
 class _Blocks:

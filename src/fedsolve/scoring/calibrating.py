@@ -47,7 +47,7 @@ from fedsolve.scoring.label_quality import labels_evaluation
 from fedsolve.scoring.lockstep import HeldOutRun, models_asked
 from fedsolve.scoring.quality import Evaluation
 from fedsolve.scoring.residuals import EXCHANGES, SpreadRun
-from fedsolve.scoring.tallies import tally_from, tally_term
+from fedsolve.scoring.tallies import COUNTS, tally_from, tally_term
 
 LOSSES, TALLY = "calibrate", "calibrate-tally"
 
@@ -208,7 +208,7 @@ def _all_scores(data: ClientData, request: Request, memory: Memory, names: list[
     return found
 
 
-@step(TALLY, over_rows=True)
+@step(TALLY, over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of the rows held out, each by the model that was not trained on it."""
     whole: dict[str, Array] = {}

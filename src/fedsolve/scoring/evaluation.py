@@ -16,7 +16,7 @@ from fedsolve.labels import encode_labels, label_matrix
 from fedsolve.scoring.label_quality import labels_evaluation, labels_tally
 from fedsolve.scoring.quality import Evaluation
 from fedsolve.scoring.residuals import RegressionEvaluation, error_sums, origin_of
-from fedsolve.scoring.tallies import empty_tally, tally, tally_from, tally_term
+from fedsolve.scoring.tallies import COUNTS, empty_tally, tally, tally_from, tally_term
 
 if TYPE_CHECKING:
     from fedsolve.model import Model
@@ -94,7 +94,7 @@ def about(
     return Request(kind, exchange, 0, clients, note=note, arrays=arrays)
 
 
-@step("tally", over_rows=True)
+@step("tally", over_rows=True, counts=COUNTS)
 def answer_tally(data: ClientData, request: Request, memory: Memory) -> Term:
     """What an evaluation needs of this client's rows."""
     from fedsolve.model import model_from_contents

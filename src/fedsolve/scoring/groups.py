@@ -24,6 +24,7 @@ from fedsolve.model import Model, model_from_contents
 from fedsolve.scoring.evaluation import Found, about, evaluation_from, evaluation_of, tally_term_of
 from fedsolve.scoring.lockstep import enter_term, share_of
 from fedsolve.scoring.residuals import FEWEST
+from fedsolve.scoring.tallies import COUNTS
 from fedsolve.tables.table_file import Table
 
 OTHERS = "(others)"
@@ -139,7 +140,7 @@ def _category(model: Model, by: str) -> dict[str, int]:
     return {name.removeprefix(f"{by}="): first + n for n, name in enumerate(column.names)}
 
 
-@step(KIND, over_rows=True)
+@step(KIND, over_rows=True, counts=COUNTS)
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """The tally of every group of this client's rows, each under its number."""
     model = model_from_contents(dict(request.arrays), dict(request.note)).placed(memory.device)

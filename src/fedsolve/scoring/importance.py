@@ -132,7 +132,7 @@ def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
     return Term({"moments": sums}, {"rows": len(data)})
 
 
-@step("column-histograms")
+@step("column-histograms", counts=("counts",))
 def answer_histograms(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows in every step of every feature, and those that lack it: (features, 2 STEPS + 2)."""
     origin, unit = (request.arrays[f"asked.{name}"] for name in ("origin", "unit"))

@@ -248,7 +248,7 @@ class SpreadRun(HeldOutRun):
             self.found = {"spread": self._half} if self._half.counts.size else {}
 
 
-@step(KIND, over_rows=True)
+@step(KIND, over_rows=True, counts=("counts",))
 def answer(data: ClientData, request: Request, memory: Memory) -> Term:
     """Of the rows held out, each by the model that was not trained on it: sums of errors, or their counts."""
     term = Term(counts={"rows": 0})

@@ -110,6 +110,10 @@ _LEAST = np.finfo(np.float64).eps
 """A probability of zero counts as this one in the log loss, as in scikit-learn."""
 
 
+COUNTS = ("confusion", "histogram", "reliability")
+"""What a tally has numbers of rows in; of rows in cells, no probabilities are added up either."""
+
+
 def empty_tally(classes: int) -> dict[str, Array]:
     """The tally of no rows; histograms have fewer bins where there are many classes, each with its own."""
     bins = 2 + next((bins for most, bins in _BINS if classes <= most), _LEAST_BINS)

@@ -27,7 +27,8 @@ from fedsolve.federation.method import Laws, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, Design, DesignRows, read, survey
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, Design, DesignRows, asked_plan, read, survey
+from fedsolve.statistics.hiding import check_grid
 from fedsolve.statistics.likelihood import LikelihoodMethod, Newton, check_categories
 from fedsolve.statistics.results import RegressionModel
 from fedsolve.statistics.survival import CELLS, check_cells, check_events, coarse, grid, times_of
@@ -105,15 +106,11 @@ class Cox(LikelihoodMethod[CoxModel]):
             total = yield Ask(kind, asked | {"last": True}, {"weight": newton.weight})
             found, pairs = total.term.arrays, total["pairs"]
         comparable, concordant, tied = pairs / max(pairs[0], 1)
-        likelihood = float(found["likelihood"][0])
         facts = {
             "ties": self.ties,
             "strata": self.strata or "one baseline",
             "events": design.seen["outcome"][0],
-            "steps": newton.gradients,
-            "converged": newton.converged,
-            "log_likelihood": likelihood,
-            "aic": 2 * design.kept.sum() - 2 * likelihood,
+            **newton.facts(float(found["likelihood"][0])),
             "concordance": concordant + tied / 2 if comparable else None,
             "concordance_within": tied / 2 if cells else None,
             "cells": len(times) if cells else None,
@@ -143,13 +140,8 @@ def _proportional(newton: Newton, found: Mapping[str, Array]) -> dict[str, float
     kept = newton.design.kept
     first, score = newton.part(found["time_first"]), found["time_score"][kept]
     left = newton.part(found["time_second"]) - first @ newton.solved(first, found["curvature"])
-    values = dict(
-        zip(
-            np.array(newton.design.names)[kept].tolist(),
-            chi2.sf(score**2 / np.diag(left), 1).tolist(),
-            strict=True,
-        )
-    )
+    names, single = np.array(newton.design.names)[kept].tolist(), chi2.sf(score**2 / np.diag(left), 1)
+    values = dict(zip(names, single.tolist(), strict=True))
     return values | {"all": float(chi2.sf(score @ np.linalg.solve(left, score), len(score)))}
 
 
@@ -264,6 +256,7 @@ def answer_baseline(data: ClientData, request: Request, memory: Memory) -> Term:
     """Sums of exp(x b) by cell of time, over all rows that leave in it and (Efron) over its deaths."""
     edges = request.arrays["edges"]
     check_cells(edges, request)
+    check_grid(data, asked_plan(memory.chain, data.width).outcome[0], "sums", edges)
     rows, time, event, eta, counts = _begun(data, request, memory)
     width, place = rows.x.shape[1], np.searchsorted(edges, time)
     upper, order = np.triu_indices(width), np.argsort(place, kind="stable")

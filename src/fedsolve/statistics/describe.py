@@ -23,7 +23,8 @@ from fedsolve.pages.templates import render
 from fedsolve.pages.written_tables import plain
 from fedsolve.parameters import parameter
 from fedsolve.registry import register
-from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, frames
+from fedsolve.statistics.design import FEWEST_ROWS, MOST_BINS, StatisticMethod, all_rows, frames, level_counts
+from fedsolve.statistics.hiding import check_groups, hidden_pairs
 from fedsolve.statistics.noisy import private_description
 from fedsolve.statistics.results import Lines, StatisticModel, number
 from fedsolve.tables.formula import categories_of, described, unknown, variables
@@ -72,7 +73,9 @@ class ColumnSummary(StatisticModel):
             parts.append(("Means by group", named))
         if len(self.names) > 1:
             table = zip(self.names, self.tables["correlation"], strict=True)
-            cells = [(name, *(f"{value:.2f}" for value in values)) for name, values in table]
+            cells = [
+                (name, *(f"{v:.2f}" if np.isfinite(v) else "" for v in values)) for name, values in table
+            ]
             parts.append(("Correlations", [("", *self.names), *cells]))
         if self.patterns:
             gaps = [(each["missing"], number(each["rows"])) for each in self.patterns]
@@ -87,8 +90,14 @@ class ColumnSummary(StatisticModel):
         """An HTML page with a small picture of every column."""
         (_, (heads, *_)), *parts = self.printed()
         known: dict[str, Any] = {"lines": self.lines, "facts": self.told_facts(), "parts": parts}
-        known |= {"quantiles": list(heads[5:-1]), "number": number}
+        known |= {"quantiles": list(heads[5:-1]), "number": _short}
         return render("describe.html", title=self.title, kind="evaluation", **known)
+
+
+def _short(value: Any) -> str:
+    """A number with four digits, as a page has room for; counts whole."""
+    whole = value is None or isinstance(value, str) or float(value).is_integer()
+    return number(value) if whole else f"{value:.4g}"
 
 
 class _Columns:
@@ -104,6 +113,12 @@ class _Columns:
         known = {column.name: (column.reference, column.scale) for _, column in schema.places("number")}
         pairs = np.array([known.get(name, (0.0, 1.0)) for name in self.numbers]).reshape(-1, 2)
         self.origin, self.unit = pairs.T
+
+    def values(self, rows: Any) -> tuple[Array, Array]:
+        """(rows, numbers) whether a number is there, and how far it is from its origin; 0 where it is not."""
+        found = rows[self.numbers].to_numpy(dtype=np.float64).reshape(len(rows), len(self.numbers))
+        z = (found - self.origin) / self.unit
+        return (~np.isnan(z)).astype(np.float64), np.nan_to_num(z, nan=0.0)
 
 
 @register(
@@ -141,15 +156,24 @@ class Describe(StatisticMethod[ColumnSummary]):
         check_rows(rows)
         missing = dict(zip(columns.all, np.diag(sums["gaps"]).tolist(), strict=True))
         gaps = [name for name in sorted(missing, key=lambda each: -missing[each])[:_GAPS] if missing[name]]
-        note |= {"rows": rows, "gaps": gaps}
+        hidden = [name for name, sites in zip(columns.all, sums["hidden"], strict=True) if sites]
+        note |= {"rows": rows, "gaps": gaps, "pairs": True, "hidden": hidden}
         spread, patterns = _Spread(columns, sums["moments"].sum(axis=1)), np.zeros(0)
+        correlation = np.zeros((0, 0))
         if columns.numbers:
             total = yield Ask(COUNTS, note, {"edges": spread.edges})
             spread.begin(total["below"])
             patterns = total.term.arrays.get("patterns", patterns)
+            told = ~np.isin(columns.numbers, hidden)
+            known = np.outer(told, told) | np.eye(len(told), dtype=bool)
+            correlation = np.where(known, correlations(total.term.arrays), np.nan)
+            if hidden:
+                run.remark(f"too few rows lack {', '.join(hidden)} to tell correlations with these columns.")
             for _ in range(self.refine):
                 middle = spread.bracket[:2].mean(axis=0)
-                if not spread.halve((yield Ask(COUNTS, note | {"gaps": []}, {"edges": middle}))["below"]):
+                if not spread.halve(
+                    (yield Ask(COUNTS, note | {"gaps": [], "pairs": False}, {"edges": middle}))["below"]
+                ):
                     break
         facts = {"rows": rows, "rows_left_out": asked - rows if self.by else None}
         facts |= {"complete_rows": sums["complete"][0], "exchanges": len(run.history)}
@@ -161,7 +185,7 @@ class Describe(StatisticMethod[ColumnSummary]):
         model.lines, model.names = plain(lines), tuple(columns.numbers)
         model.groups = _by_group(columns, named[self.by], sizes, sums["moments"])
         model.patterns = _by_gaps(gaps, patterns)
-        model.tables = {"correlation": correlations(sums), "gaps": sums["gaps"]}
+        model.tables = {"correlation": correlation, "gaps": sums["gaps"]}
         return model
 
     def privately(self, run: DialogueRun[Any], mu: float) -> Talk[ColumnSummary]:
@@ -275,6 +299,9 @@ def _grouped(data: ClientData, request: Request, memory: Memory) -> Iterator[tup
             "by='site' tells each site's own sums, which secure sums hide. Describe all rows together, "
             "or without secure sums."
         )
+    if data.cells is not None:
+        whole = all_rows(data, memory.chain, [by])
+        check_groups(data, whole, by, _Columns(memory.chain, data.width).numbers)
     for rows, _, _ in frames(data, memory.chain, ()):
         if by in ("", "site"):
             group = np.full(len(rows), groups.index(memory.name) if by else 0)
@@ -283,7 +310,7 @@ def _grouped(data: ClientData, request: Request, memory: Memory) -> Iterator[tup
         yield (rows, group) if large[group].all() else (rows[large[group]], group[large[group]])
 
 
-@step(GROUPS)
+@step(GROUPS, counts=("groups",))
 def answer_groups(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows by group."""
     counts = np.zeros(len(request.note["groups"]))
@@ -292,52 +319,55 @@ def answer_groups(data: ClientData, request: Request, memory: Memory) -> Term:
     return Term({"groups": counts}, {"rows": len(data)})
 
 
-@step(SUMS)
+@step(SUMS, counts=("both", "gaps", "categories", "complete"))
 def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
-    """n, sum z and sum z² by group; cross products, categories and gaps."""
+    """n, sum z and sum z² by group; categories and gaps, and columns whose gaps would tell rows apart."""
     columns, large = _Columns(memory.chain, data.width), np.array(request.note["large"])
-    numbers, categories, wide = columns.numbers, columns.categories, len(columns.numbers)
-    sums: dict[str, Array] = {
-        name: np.zeros((wide, wide)) for name in ("both", "with", "products", "squares")
-    }
-    sums |= {"moments": np.zeros((3, len(large), wide)), "complete": np.zeros(1)}
-    sums |= {"gaps": np.zeros((len(columns.all), len(columns.all)))}
+    categories, wide, count = columns.categories, len(columns.numbers), 0
+    sums = {"moments": np.zeros((3, len(large), wide)), "complete": np.zeros(1)}
+    sums |= {"gaps": np.zeros((len(columns.all), len(columns.all))), "hidden": np.zeros(len(columns.all))}
     sums["categories"] = np.zeros(sum(map(len, categories.values())))
-    count = 0
     for rows, group in _grouped(data, request, memory):
         count += len(rows)
-        z = (
-            rows[numbers].to_numpy(dtype=np.float64).reshape(len(rows), wide) - columns.origin
-        ) / columns.unit
-        m = (~np.isnan(z)).astype(np.float64)
-        z = np.where(m > 0, z, 0.0)
+        m, z = columns.values(rows)
         for place in np.flatnonzero(large):
             here = group == place
             sums["moments"][:, place] += [each[here].sum(axis=0) for each in (m, z, z**2)]
-        for name, one, other in (("both", m, m), ("with", z, m), ("products", z, z), ("squares", z**2, m)):
-            sums[name] += one.T @ other
-        codes = [np.bincount(rows[n].cat.codes + 1, minlength=len(c) + 1)[1:] for n, c in categories.items()]
-        sums["categories"] += np.concatenate(codes) if codes else 0.0
+        sums["categories"] += level_counts(rows, categories)
         absent = rows[columns.all].isna().to_numpy(dtype=np.float64)
         sums["gaps"] += absent.T @ absent
         sums["complete"] += np.sum(~absent.any(axis=1))
+    if data.cells is not None:
+        sums["hidden"] += hidden_pairs(data, all_rows(data, memory.chain)[columns.all])
     return Term(sums, {"rows": count})
 
 
-@step(COUNTS, over_rows=True)
+@step(COUNTS, over_rows=True, counts=("below", "patterns"))
 def answer_counts(data: ClientData, request: Request, memory: Memory) -> Term:
-    """Rows at or below every edge (edges, numbers)."""
+    """Rows at or below every edge (edges, numbers); when first asked also products of every two numbers."""
     edges, rows_told = request.arrays["edges"], max(int(request.note["rows"]), 6 * FEWEST_ROWS)
     if len(edges) >= MOST_BINS or (len(edges) + 1) * FEWEST_ROWS > rows_told:
         raise DataError(
             f"{len(edges) + 1} bins are asked for; {MOST_BINS} of {FEWEST_ROWS} rows each are told."
         )
     below, gaps = np.zeros(edges.shape), list(request.note["gaps"])[:_GAPS]
-    patterns, numbers = np.zeros(2 ** len(gaps)), _Columns(memory.chain, data.width).numbers
+    patterns, columns = np.zeros(2 ** len(gaps)), _Columns(memory.chain, data.width)
+    numbers, wide = columns.numbers, len(columns.numbers) * bool(request.note["pairs"])
+    sums = {name: np.zeros((wide, wide)) for name in ("both", "with", "products", "squares")}
+    told = ~np.isin(numbers, request.note["hidden"])
     for rows, _ in _grouped(data, request, memory):
         lacking = rows[gaps].isna().to_numpy().reshape(len(rows), len(gaps)) @ (1 << np.arange(len(gaps)))
         patterns += np.bincount(lacking.astype(np.intp), minlength=len(patterns))
         for place, name in enumerate(numbers):
             values = np.sort(rows[name].dropna().to_numpy(dtype=np.float64))
             below[:, place] += np.searchsorted(values, edges[:, place], side="right")
-    return Term({"below": below, **({"patterns": patterns} if gaps else {})})
+        if wide:
+            m, z = (each * told for each in columns.values(rows))
+            for name, one, other in (
+                ("both", m, m),
+                ("with", z, m),
+                ("products", z, z),
+                ("squares", z**2, m),
+            ):
+                sums[name] += one.T @ other
+    return Term({"below": below, **({"patterns": patterns} if gaps else {}), **(sums if wide else {})})

@@ -10,14 +10,14 @@ products of large numbers do not cancel; coefficients are told for columns as th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 
 from fedsolve.arrays import Array, check_rows
-from fedsolve.errors import DataError
+from fedsolve.errors import DataError, TermError
 from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.dialogue import Ask, DialogueMethod, DialogueRun, Talk
 from fedsolve.federation.engine import schema_of
@@ -25,6 +25,7 @@ from fedsolve.federation.method import Block, Chain, Federation, Request, Term, 
 from fedsolve.federation.participant import ClientData, Memory, step
 from fedsolve.model import Model
 from fedsolve.parameters import parameter
+from fedsolve.statistics.hiding import check_formula
 from fedsolve.statistics.results import RegressionModel
 from fedsolve.tables.formula import (
     INTERCEPT,
@@ -104,14 +105,43 @@ class DesignRows:
 
 def asked_plan(chain: Chain, width: int) -> FormulaPlan:
     """The plan of the run's formula."""
-    opening = chain.opening
-    kept = opening["parameters"].get("missing") == "schema"
-    return plan(opening["formula"], described(run_schema(chain), width), kept, opening["survival"])
+    opening, schema = chain.opening, described(run_schema(chain), width)
+    return plan(opening["formula"], schema, _filled(chain), opening["survival"])
 
 
 def arrays_of(chain: Chain, note: str) -> dict[str, Array] | None:
     """The arrays of the block of this note, where the run has one."""
     return next((dict(block.arrays) for block in chain.blocks if note in block.note), None)
+
+
+def hidden_plan(data: ClientData, chain: Chain) -> FormulaPlan:
+    """The plan, held to what secure sums let a formula ask of these rows."""
+    planned = asked_plan(chain, data.width)
+    if data.cells is not None:
+        label = described(run_schema(chain), data.width).label
+        uncounted = {str(label)} if chain.opening.get("classes") is None else set()
+        weights = chain.opening["parameters"].get("weights")
+        check_formula(data, all_rows(data, chain, planned.used), planned, weights, uncounted)
+    return planned
+
+
+def all_rows(data: ClientData, chain: Chain, used: Sequence[str] = ()) -> Any:
+    """The client's rows as one frame, those with missing values among them; refused where the disclosure
+    rules left out a level of a category that is used.
+    """
+    schema, features = described(run_schema(chain), data.width), data.features(slice(None))
+    for place, column in schema.places("category"):
+        left = ~features[:, place : place + len(column.names)].any(axis=1)
+        if column.name in used and left.any():
+            raise TermError(
+                f"under secure sums, categories of '{column.name}' are left out, set in too few rows or by "
+                f"too few alone; {left.sum()} rows of this site have them. Merge categories in the schema."
+            )
+    return frame(schema, features, data.own_labels(), _filled(chain))
+
+
+def _filled(chain: Chain) -> bool:
+    return bool(chain.opening["parameters"].get("missing") == "schema")
 
 
 def scales_of(chain: Chain, planned: FormulaPlan) -> dict[str, Array]:
@@ -123,12 +153,11 @@ def scales_of(chain: Chain, planned: FormulaPlan) -> dict[str, Array]:
 def frames(data: ClientData, chain: Chain, used: tuple[str, ...]) -> Iterator[tuple[Any, Array, Array]]:
     """Complete rows as frames with their weights; and by column of `used`, how many rows lack it."""
     schema, labels, weights = described(run_schema(chain), data.width), data.own_labels(), data.own_weights()
-    kept = chain.opening["parameters"].get("missing") == "schema"
     if strange := [name for name in used if name not in variables(schema)]:
         raise unknown(strange[0], variables(schema))
     for start in range(0, max(1, len(data)), _ROWS):
         span = slice(start, start + _ROWS)
-        rows = frame(schema, data.features(span), labels[span], kept)
+        rows = frame(schema, data.features(span), labels[span], _filled(chain))
         lacking = rows[list(used)].isna().to_numpy()
         there = ~lacking.any(axis=1)
         counted = np.ones(len(rows)) if weights is None else weights[span]
@@ -136,12 +165,16 @@ def frames(data: ClientData, chain: Chain, used: tuple[str, ...]) -> Iterator[tu
         yield rows, counted[there], lacking.sum(axis=0).astype(np.float64)
 
 
+def level_counts(rows: Any, categories: Mapping[str, Sequence[str]]) -> Array:
+    """Rows of every level, one category after the other."""
+    codes = [np.bincount(rows[n].cat.codes + 1, minlength=len(c) + 1)[1:] for n, c in categories.items()]
+    return np.concatenate([*codes, np.zeros(0)])
+
+
 def read(data: ClientData, memory: Memory) -> DesignRows:
     """The client's rows under the run's formula; kept in memory where they fit."""
-    standard, key = (
-        arrays_of(memory.chain, STANDARD),
-        (memory.chain.digests[1], arrays_of(memory.chain, SCALES) is None),
-    )
+    standard = arrays_of(memory.chain, STANDARD)
+    key = memory.chain.digests[1], arrays_of(memory.chain, SCALES) is None
     held, found = memory.cache.pop("statistics", (None, None))
     if held != key or (found.standard and standard is None):
         found = _read(data, memory.chain)
@@ -155,10 +188,7 @@ def read(data: ClientData, memory: Memory) -> DesignRows:
 
 
 def _read(data: ClientData, chain: Chain) -> DesignRows:
-    planned, weights = (
-        asked_plan(chain, data.width),
-        chain.opening["parameters"].get("weights"),
-    )
+    planned, weights = hidden_plan(data, chain), chain.opening["parameters"].get("weights")
     own = [weights] if weights in variables(described(run_schema(chain), data.width)) else []
     used, parts = tuple(dict.fromkeys([*planned.used, *own])), []
     left_out = np.zeros(len(used))
@@ -183,7 +213,7 @@ def _read(data: ClientData, chain: Chain) -> DesignRows:
 @step(SCALES, over_rows=True)
 def answer_scales(data: ClientData, request: Request, memory: Memory) -> Term:
     """n, sum x and sum x² of the columns that the formula centres or scales, from their references."""
-    planned, schema = asked_plan(memory.chain, data.width), described(run_schema(memory.chain), data.width)
+    planned, schema = hidden_plan(data, memory.chain), described(run_schema(memory.chain), data.width)
     references, sums, count = _references(schema, planned), np.zeros((2, len(planned.scaled))), 0
     for rows, _, _ in frames(data, memory.chain, planned.used):
         values = np.column_stack([rows[name] for name in planned.scaled]) - references
@@ -303,21 +333,15 @@ class Design:
         found = turn @ np.where(self.kept, point, 0.0), turn @ covariance @ turn.T
         scales = {name: [*map(float, pair)] for name, pair in scales_of(self.run.chain, self.plan).items()}
         more |= {"scales": scales, "ranges": np.array(self.moments)}
-        columns, facts = (self.names, *found, self.kept), {**self.outline(), **facts}
-        return kind(
-            self.run.spec.features, self.method.parameters(), columns, facts, self.run.remarks, **more
-        )
+        columns, run = (self.names, *found, self.kept), self.run
+        known = {**self.outline(), **facts}
+        return kind(run.spec.features, self.method.parameters(), columns, known, run.remarks, **more)
 
     def outline(self) -> dict[str, Any]:
         """What every result says of its rows and its run."""
         facts = {"formula": self.method.asked, "rows": self.used, "rows_left_out": self.rows - self.used}
-        history = self.run.history
-        return {
-            **facts,
-            "left_out": self.left_out(),
-            "sites": len(history[-1].cohort),
-            "exchanges": len(history),
-        }
+        facts |= {"left_out": self.left_out(), "sites": len(self.run.history[-1].cohort)}
+        return facts | {"exchanges": len(self.run.history)}
 
 
 def independent(curvature: Array) -> Array:

@@ -23,6 +23,7 @@ from fedsolve.parameters import parameter
 from fedsolve.registry import register
 from fedsolve.statistics.design import Design, read, survey
 from fedsolve.statistics.exponential import FAMILIES, LINKS, RATIOS
+from fedsolve.statistics.hiding import check_weights
 from fedsolve.statistics.likelihood import LikelihoodMethod, Newton, check_categories
 from fedsolve.statistics.noisy import private_glm
 from fedsolve.statistics.results import RegressionModel
@@ -90,11 +91,8 @@ class GLM(LikelihoodMethod[GLMModel]):
         design = yield from survey(run)
         self._check_events(design)
         linear = (self.family, self.chosen_link) == ("gaussian", "identity")
-        newton, null, estimated = (
-            Newton(design, self._start(design), linear),
-            None,
-            FAMILIES[self.family].estimated,
-        )
+        newton, null = Newton(design, self._start(design), linear), None
+        estimated = FAMILIES[self.family].estimated
         while not newton.converged:
             total = yield Ask(STEP, {"phi": 1.0, "last": False}, {"weight": newton.trial()})
             deviance, slope, curvature = (total[name] for name in ("deviance", "gradient", "curvature"))
@@ -110,10 +108,8 @@ class GLM(LikelihoodMethod[GLMModel]):
                 raise newton.runaway(newton.trial()[design.kept])
             if not np.isfinite(newton.loss) and design.plan.intercept and not design.plan.offsets:
                 null = float(deviance[0])
-            observed, scatter = (
-                total.term.arrays.get("observed"),
-                float(total["pearson"][0]) if estimated else None,
-            )
+            observed = total.term.arrays.get("observed")
+            scatter = float(total["pearson"][0]) if estimated else None
             newton.take(0.5 * float(deviance[0]), slope, curvature, observed, scatter)
         phi = newton.dispersion
         if linear:  # its likelihood has the dispersion at its maximum
@@ -148,9 +144,8 @@ class GLM(LikelihoodMethod[GLMModel]):
 
     def _model(self, design: Design, newton: Newton, last: Total, null: float | None) -> GLMModel:
         estimated, kept = FAMILIES[self.family].estimated, int(design.kept.sum())
-        deviance, pearson, likelihood = (
-            float(last[name][0]) for name in ("deviance", "pearson", "log_likelihood")
-        )
+        names = ("deviance", "pearson", "log_likelihood")
+        deviance, pearson, likelihood = (float(last[name][0]) for name in names)
         phi, free = design.dispersion(pearson) if estimated else 1.0, float(design.used - kept)
         if estimated and free < 1:
             raise DataError(f"{design.used} rows for {kept} coefficients: none is left for errors.")
@@ -160,10 +155,7 @@ class GLM(LikelihoodMethod[GLMModel]):
             "family": self.family,
             "link": self.chosen_link,
             "errors": self.robust or "model-based",
-            "steps": newton.gradients,
-            "converged": newton.converged,
-            "log_likelihood": likelihood,
-            "aic": 2 * kept - 2 * likelihood,
+            **newton.facts(likelihood),
             "deviance": deviance,
             "degrees": free,
             "null_deviance": null,
@@ -172,9 +164,8 @@ class GLM(LikelihoodMethod[GLMModel]):
             "events": design.seen["outcome"][0] if self.family == "binomial" else None,
         }
         plain, ratio = self.robust is None, "ratio" if self.chosen_link == "log" else ""
-        covariance = (
-            phi * newton.covariance(newton.curvature) if plain else self._sandwich(design, newton, last)
-        )
+        model_based = phi * newton.covariance(newton.curvature)
+        covariance = model_based if plain else self._sandwich(design, newton, last)
         more: dict[str, Any] = {"degrees": free if estimated and plain else 0.0}
         more["ratio"] = RATIOS.get((self.family, self.chosen_link), ratio)
         return design.result(GLMModel, newton.weight, covariance, facts, **more)
@@ -224,6 +215,8 @@ def answer(data: ClientData, request: Request, memory: Memory) -> Term:
             sums |= {"gradient": slopes @ x, "curvature": _gram(x, w * slope**2 / variance)}
         if parameters["robust"] if last else link is not LINKS[family.links[0]]:
             sums["observed"] = _gram(x, bend)
+        if not invalid:
+            check_weights(data, slopes**2 if last and parameters["robust"] else w * slope**2 / variance)
         if last and parameters["robust"]:
             sums["meat"] = _gram(x, slopes**2)
     if invalid:  # without means that the family has there is nothing to sum; the server takes a shorter step

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -104,6 +104,11 @@ class Newton(Descent):
         if self.length < 1 and observed is not None:  # from afar, such steps are often much too long
             self.towards = self.design.whole(self.solved(side, observed))
         self.check_flat()
+
+    def facts(self, likelihood: float) -> dict[str, Any]:
+        """What a result says of the run to its maximum."""
+        found = {"steps": self.gradients, "converged": self.converged, "log_likelihood": likelihood}
+        return found | {"aic": 2 * int(self.design.kept.sum()) - 2 * likelihood}
 
     def step_length(self) -> float:
         return self.length

@@ -26,7 +26,7 @@ from fedsolve.federation.client_data import run_schema
 from fedsolve.federation.dialogue import Ask, DialogueRun, Talk
 from fedsolve.federation.method import Chain, Request, Term, Total
 from fedsolve.federation.participant import ClientData, Memory, step
-from fedsolve.statistics.design import MOST_BINS, asked_plan, frames
+from fedsolve.statistics.design import MOST_BINS, asked_plan, frames, level_counts
 from fedsolve.statistics.release import noisy_least_squares
 from fedsolve.tables.formula import INTERCEPT, categories_of, evaluate, frame
 from fedsolve.tables.schema import Schema
@@ -122,15 +122,9 @@ def _unweighted(data: ClientData) -> ClientData:
 
 
 def _facts(run: DialogueRun[Any], total: Total) -> dict[str, Any]:
-    names = ("epsilon", "delta")
-    facts = {name: getattr(run.method, name) for name in names}
-    sites, exchanges = len(run.history[-1].cohort), len(run.history)
-    return {
-        **facts,
-        "noise_by": "sites" if total.noised else "server",
-        "sites": sites,
-        "exchanges": exchanges,
-    }
+    facts = {name: getattr(run.method, name) for name in ("epsilon", "delta")}
+    facts |= {"noise_by": "sites" if total.noised else "server", "exchanges": len(run.history)}
+    return facts | {"sites": len(run.history[-1].cohort)}
 
 
 # -- generalised linear models -----------------------------------------------------------------------
@@ -160,13 +154,8 @@ def private_glm(method: GLM, run: DialogueRun[Any], mu: float) -> Talk[GLMModel]
     point = scale * turn @ b
     point[place] += 0.0 if binomial else float(columns.outcome[0][0])
     noisy, whole = (scale**2 * turn @ each @ turn.T for each in (by_noise, by_noise + by_rows))
-    facts = {
-        "formula": method.formula,
-        "family": method.family,
-        "link": method.chosen_link,
-        "rows": round(rows),
-    }
-    facts |= {"errors": "of rows and noise", **_facts(run, total)}
+    facts = {"formula": method.formula, "family": method.family, "link": method.chosen_link}
+    facts |= {"rows": round(rows), "errors": "of rows and noise", **_facts(run, total)}
     parameters = {**method.parameters(), "epsilon": facts["epsilon"], "noise": facts["noise_by"]}
     known = (names, point, whole, np.ones(width, dtype=bool))
     ranges, ratio = np.array([columns.middle, columns.half]), "odds ratio" if binomial else ""
@@ -259,21 +248,15 @@ def private_description(method: Describe, run: DialogueRun[Any], mu: float) -> T
         below = np.concatenate([[0.0], np.cumsum(counts[k])])
         places = np.interp(np.array(QUANTILES) * below[-1], below, np.arange(MOST_BINS + 1))
         line = {"column": name, "rows": round(there[k]), "missing": max(0, round(rows - there[k]))}
-        line |= {
-            "mean": known.middle[k] + known.half[k] * first[k] / seen[k],
-            "sd": known.half[k] * spread[k],
-        }
-        line |= {"quantiles": (low + width * places).tolist(), "within": [width] * len(QUANTILES)}
-        line["edges"] = (low + width * np.arange(1, MOST_BINS)).tolist()
-        lines.append(line | {"bins": np.rint(counts[k]).tolist()})
+        line["mean"] = known.middle[k] + known.half[k] * first[k] / seen[k]
+        line |= {"sd": known.half[k] * spread[k], "quantiles": (low + width * places).tolist()}
+        line |= {"within": [width] * len(QUANTILES), "bins": np.rint(counts[k]).tolist()}
+        lines.append(line | {"edges": (low + width * np.arange(1, MOST_BINS)).tolist()})
     told = iter(np.rint(np.maximum(levels, 0)).astype(int).tolist())
     for name, some in known.categories.items():
         found = {level: next(told) for level in some}
-        line = {
-            "column": name,
-            "rows": sum(found.values()),
-            "missing": max(0, round(rows - sum(found.values()))),
-        }
+        there_of = sum(found.values())
+        line = {"column": name, "rows": there_of, "missing": max(0, round(rows - there_of))}
         lines.append(line | {"categories": found})
     facts = {"rows": round(rows), "noise_of_counts": known.length * total.noise["sums"], **_facts(run, total)}
     model = ColumnSummary(run.spec.features, facts)
@@ -293,25 +276,14 @@ def answer_sums(data: ClientData, request: Request, memory: Memory) -> Term:
     known = _Described(memory.chain)
     sums = [np.zeros(size) for size in known.sizes]
     for rows, _, _ in frames(_unweighted(data), memory.chain, ()):
-        u = (
-            rows[known.numbers].to_numpy(dtype=np.float64).reshape(len(rows), -1) - known.middle
-        ) / known.half
+        values = rows[known.numbers].to_numpy(dtype=np.float64).reshape(len(rows), len(known.numbers))
+        u = (values - known.middle) / known.half
         m = np.isfinite(u)
         u = np.where(m, np.clip(u, -1.0, 1.0), 0.0)
         place = np.minimum((u + 1) / 2 * MOST_BINS, MOST_BINS - 1).astype(np.intp)
         bins = [np.bincount(place[m[:, k], k], minlength=MOST_BINS) for k in range(u.shape[1])]
-        codes = [
-            np.bincount(rows[n].cat.codes + 1, minlength=len(c) + 1)[1:] for n, c in known.categories.items()
-        ]
-        upper = (u.T @ u)[np.triu_indices(u.shape[1], 1)]
-        parts = (
-            [len(rows)],
-            m.sum(axis=0),
-            u.sum(axis=0),
-            (u**2).sum(axis=0),
-            np.concatenate([*bins, []]),
-            upper,
-        )
-        for held, part in zip(sums, (*parts, np.concatenate([*codes, []])), strict=True):
+        moments = [len(rows)], *(each.sum(axis=0) for each in (m, u, u**2))
+        upper, codes = (u.T @ u)[np.triu_indices(u.shape[1], 1)], level_counts(rows, known.categories)
+        for held, part in zip(sums, (*moments, np.concatenate([*bins, []]), upper, codes), strict=True):
             held += part
     return Term({"sums": np.concatenate(sums) / known.length})

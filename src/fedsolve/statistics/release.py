@@ -76,12 +76,9 @@ class Release(StatisticModel):
 
     def moments(self) -> tuple[Array, Array]:
         """Mean and covariance of all columns but the constant, in their own units."""
-        mean = self.gram[0, 1:] / self.gram[0, 0]
+        mean, scale = self.gram[0, 1:] / self.gram[0, 0], self.scale[1:] / self.scale[0]
         spread = self.gram[1:, 1:] / self.gram[0, 0] - np.outer(mean, mean)
-        scale = self.scale[1:]
-        return self.centre[1:] + mean * (scale / self.scale[0]), spread * np.outer(scale, scale) / (
-            self.scale[0] ** 2
-        )
+        return self.centre[1:] + mean * scale, spread * np.outer(scale, scale)
 
     def correlation(self) -> Array:
         """Correlations of all columns but the constant, from -1 to 1; NaN where noise is all there is."""
@@ -187,27 +184,18 @@ class ReleasedFit:
 
     def records(self) -> list[dict[str, Any]]:
         """The table, as numbers by name."""
-        pooled, whole = self.interval(of="pooled"), self.interval()
+        heads = ("term", "coefficient", "low", "high", "pooled_low", "pooled_high")
+        table = np.column_stack([self.coefficient, self.interval(), self.interval(of="pooled")]).tolist()
         return [
-            {
-                "term": name,
-                "coefficient": float(self.coefficient[place]),
-                "low": float(whole[place, 0]),
-                "high": float(whole[place, 1]),
-                "pooled_low": float(pooled[place, 0]),
-                "pooled_high": float(pooled[place, 1]),
-            }
-            for place, name in enumerate(self.names)
+            dict(zip(heads, (name, *line), strict=True)) for name, line in zip(self.names, table, strict=True)
         ]
 
     def __str__(self) -> str:
         lines = [f"{self.formula} (95 % intervals: of the population; of the pooled rows)", ""]
         for one in self.records():
-            ends = [f"{one[name]:.4g}" for name in ("low", "high", "pooled_low", "pooled_high")]
-            lines.append(
-                f"{one['term']:<24} {one['coefficient']:>11.4g}   [{ends[0]}, {ends[1]}]   "
-                f"[{ends[2]}, {ends[3]}]"
-            )
+            term, middle, *ends = one.values()
+            low, high, *pooled = (f"{end:.4g}" for end in ends)
+            lines.append(f"{term:<24} {middle:>11.4g}   [{low}, {high}]   [{', '.join(pooled)}]")
         return "\n".join(lines)
 
 

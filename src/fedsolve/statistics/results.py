@@ -217,13 +217,9 @@ class RegressionModel(StatisticModel):
     def figure(self) -> Panel:
         """Estimates with their intervals, without the intercept; ratios at their logarithms."""
         lines = [each for each in self.records() if each["term"] != INTERCEPT and np.isfinite(each["se"])]
-        middle, low, high = (
-            np.array([line[head] for line in lines]) for head in ("coefficient", "low", "high")
-        )
-        label, bars = (
-            self.ratio or "coefficient",
-            [tuple(each) for each in (middle, middle - low, high - middle)],
-        )
+        heads, label = ("coefficient", "low", "high"), self.ratio or "coefficient"
+        middle, low, high = (np.array([line[head] for line in lines]) for head in heads)
+        bars = [tuple(each) for each in (middle, middle - low, high - middle)]
         marks = np.log(_RATIOS) if self.ratio else np.zeros(0)
         inside = (marks > low.min() - 0.2) & (marks < high.max() + 0.2)
         ticks = tuple((float(mark), f"{np.exp(mark):g}") for mark in marks[inside])

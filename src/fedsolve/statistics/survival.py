@@ -30,9 +30,11 @@ from fedsolve.statistics.design import (
     DesignRows,
     StatisticMethod,
     arrays_of,
+    asked_plan,
     read,
     survey,
 )
+from fedsolve.statistics.hiding import check_grid
 from fedsolve.statistics.results import StatisticModel, number
 
 CELLS = "survival-cells"
@@ -100,7 +102,7 @@ def check_cells(edges: Array, request: Request, groups: int = 1) -> None:
         raise DataError(f"{(len(edges) + 1) * groups} cells are more than {FEWEST_ROWS} rows each allow.")
 
 
-@step(CELLS, over_rows=True)
+@step(CELLS, over_rows=True, counts=("deaths", "censored"))
 def answer_cells(data: ClientData, request: Request, memory: Memory) -> Term:
     """Rows that die, and others that leave, in every cell of the grid, by group: (groups, cells).
 
@@ -108,6 +110,7 @@ def answer_cells(data: ClientData, request: Request, memory: Memory) -> Term:
     """
     edges, groups, bins = request.arrays["edges"], int(request.note["groups"]), request.arrays.get("bins")
     check_cells(edges, request, groups)
+    check_grid(data, asked_plan(memory.chain, data.width).outcome[0], "counts", edges)
     if bins is not None and len(bins) >= MOST_BINS:
         raise DataError(f"a table of risks has at most {MOST_BINS} bins.")
     standard, rows = arrays_of(memory.chain, STANDARD) or {}, read(data, memory)

@@ -144,12 +144,13 @@ def frame(schema: Schema, features: Array, labels: Array | None, kept: bool) -> 
 class FormulaPlan:
     """What a formula makes of rows.
 
-    names: of the model's columns. outcome: expressions left of ~ (two for Surv). offsets: expressions that
-    are added with coefficient 1. used: columns that a row must have. scaled: columns whose mean and deviation
-    over all sites `center` and `scale` need.
+    names: of the model's columns. terms: factors of every term on the right. outcome: expressions left of ~
+    (two for Surv). offsets: expressions that are added with coefficient 1. used: columns that a row must
+    have. scaled: columns whose mean and deviation over all sites `center` and `scale` need.
     """
 
     names: tuple[str, ...]
+    terms: tuple[tuple[str, ...], ...]
     outcome: tuple[str, ...]
     offsets: tuple[str, ...]
     used: tuple[str, ...]
@@ -197,7 +198,10 @@ def plan(formula: str, schema: Schema, kept: bool, survival: bool = False) -> Fo
     columns = columns or tuple(spec.column_names)
     if not columns:
         raise DataError(f"the formula '{formula}' has no column on its right.")
-    return FormulaPlan(columns, sides, offsets, tuple(dict.fromkeys(used)), tuple(sorted(scaled)), spec)
+    factors = tuple(tuple(factor.expr for factor in term.factors) for term in terms)
+    return FormulaPlan(
+        columns, factors, sides, offsets, tuple(dict.fromkeys(used)), tuple(sorted(scaled)), spec
+    )
 
 
 def _parsed(formula: str, survival: bool) -> tuple[tuple[str, ...], list[Any], tuple[str, ...]]:

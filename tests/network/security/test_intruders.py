@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 import fedsolve as fs
 from fedsolve.errors import CohortError
@@ -15,6 +19,7 @@ from fedsolve.network import certificates, gate
 from fedsolve.network.answering import Answerer
 from fedsolve.network.keyfolder import Keys
 from fedsolve.network.node import Connection, SiteNode
+from fedsolve.network.security import site_key
 
 from .conftest import STRANGER, Deployment
 from .processes import free_ports, gone, listening, running
@@ -73,3 +78,40 @@ def test_a_gate_without_its_files_says_which(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "ca.crt is missing" in done.stderr
+
+
+def test_a_site_signs_nothing_for_a_server_whose_certificate_it_does_not_know(
+    keys: Keys, tmp_path: Path
+) -> None:
+    """In TLS 1.3 the server proves itself first: whoever cannot, never sees the site's certificate."""
+    other, seen = Keys(tmp_path / "keys"), list[object]()
+    certificates.create_authority(other, ["127.0.0.1"])
+
+    def call(server: Keys) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(server.server_certificate, server.server_key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        site = site_key(keys.client_key("north")).public_key()
+        pem = site.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        context.load_verify_locations(cadata=certificates.anchors([pem]))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def accept() -> None:
+                try:
+                    with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+                        seen.append(connection.getpeercert(binary_form=True))
+                except OSError as problem:
+                    seen.append(problem)
+
+            waiting = threading.Thread(target=accept)
+            waiting.start()
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            refusal(Connection(address, keys.authority, keys.client_key("north")))
+            waiting.join(30)
+
+    call(other)
+    assert isinstance(seen[0], ssl.SSLError)
+    assert "unknown ca" in str(seen[0])
+    call(keys)  # with the authority's own certificate it does show who it is
+    assert isinstance(seen[1], bytes)
