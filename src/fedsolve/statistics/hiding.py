@@ -223,7 +223,7 @@ def _columns(word: str, rows: Any) -> list[str]:
         names = word.split(_MASK)[1:] or [word]
         return names if {*names} <= {*rows} else []
     with contextlib.suppress(SyntaxError):
-        return [each.id for each in ast.walk(ast.parse(word)) if getattr(each, "id", None) in {*rows}]
+        return [e.id for e in ast.walk(ast.parse(word)) if isinstance(e, ast.Name) and e.id in rows]
     return []
 
 
