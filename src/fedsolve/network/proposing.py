@@ -87,6 +87,11 @@ class Proposing:
         if strange or agreed.label != self._proposal.label or agreed.weight is not None:
             what = f"columns {', '.join(map(repr, strange))}" if strange else f"label '{agreed.label}'"
             raise DataError(f"the server's schema uses {what}, which this site does not propose to use.")
+        for name in agreed.backbones:
+            raise DataError(
+                f"the server's schema names a backbone for column '{name}', which would be loaded here. If "
+                "you trust it, start this site with the same schema (--schema)."
+            )
         self._inner = agreed.digest, self._read(agreed)
         container.write_atomically(self._kept, json.dumps(agreed.to_note()).encode(), private=True)
         self._show(Event("told", f"rows are read by the sites' schema. {'; '.join(summary(agreed))}"))

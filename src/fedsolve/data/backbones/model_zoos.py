@@ -60,6 +60,7 @@ def _timm(target: str, pretrained: bool, address: str) -> tuple[Any, Preprocessi
         interpolation=says["interpolation"],
         mean=tuple(says["mean"]),
         std=tuple(says["std"]),
+        middle="even",
     )
     return model, preprocessing, getattr(model, "pretrained_cfg", {}).get("license")
 
@@ -82,6 +83,7 @@ def _torchvision(target: str, pretrained: bool, address: str) -> tuple[Any, Prep
         interpolation=interpolation,
         mean=tuple(says.mean),
         std=tuple(says.std),
+        middle="even",
     )
     return model, preprocessing, None
 

@@ -45,7 +45,7 @@ def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackb
         )
         tokens = preprocessing = None
         if reads == "text":
-            tokens = _tokenizer(transformers, place, options.address)
+            tokens = _tokenizer(transformers, place, model, options.address)
         else:
             preprocessing = _preprocessing(transformers, place, options)
     output = options.text("output", OUTPUTS)
@@ -59,8 +59,8 @@ def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackb
     if tokens is not None:
         output = output or "mean"
         identity |= {"reads": "text", "output": output}
-        limits = (tokens.model_max_length, getattr(model.config, "max_position_embeddings", None) or LENGTH)
-        length = length or int(min(limits))
+        most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
+        length = length or int(min(tokens.model_max_length, most))
         embed = _embedding(model, tokens, length, output, options.address)
         return TextBackbone(f"hf:{target}", model, tokens, length, identity, embed, **about)
     assert preprocessing is not None
@@ -97,10 +97,16 @@ def config_digest(config: Any, *more: Any) -> str:
     return digest_of([canonical_json(part).encode() for part in (says, *more)])
 
 
-def _tokenizer(transformers: Any, place: str, address: str) -> Any:
+def _tokenizer(transformers: Any, place: str, model: Any, address: str) -> Any:
     remedy = "Save the tokenizer into the same folder."
     with explained(f"{address}: no tokenizer can be loaded", remedy, ModelFileError):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    # Where there is none, transformers makes one up that knows no words.
+    known, words = len(tokenizer.get_vocab()), model.config.get_text_config().vocab_size
+    if 2 * known < words:
+        raise ModelFileError(
+            f"{address}: the tokenizer knows {known} words and the network {words}. {remedy}"
+        )
     tokenizer.padding_side = "right"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer
