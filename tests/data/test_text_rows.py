@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fedsolve.data.backbones.text import TextBackbone
 from fedsolve.data.feature_store import FeatureStore
 from fedsolve.data.site_table import read_site
 from fedsolve.data.text_rows import described, text_features
-from fedsolve.errors import CohortError, DataError, TruncationWarning
+from fedsolve.errors import CohortError, DataError, ModelFileError, TruncationWarning
 from fedsolve.network.answering import Answerer
 from fedsolve.network.network_federation import NetworkFederation
 from fedsolve.tables.encoder import encode
@@ -99,7 +101,7 @@ def test_texts_that_are_cut_are_told() -> None:
 def test_only_the_backbone_of_the_schema_is_taken(work: Path) -> None:
     wanted = schema()
     (work / "bert").rename(work / "moved")
-    with pytest.raises(DataError, match=r"column 'note': the model's backbone cannot be loaded.*--backbone"):
+    with pytest.raises(ModelFileError, match=r"the model's backbone cannot be loaded.*--backbone"):
         encode(wanted, table(["mild pain"]))
     assert encode(wanted.moved("hf:./moved"), table(["mild pain"])).shape == (1, 36)
     tiny_bert(work / "bert", seed=1)
@@ -229,7 +231,21 @@ def test_a_store_of_the_texts_of_a_column(work: Path) -> None:
     assert document(*build, "--backbone", "hf:./bert?length=7")["extracted"] == 0
     trained = document("train", f"features:{found['key']}", "--clients", 3, "--out", "m.safetensors")
     assert trained["features"] == 32
-    refused(fedsolve(*build[:5]), 2, "holds text, which efficientnet-lite0 does not read. Use --backbone st:NAME")
-    refused(fedsolve(*build[:3], "--backbone", "hf:./bert"), 2, "--text-column NAME")
+    refused(
+        fedsolve(*build[:5]), 2, "holds text, which efficientnet-lite0 does not read. Use --backbone st:NAME"
+    )
     (work / "notes.csv").write_text("note,ward\nfever,lung\n,skin\n")
     refused(fedsolve(*build, "--backbone", "hf:./bert"), 2, "1 cell in column 'note'")
+
+
+def test_the_page_of_examples(work: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to-medical-features.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    fedsolve (.*)$", page.partition("## Clinical notes")[2], re.MULTILINE)
+    assert len(commands) == 5
+    write_notes(work / "notes.csv", 120)
+    write_notes(work / "test.csv", 60, 1)
+    write_notes(work / "new.csv", 10, 2, labelled=False)
+    (work / "bert").rename(work / "network")
+    for command in commands:
+        result = fedsolve(*shlex.split(command))
+        assert result.exit_code == 0, (command, result.output)
