@@ -141,8 +141,8 @@ def test_partial_features_can_be_removed_together(images, store):
 
 
 def test_progress_tells_pace_and_time_left(images, store, monkeypatch):
-    assert _pace(ExtractionProgress("train", 100, 4000, 100, 2.0, 50.0)) == "50 images/s, 78 s left"
-    assert _pace(ExtractionProgress("train", 0, 4000, 0, 0.0, 0.0)) == "0 images/s"
+    assert _pace(ExtractionProgress("train", 100, 4000, 100, 2.0, 50.0)) == "50 rows/s, 78 s left"
+    assert _pace(ExtractionProgress("train", 0, 4000, 0, 0.0, 0.0)) == "0 rows/s"
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -153,7 +153,7 @@ def test_progress_tells_pace_and_time_left(images, store, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     words = ["build", f"folder:{images}", "--backbone", "pixels", "--store", str(store), "--batch", "4"]
     features.main(words, standalone_mode=False)
-    assert "images/s" in terminal.getvalue()
+    assert "rows/s" in terminal.getvalue()
     assert "30 of 30" in terminal.getvalue()
 
 
@@ -205,7 +205,7 @@ def test_images_of_an_earlier_run_do_not_count_as_extracted(images, store, monke
         patch.setattr(pixels, "Pixels", Stopping)
         stopped = fedsolve(*words)
     assert sum(seen) == 28
-    assert "28 of 30 images are done" in stopped.stderr
+    assert "28 of 30 rows are done" in stopped.stderr
     assert document(*words)["extracted"] == 2
 
 
