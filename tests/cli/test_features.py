@@ -219,7 +219,7 @@ def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(images, store):
     process.send_signal(signal.SIGINT)
     told, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    message = "interrupted; 12 of 30 images are done. Run the same command to go on."
+    message = "interrupted; 12 of 30 rows are done. Run the same command to go on."
     assert errors == f"error: {message}\n"
     assert json.loads(told)["error"]["message"] == message
     again = subprocess.run(program, capture_output=True, text=True, timeout=60)
