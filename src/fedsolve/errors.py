@@ -46,6 +46,10 @@ class CategoryWarning(UserWarning):
     """Many values of a column are none of the categories that its schema has."""
 
 
+class TruncationWarning(UserWarning):
+    """Texts are longer than what a backbone reads of them; the rest of them is left out."""
+
+
 class TrackingWarning(UserWarning):
     """A tracker's store failed while a training went on; the model is what it would be."""
 

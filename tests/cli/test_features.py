@@ -141,8 +141,8 @@ def test_partial_features_can_be_removed_together(images, store):
 
 
 def test_progress_tells_pace_and_time_left(images, store, monkeypatch):
-    assert _pace(ExtractionProgress("train", 100, 4000, 100, 2.0, 50.0)) == "50 images/s, 78 s left"
-    assert _pace(ExtractionProgress("train", 0, 4000, 0, 0.0, 0.0)) == "0 images/s"
+    assert _pace(ExtractionProgress("train", 100, 4000, 100, 2.0, 50.0)) == "50 rows/s, 78 s left"
+    assert _pace(ExtractionProgress("train", 0, 4000, 0, 0.0, 0.0)) == "0 rows/s"
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -153,7 +153,7 @@ def test_progress_tells_pace_and_time_left(images, store, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     words = ["build", f"folder:{images}", "--backbone", "pixels", "--store", str(store), "--batch", "4"]
     features.main(words, standalone_mode=False)
-    assert "images/s" in terminal.getvalue()
+    assert "rows/s" in terminal.getvalue()
     assert "30 of 30" in terminal.getvalue()
 
 
@@ -205,7 +205,7 @@ def test_images_of_an_earlier_run_do_not_count_as_extracted(images, store, monke
         patch.setattr(pixels, "Pixels", Stopping)
         stopped = fedsolve(*words)
     assert sum(seen) == 28
-    assert "28 of 30 images are done" in stopped.stderr
+    assert "28 of 30 rows are done" in stopped.stderr
     assert document(*words)["extracted"] == 2
 
 
@@ -219,7 +219,7 @@ def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(images, store):
     process.send_signal(signal.SIGINT)
     told, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    message = "interrupted; 12 of 30 images are done. Run the same command to go on."
+    message = "interrupted; 12 of 30 rows are done. Run the same command to go on."
     assert errors == f"error: {message}\n"
     assert json.loads(told)["error"]["message"] == message
     again = subprocess.run(program, capture_output=True, text=True, timeout=60)

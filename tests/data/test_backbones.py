@@ -102,7 +102,7 @@ def test_bad_addresses(address: str, message: str) -> None:
 
 def test_list_of_backbones() -> None:
     listed = {info.address.partition(":")[0].partition("[")[0]: info for info in backbones()}
-    assert set(listed) == {"efficientnet-lite0", "pixels", "onnx", "hf", "torch", "torchvision", "timm"}
+    assert set(listed) == {"efficientnet-lite0", "pixels", "onnx", "hf", "st", "torch", "torchvision", "timm"}
     assert listed["pixels"].available
     json.dumps([info.as_dict() for info in listed.values()])
 

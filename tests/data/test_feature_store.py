@@ -172,7 +172,7 @@ def test_features_that_make_no_sense_are_refused(store):
     for wrong, message in [
         (
             np.zeros((4, 3)),
-            r"images 0 to 4, beginning with array, image 0: .* shape \(4, 3\); expected \(5, 3\)",
+            r"rows 0 to 4, beginning with array, image 0: .* shape \(4, 3\); expected \(5, 3\)",
         ),
         (np.zeros(5), r"shape \(5,\); expected \(5, width\)"),
         (np.zeros((5, 0)), r"shape \(5, 0\)"),
@@ -187,7 +187,7 @@ def test_features_that_make_no_sense_are_refused(store):
 
 
 def test_errors_of_the_backbone_name_the_images(store):
-    with pytest.raises(DataError, match="images 10 to 14, beginning with array, image 10: too dark"):
+    with pytest.raises(DataError, match="rows 10 to 14, beginning with array, image 10: too dark"):
         store.build(some(), Sums(fail_at=2, failure=DataError("too dark")), batch=5)
 
 

@@ -117,6 +117,8 @@ def _schema_read(path: str) -> str:
     if schema.extractor is not None:
         known_backbone(schema.extractor)
         return f"{path}: images through {schema.extractor.name} become {schema.width} features"
+    for backbone in schema.backbones.values():
+        known_backbone(backbone)
     return f"{path}: {len(schema.used)} columns become {schema.width} features"
 
 

@@ -1,4 +1,4 @@
-"""`fedsolve features`: images through a backbone into the feature store, and what the store holds."""
+"""`fedsolve features`: rows through a backbone into the feature store, and what the store holds."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _WORK = "The work"
 
 @click.group(cls=ExamplesGroup)
 def features() -> None:
-    """Turn images into features once, and keep them.
+    """Turn images or texts into features once, and keep them.
 
-    Features are stored under a key made of the images, the labels, the backbone and its preprocessing:
+    Features are stored under a key made of the rows, the labels, the backbone and its preprocessing:
     equal features are never computed twice, and none are out of date.
 
     # your own images, a folder for each class, through EfficientNet-Lite0
@@ -90,7 +90,7 @@ def built(
     network = load_backbone(backbone) if loaded is None else loaded
     told: list[ExtractionProgress] = []
     try:
-        with output.bar(backbone, "image") as bar:
+        with output.bar(backbone, "row") as bar:
 
             def advance(progress: ExtractionProgress) -> None:
                 told[:] = [progress]
@@ -105,15 +105,19 @@ def built(
 
 
 class BuildOptions(DatasetOptions):
-    """Which images, and how they become features."""
+    """Which images or texts, and how they become features."""
 
     address: str = required(argument=True)
     limit_train: int | None = option(
-        None, "Use at most so many training images, every class in its proportion.", metavar="N", least=1
+        None, "Use at most so many training rows, every class in its proportion.", metavar="N", least=1
     )
-    limit_test: int | None = option(None, "The same of test images.", metavar="N", least=1)
-    backbone: str = option(DEFAULT_BACKBONE, "Turns images into features.", metavar="B", group=_WORK)
-    batch: int = option(64, "Images extracted together.", least=1, group=_WORK)
+    limit_test: int | None = option(None, "The same of test rows.", metavar="N", least=1)
+    text_column: str | None = option(None, "csv, parquet: the column of texts.", metavar="NAME")
+    backbone: str = option(DEFAULT_BACKBONE, "Turns rows into features.", metavar="B", group=_WORK)
+    device: str | None = option(
+        None, "Where a torch network runs, such as cuda.", metavar="NAME", none="cpu", group=_WORK
+    )
+    batch: int = option(64, "Rows extracted together.", least=1, group=_WORK)
     out: str | None = option(
         None, "Also write an npz file with a byte for each number.", metavar="FILE", group=_WORK
     )
@@ -124,11 +128,11 @@ class BuildOptions(DatasetOptions):
 
 @command(group=features)
 def build(wanted: BuildOptions, held: StoreOptions, output: Output) -> None:
-    """Turn the images of the dataset ADDRESS into features, or find these in the store.
+    """Turn the images or texts of the dataset ADDRESS into features, or find these in the store.
 
-    ADDRESS is a name such as digits or cifar10, or folder:PATH for images of your own in class folders;
-    'fedsolve datasets' lists them all. Stop with Ctrl-C when you like: the same command goes on where it
-    stopped, and the result is the same to the last bit.
+    ADDRESS is a name such as digits or cifar10, folder:PATH for images of your own in class folders, or
+    csv:PATH for a column of texts; 'fedsolve datasets' lists them all. Stop with Ctrl-C when you like: the
+    same command goes on where it stopped, and the result is the same to the last bit.
 
     # your own images, a folder for each class, through EfficientNet-Lite0
     fedsolve features build folder:./images
@@ -138,6 +142,8 @@ def build(wanted: BuildOptions, held: StoreOptions, output: Output) -> None:
     fedsolve features build cifar10 --backbone pixels
     fedsolve features build cifar10 --backbone onnx:resnet.onnx
     fedsolve features build cifar10 --backbone hf:./vit
+    # the texts of a column, by a model of sentence-transformers
+    fedsolve features build csv:notes.csv?label=ward --text-column note --backbone st:./minilm
     # the file of the experiments on CIFAR-10, from the official archive under ./data
     fedsolve features build cifar10 --data-root data --directions 512 --out data/cifar10_lite0.npz
     """
@@ -147,22 +153,29 @@ def build(wanted: BuildOptions, held: StoreOptions, output: Output) -> None:
         check_target(wanted.out)
         if not wanted.out.lower().endswith(".npz"):
             raise DataError(f"--out writes an npz file; name it so, not {wanted.out}.")
-    dataset = load_dataset(wanted.address, wanted.root)
+    address, backbone = wanted.address, wanted.backbone
+    if wanted.text_column is not None:
+        address += f"{'&' if '?' in address else '?'}text={wanted.text_column}"
+    if wanted.device is not None:
+        backbone += f"{'&' if '?' in backbone else '?'}device={wanted.device}"
+    dataset = load_dataset(address, wanted.root)
     if not dataset.is_images:
         raise DataError(
-            f"{wanted.address} holds features already, which need no backbone. Use it as it is: "
-            "'fedsolve train'."
+            f"{address} holds features already, which need no backbone. Use it as it is: 'fedsolve train'. "
+            "Texts are named by their column: --text-column NAME."
         )
     if wanted.limit_train is not None or wanted.limit_test is not None:
         dataset = dataset.limited(wanted.limit_train, wanted.limit_test)
-    found, work = built(output, dataset, wanted.backbone, held.store, wanted.batch)
+    found, work = built(output, dataset, backbone, held.store, wanted.batch)
     document = {
         "key": found.key,
-        "dataset": wanted.address,
-        "backbone": wanted.backbone,
+        "dataset": address,
+        "backbone": backbone,
         "rows": found.manifest["rows"],
         "width": found.manifest["width"],
         "classes": list(found.class_names),
+        "licence": found.manifest.get("licence"),
+        "cut": found.manifest.get("cut", 0),
         "extracted": 0 if work is None else work.fresh,
         "images_per_second": None if work is None else work.rate,
         "seconds": 0.0 if work is None else work.seconds,
@@ -194,7 +207,7 @@ def list_features(options: StoreOptions, output: Output) -> None:
                 f"No features in {held.folder}. Make some: fedsolve features build digits --backbone pixels"
             )
             return
-        names = ("key", "dataset", "backbone", "images", "width", "MB", "state")
+        names = ("key", "dataset", "backbone", "rows", "width", "MB", "state")
         page.print(table(names, [_line(entry) for entry in entries], left=(0, 1, 2, 6)))
         page.print(f"{megabytes(sum(entry.nbytes for entry in entries))} MB in {held.folder}")
 
@@ -246,7 +259,7 @@ class RemoveOptions(KeyOptions):
 def remove(options: RemoveOptions, output: Output) -> None:
     """Delete stored features.
 
-    KEY is the beginning of a key. The images they came from are not touched.
+    KEY is the beginning of a key. What they came from is not touched.
 
     # one set, by the beginning of its key
     fedsolve features remove 3fa4c1
@@ -268,13 +281,13 @@ def remove(options: RemoveOptions, output: Output) -> None:
 
 def _pace(progress: ExtractionProgress) -> str:
     left = "" if progress.remaining is None else f", {duration(progress.remaining)} left"
-    return f"{progress.rate:,.0f} images/s{left}"
+    return f"{progress.rate:,.0f} rows/s{left}"
 
 
 def _stopped(told: Sequence[ExtractionProgress]) -> str:
     if not told:
-        return "interrupted before the first image; run the same command to start again."
-    done = f"{told[-1].done:,} of {told[-1].total:,} images are done"
+        return "interrupted before the first row; run the same command to start again."
+    done = f"{told[-1].done:,} of {told[-1].total:,} rows are done"
     return f"interrupted; {done}. Run the same command to go on."
 
 
@@ -282,13 +295,15 @@ def _built_lines(found: Features, told: dict[str, Any]) -> list[tuple[str, str]]
     rows = told["rows"]
     if told["extracted"]:
         pace = f"{told['images_per_second']:,.0f} a second"
-        work = f"{told['extracted']:,} images in {told['seconds']:.1f} s, {pace}"
+        work = f"{told['extracted']:,} rows in {told['seconds']:.1f} s, {pace}"
     else:
         work = "nothing to do: the features were in the store"
     parts = " + ".join(f"{rows[part]:,} {part}" for part in ("train", "test") if part in rows)
     return [
-        ("dataset", f"{told['dataset']} ({parts} images, {len(found.class_names)} classes)"),
+        ("dataset", f"{told['dataset']} ({parts} rows, {len(found.class_names)} classes)"),
         ("backbone", f"{told['backbone']} ({told['width']:,} features)"),
+        *([("licence", str(told["licence"]))] if told["licence"] else []),
+        *([("cut short", f"{told['cut']:,} texts, longer than what is read")] if told["cut"] else []),
         ("extracted", work),
         ("key", f"{found.key[:12]} (train on them: fedsolve train features:{found.key[:12]})"),
         ("folder", str(told["folder"])),

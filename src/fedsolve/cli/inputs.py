@@ -76,7 +76,7 @@ class TableOptions(DialectOptions):
 class RowOptions(StoreOptions, DatasetOptions, TableOptions):
     title = READING
     backbone: str | None = option(
-        None, "Makes features of images.", metavar="B", none=f"the model's, or {DEFAULT_BACKBONE}"
+        None, "Makes features of images or text.", metavar="B", none=f"the model's, or {DEFAULT_BACKBONE}"
     )
 
     def reader(self, output: Output, client: str | None = None) -> RowReader:
@@ -85,7 +85,7 @@ class RowOptions(StoreOptions, DatasetOptions, TableOptions):
         def extract(dataset: Dataset, backbone: str, loaded: Backbone | None) -> Features:
             return built(output, dataset, backbone, self.store, loaded=loaded)[0]
 
-        return RowReader(self.layout(client), self.backbone, self.root, extract, output)
+        return RowReader(self.layout(client), self.backbone, self.root, extract, output, self.store)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -17,10 +18,11 @@ from fedsolve.data.backbones import load_backbone
 from fedsolve.data.datasets import is_address, load_dataset
 from fedsolve.data.image_rows import DEFAULT_BACKBONE
 from fedsolve.data.targets import check_target
-from fedsolve.errors import DataError
+from fedsolve.data.text_rows import described
+from fedsolve.errors import DataError, did_you_mean
 from fedsolve.labels import Task
 from fedsolve.tables.proposal import propose
-from fedsolve.tables.schema import Extractor, Schema
+from fedsolve.tables.schema import Column, Extractor, Schema
 from fedsolve.tables.schema_file import to_toml, write_schema
 from fedsolve.tables.table_file import ColumnLayout
 
@@ -42,7 +44,15 @@ class SchemaOptions(DatasetOptions, DialectOptions):
         None, "Column with the weight of each row.", flag="--weight-column", metavar="NAME", none="none"
     )
     task: Task | None = option(None, "What the labels are.", none="as they look")
-    backbone: str | None = option(None, "Turns images into features.", metavar="B", none=DEFAULT_BACKBONE)
+    backbone: str | None = option(
+        None,
+        "Turns images or text columns into features.",
+        metavar="B",
+        none=f"{DEFAULT_BACKBONE}, of images",
+    )
+    text_column: tuple[str, ...] = option(
+        (), "Text for the backbone. May be repeated.", metavar="NAME", none="what looks like text"
+    )
 
 
 @command()
@@ -52,24 +62,28 @@ def schema(options: SchemaOptions, output: Output) -> None:
     DATA is a csv (also .csv.gz, or - for standard input) or parquet file of one site. What looks like an
     identifier, never changes, gives the label away or has too many values is proposed as unused, with the
     reason. Of a dataset of images, such as folder:PATH, the schema names the backbone, its preprocessing and
-    a digest of its weights. Review the schema and give it to all sites; it becomes part of the model.
+    a digest of its weights; so it does for text columns with --backbone. Review the schema and give it to all
+    sites; it becomes part of the model.
 
     # propose a schema, review it, train with it
     fedsolve schema patients.csv --label diagnosis --client-column hospital --out schema.toml
     fedsolve train patients.csv --schema schema.toml --out model.safetensors
-    # which backbone turns images into features, for all sites
+    # which backbone turns images, or the texts of a column, into features, for all sites
     fedsolve schema folder:./images --backbone efficientnet-lite0 --out schema.toml
+    fedsolve schema patients.csv --text-column note --backbone st:./minilm --out schema.toml
     """
     file, out = options.file, options.out
     check_target(out, file, root=options.root)
     if is_address(file):
         proposed = _of_images(file, options.backbone or DEFAULT_BACKBONE, options.root)
-    elif options.backbone is not None:
-        raise DataError(f"{file}: --backbone is for images, such as folder:PATH.")
     else:
         names = ColumnLayout(label=options.label, labels=options.labels).label_names
         own: dict[str, Any] = {"weight": options.weight, "task": options.task, "labels": names}
         proposed = propose(file, options.label, options.client, options.dialect(), **own)
+        if options.backbone is not None:
+            proposed = _with_text(proposed, options.backbone, options.text_column)
+        elif options.text_column:
+            raise DataError("--text-column is text for a backbone; name one: --backbone st:NAME.")
     if out is not None:
         write_schema(proposed, out)
     document: dict[str, Any] = {
@@ -104,12 +118,29 @@ def _of_images(address: str, backbone: str, root: str | None) -> Schema:
     return Schema(classes=tuple(dataset.classes.tolist()), extractor=extractor)
 
 
+def _with_text(proposed: Schema, address: str, named: tuple[str, ...]) -> Schema:
+    """The schema with this backbone for the columns that are named, or for all that look like text."""
+    columns = {column.name: column for column in proposed.columns}
+    chosen = named or [name for name, column in columns.items() if column.kind == "text"]
+    for name in chosen:
+        if name not in columns:
+            raise DataError(f"--text-column: no column '{name}'.{did_you_mean(name, columns)}")
+    if not chosen:
+        raise DataError("no column looks like text. Name the one that is: --text-column NAME.")
+    backbone = described(address)
+    columns |= {name: Column(name, "text", backbone=backbone) for name in chosen}
+    return replace(proposed, columns=tuple(columns.values()))
+
+
 def _show(page: Console, proposed: Schema) -> None:
     if proposed.extractor is not None:
         size = f"{proposed.width:,} features, {len(proposed.classes)} classes"
         page.print(f"images through {proposed.extractor.name}: {size}", markup=False)
         return
-    rows: list[tuple[Any, ...]] = [(column.name, column.kind, column.remark) for column in proposed.columns]
+    rows: list[tuple[Any, ...]] = [
+        (column.name, column.kind, column.remark or (f"by {column.backbone.name}" if column.backbone else ""))
+        for column in proposed.columns
+    ]
     if proposed.label is not None:
         classes = f"{len(proposed.classes)} classes" if proposed.classes else "numbers: a regression"
         rows.append((proposed.label, "label", classes))

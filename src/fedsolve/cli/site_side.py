@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from fedsolve.cli.inputs import RowOptions
 from fedsolve.cli.keys import KeyFolderOptions
 from fedsolve.cli.model_options import AllowOptions
@@ -164,9 +162,7 @@ def site_rows(
     parts: tuple[TrainOrTest, ...] = ()
     reader = options.reader(output)
     if schema is not None and schema.extractor is None:
-        if options.backbone is not None:
-            raise click.UsageError("this --schema is of tables; leave out one of --schema and --backbone")
-        table, columns = read_site(options.data, schema, layout), None
+        table, columns = reader.encoded(lambda known: read_site(options.data, known, layout), schema), None
     elif schema is not None:
         table, columns = reader.described(options.data, schema, owned=False), None
         parts = reader.parts(options.data)

@@ -1,4 +1,4 @@
-"""Extract features from images into a file, batch by batch; extraction can stop and resume at any time.
+"""Extract features of rows into a file, batch by batch; extraction can stop and resume at any time.
 
 Rows are written in place into a .npy file of final size; a record of how many are safely on disk follows
 behind. Batches begin at multiples of the batch size that the record names: an image meets the same
@@ -184,7 +184,7 @@ def features_of(
     backbone: Backbone, images: Images, span: slice, pictures: list[Array], width: int | None
 ) -> Array:
     """Checked features of a batch."""
-    where = f"images {span.start} to {span.stop - 1}, beginning with {images.name(span.start)}"
+    where = f"rows {span.start} to {span.stop - 1}, beginning with {images.name(span.start)}"
     with naming(where):
         features: Array = np.asarray(backbone.extract(pictures))
     expected = (len(pictures), features.shape[1] if width is None and features.ndim == 2 else width)
@@ -199,7 +199,7 @@ def features_of(
         row = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
         raise DataError(
             f"{images.name(span.start + row)}: backbone {backbone.name} gave NaN or infinite features. "
-            "Check the image, and mean and std of the preprocessing."
+            "Check it, and the preprocessing (mean and std of an image)."
         )
     return features
 

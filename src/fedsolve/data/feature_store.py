@@ -75,8 +75,8 @@ class Features:
             own = split.inputs if isinstance(split.inputs, np.ndarray) else split.features
             if own is None:
                 raise DataError(
-                    f"{dataset.name} holds images, which need a backbone to become features. Name one: "
-                    "--backbone efficientnet-lite0, or pixels (see 'fedsolve features build --help')."
+                    f"{dataset.name} holds {dataset.reads}, which need a backbone to become features. Name "
+                    "one: --backbone efficientnet-lite0, or pixels; st:NAME for text."
                 )
             arrays += [own, split.labels]
         x_train, y_train, x_test, y_test = arrays
@@ -191,6 +191,12 @@ class FeatureStore:
             raise DataError(
                 f"{dataset.name} holds features already; leave out the backbone ({backbone.name})."
             )
+        if getattr(backbone, "reads", "images") != dataset.reads:
+            known = "st:NAME or hf:NAME" if dataset.reads == "text" else "efficientnet-lite0"
+            raise DataError(
+                f"{dataset.name} holds {dataset.reads}, which {backbone.name} does not read. Use --backbone "
+                f"{known}."
+            )
         identity = {"format": version.STORE, "data": dataset.identity, "backbone": backbone.identity}
         key = _key(identity)
         if (self.folder / key / MANIFEST).exists():
@@ -206,6 +212,11 @@ class FeatureStore:
                 np.save(folder / f"y_{part}.npy", split.labels.astype("<i8"))
             for path in folder.glob("*.npy"):
                 path.chmod(0o600)
+            if dataset.reads == "text" and hasattr(backbone, "cut"):
+                spans = [(rows, at) for rows in images.values() for at in range(0, len(rows), 1024)]
+                about["cut"] = sum(
+                    int(backbone.cut(rows.read(slice(at, at + 1024))).sum()) for rows, at in spans
+                )
             manifest = about | {
                 "format": version.STORE,
                 "key": key,
@@ -339,6 +350,7 @@ def _about(dataset: Dataset, backbone: Backbone | None) -> dict[str, Any]:
         "rows": {part: len(split) for part, split in dataset.parts().items()},
         "class_names": list(dataset.class_names),
         "classes": labels_note(dataset.classes),
+        **({} if (licence := getattr(backbone, "licence", None)) is None else {"licence": licence}),
     }
 
 

@@ -29,7 +29,7 @@ _ORIENTATION = 0x0112
 
 
 class Images(Protocol):
-    """A sequence of images, decoded when read."""
+    """A sequence of images, decoded when read; or of texts."""
 
     def __len__(self) -> int: ...
 
@@ -37,8 +37,8 @@ class Images(Protocol):
     def identity(self) -> str:
         """Hex digest that names the contents: equal images in equal order, equal identity."""
 
-    def read(self, rows: slice | Array) -> list[Array]:
-        """These images, each (height, width, channels) uint8; sizes may differ."""
+    def read(self, rows: slice | Array) -> list[Any]:
+        """These images, each (height, width, channels) uint8; sizes may differ. Or these texts."""
 
     def take(self, rows: Array) -> Images:
         """The sequence of these images alone, still not decoded."""

@@ -18,6 +18,7 @@ from fedsolve.data.datasets.dataset_address import Address, data_root
 from fedsolve.data.datasets.tabular import OPTIONS, layout_of
 from fedsolve.data.feature_store import Features
 from fedsolve.data.image_rows import DEFAULT_BACKBONE, check_same, known_backbone
+from fedsolve.data.text_rows import text_work
 from fedsolve.errors import DataError, ModelFileError, naming
 from fedsolve.labels import Task, labels_like
 from fedsolve.tables.npz import TrainOrTest
@@ -61,14 +62,20 @@ class RowReader:
     """Reads rows; features of images are extracted once and kept.
 
     layout:   how tables are spelled, and where they have labels and owners.
-    backbone: address of what makes features of images; None for the model's or the usual one.
-    root:     folder of named datasets.
+    backbone: address of what makes features of images or text; None for the model's or the usual one.
+    root:     folder of named datasets. store: folder of features.
     """
 
     def __init__(
-        self, layout: ColumnLayout, backbone: str | None, root: str | None, extract: Extract, told: Audience
+        self,
+        layout: ColumnLayout,
+        backbone: str | None,
+        root: str | None,
+        extract: Extract,
+        told: Audience,
+        store: str | None = None,
     ) -> None:
-        self.layout, self.backbone, self.root, self.told = layout, backbone, root, told
+        self.layout, self.backbone, self.root, self.told, self.store = layout, backbone, root, told, store
         self._extract = extract
         self._found: dict[str, Features] = {}
         self._datasets: dict[str, Dataset] = {}
@@ -181,7 +188,14 @@ class RowReader:
             return dataclasses.replace(found, schema=schema)
         if is_address(data) or Path(data).suffix.lower() == ".npz":
             raise DataError(f"{data}: --schema describes the columns of a csv or parquet file.")
-        return read_table(data, schema, self.layout, owned=owned, weighted=True)
+        return self.encoded(
+            lambda known: read_table(data, known, self.layout, owned=owned, weighted=True), schema
+        )
+
+    def encoded(self, read: Callable[[Schema], Table], schema: Schema) -> Table:
+        """What `read` gives of a table by this schema, text through the backbone that is named here."""
+        with text_work(self.told.bar, self.store):
+            return read(schema.moved(self.backbone))
 
     def sites(self, files: Sequence[str], schema: Schema | None) -> Table:
         """The rows of several files, each the client of its name; columns are found by name in all of them.
@@ -229,7 +243,7 @@ class RowReader:
         schema = self._for_file(data, names, schema)
         kept = [] if keep is None else [name for name in schema.identifiers if name in names]
         kept += [name for name in keep or () if name not in kept]
-        rows = read_table(data, schema, self.layout, keep=kept, **wanted)
+        rows = self.encoded(lambda known: read_table(data, known, self.layout, keep=kept, **wanted), schema)
         told = {*schema.label_columns, schema.client, schema.weight, *kept}
         known = {column.name for column in schema.columns} | told
         strange = [name for name in names if name not in known]
@@ -241,7 +255,7 @@ class RowReader:
         return dataclasses.replace(rows, schema=None)
 
     def _with(self, layout: ColumnLayout) -> RowReader:
-        return RowReader(layout, self.backbone, self.root, self._extract, self.told)
+        return RowReader(layout, self.backbone, self.root, self._extract, self.told, self.store)
 
     def _named_by(self, data: str, schema: Schema, **wanted: Any) -> Table:
         """The rows of the table that an address names, as if the file itself had been named."""

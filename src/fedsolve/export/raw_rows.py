@@ -62,18 +62,15 @@ def finite(graph: OnnxGraph, rows: str, what: str = "a feature") -> str:
 
 def _columns(graph: OnnxGraph, schema: Schema) -> str:
     """The encoded features, one input (rows, 1) for each column that is used."""
-    hashed = [column.name for column in schema.used if column.kind == "text"]
+    hashed = [column.name for _, column in schema.places("text") if column.backbone is None]
     if hashed:
         raise DataError(
             f"column{'s' * (len(hashed) > 1)} {', '.join(map(repr, hashed))}: ONNX has no operator that "
-            'hashes words, so that text cannot be exported. Train without it (kind = "unused" in the '
-            "schema), or predict with fedsolve."
+            "hashes words, so that text cannot be exported. Train with a backbone for it or without it "
+            '(kind = "unused" in the schema), or predict with fedsolve.'
         )
-    parts = [
-        part
-        for column in schema.used
-        for part in (_category if column.kind == "category" else _number)(graph, column)
-    ]
+    inputs = {"category": _category, "text": _text}
+    parts = [part for column in schema.used for part in inputs.get(column.kind, _number)(graph, column)]
     return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
 
 
@@ -93,6 +90,19 @@ def _number(graph: OnnxGraph, column: Column) -> list[str]:
     if column.missing == "refuse":
         return [graph.refuse(value, missing, _refused(column))]
     return [value, graph.cast(missing, "float64")] if column.missing == "flag" else [value]
+
+
+def _text(graph: OnnxGraph, column: Column) -> list[str]:
+    """Features of a text, which whoever runs the graph makes with the backbone."""
+    assert column.backbone is not None
+    made = f"{column.backbone.name} (weights {column.backbone.weights[:12]})"
+    about = f"features of the text by {made}; zeros where it is missing"
+    value = graph.cast(graph.input(column.name, "float32", column.backbone.width, about=about), "float64")
+    if column.missing == "refuse":
+        most = graph.op("ReduceMax", graph.op("Abs", value), graph.constant([1], "int64"), keepdims=1)
+        missing = graph.op("Equal", most, graph.constant(0.0, "float64"))
+        value = graph.refuse(value, missing, _refused(column))
+    return [value]
 
 
 def _category(graph: OnnxGraph, column: Column) -> list[str]:

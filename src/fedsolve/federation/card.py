@@ -123,6 +123,8 @@ def _chosen(trained_with: Mapping[str, Any], asked: Mapping[str, Any] | None) ->
 def _licence(model: Model) -> str:
     extractor = None if model.schema is None else model.schema.extractor
     backbone = getattr(model, "parameters", {}).get("backbone") if extractor is None else extractor.address
+    if model.schema is not None and model.schema.backbones:
+        backbone = ", ".join(sorted({text.address for text in model.schema.backbones.values()}))
     if not backbone:
         return LICENCE
     return f"{LICENCE} The backbone {backbone} has a licence of its own."

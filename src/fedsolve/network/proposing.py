@@ -90,6 +90,11 @@ class Proposing:
         if strange or labels != self._proposal.label_columns or agreed.weight is not None:
             what = f"{'columns' if strange else 'label'} {', '.join(map(repr, strange or labels))}"
             raise DataError(f"the server's schema uses {what}, which this site does not propose to use.")
+        for name in agreed.backbones:
+            raise DataError(
+                f"the server's schema names a backbone for column '{name}', which would be loaded here. If "
+                "you trust it, start this site with the same schema (--schema)."
+            )
         for column in agreed.used:
             if why := _not_proposed(column, known[column.name]):
                 raise DataError(f"the server's schema has column '{column.name}' {why}; nobody proposed it.")

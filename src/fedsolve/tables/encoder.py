@@ -6,7 +6,7 @@
 * A text is its words, hashed: words are runs of letters, digits and underscores of the text in Unicode's
   compatible form (NFKC) without case. BLAKE2b (8 bytes) of a word modulo `buckets` names its feature, the top
   bit its sign; the row of signed counts is divided by its length, so that long texts weigh as much as short
-  ones. Text without words is all zeros.
+  ones. Text without words is all zeros. With a backbone, a text is the features that this gives of it.
 
 A cell is missing when it is null, NaN or one of `MISSING`, unless the schema lists that very text as a
 category. Tables may be a mapping of arrays, a pandas DataFrame or a pyarrow Table; the latter two are never
@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsolve.arrays import Array
-from fedsolve.errors import CategoryWarning, DataError
+from fedsolve.errors import CategoryWarning, DataError, naming
 from fedsolve.labels import number
 from fedsolve.tables.schema import MONEY, NUMBER, Column, Schema
 
@@ -290,19 +290,22 @@ class _Encoder:
 
     def _write_text(self, column: Column, cells: Any, out: Array, first: int) -> None:
         coded = _coded(cells)
-        rows = np.zeros((len(coded.values) + 1, column.buckets))
-        absent = np.zeros(len(coded.values) + 1, dtype=bool)
-        absent[-1] = True
-        for row, value in enumerate(coded.values):
-            text = str(value)
-            absent[row] = text.strip() in MISSING
-            if absent[row]:
-                continue
-            for word in _WORDS.findall(unicodedata.normalize("NFKC", text).casefold()):
-                number, sign = self._hashed(word)
-                rows[row, number % column.buckets] += sign
-        lengths = np.sqrt(np.sum(rows**2, axis=1, keepdims=True))
-        rows /= np.where(lengths > 0, lengths, 1.0)
+        texts = [str(value) for value in coded.values]
+        absent = np.array([*(text.strip() in MISSING for text in texts), True])
+        rows = np.zeros((len(texts) + 1, out.shape[1]))
+        there = np.flatnonzero(~absent)
+        if column.backbone is not None:
+            from fedsolve.data.text_rows import text_features
+
+            with naming(f"column '{column.name}'"):
+                rows[there] = text_features([texts[row] for row in there], column.backbone)
+        else:
+            for row in there:
+                for word in _WORDS.findall(unicodedata.normalize("NFKC", texts[row]).casefold()):
+                    number, sign = self._hashed(word)
+                    rows[row, number % column.buckets] += sign
+            lengths = np.sqrt(np.sum(rows**2, axis=1, keepdims=True))
+            rows /= np.where(lengths > 0, lengths, 1.0)
         out[...] = rows[coded.codes]
         if column.missing == "refuse":
             self._missing(column, absent[coded.codes], out, first, cells)

@@ -36,7 +36,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "number": ("unit", "missing", "reference", "scale", "bounds", "absent", "signs"),
     "date": ("unit", "missing", "reference", "scale", "format", "absent"),
     "category": ("unit", "missing", "categories"),
-    "text": ("unit", "missing", "buckets"),
+    "text": ("unit", "missing", "buckets", "backbone"),
     "identifier": (),
     "unused": (),
 }
@@ -72,7 +72,7 @@ class Column:
                 (days - reference) / scale.
     bounds:     the least and the greatest number; what lies beyond counts as the bound, in training and in
                 prediction. Without them, sums show a number that is far larger than all others.
-    buckets:    width of the hashed words of a text.
+    buckets:    width of the hashed words of a text. backbone: what turns it into features instead.
     format:     of a date, as in strptime; ISO 8601 when None.
     absent:     what else stands for a missing number or date in this column, such as "?" or "-999".
     signs:      what may stand around a number and is left out: some of `SIGNS`. With %, every number has one.
@@ -88,6 +88,7 @@ class Column:
     scale: float = 0.0
     bounds: tuple[float, ...] = ()
     buckets: int = 64
+    backbone: Extractor | None = None
     format: str | None = None
     absent: tuple[str, ...] = ()
     signs: str = ""
@@ -103,6 +104,8 @@ class Column:
             object.__setattr__(self, "missing", RULES[self.kind][0])
         if not self.scale:
             object.__setattr__(self, "scale", DAYS_A_YEAR if self.kind == "date" else 1.0)
+        if isinstance(self.backbone, Mapping):
+            object.__setattr__(self, "backbone", Extractor(**self.backbone))
         object.__setattr__(self, "categories", tuple(self.categories))
         object.__setattr__(self, "absent", tuple(self.absent))
         object.__setattr__(self, "bounds", tuple(map(float, self.bounds)))
@@ -131,6 +134,14 @@ class Column:
             yield 'categories must be text; write "1" for the code 1.'
         if not set(self.signs) <= set(SIGNS) or (self.signs and self.kind != "number"):
             yield f"signs are some of {SIGNS}, around numbers; got {self.signs!r}."
+        made = self.backbone
+        if made is not None and not (
+            self.kind == "text"
+            and isinstance(made.address, str)
+            and type(made.width) is int
+            and made.width > 0
+        ):
+            yield f"a backbone is for text, and has an address and a width of at least 1; got {made}."
         if isinstance(self.buckets, bool) or not isinstance(self.buckets, int) or self.buckets < 1:
             yield f"buckets must be a whole number, at least 1; got {self.buckets!r}."
 
@@ -150,22 +161,26 @@ class Column:
             known = tuple(f"{self.name}={category}" for category in self.categories)
             return (*known, f"{self.name}=(other)", *flag)
         if self.kind == "text":
-            return tuple(f"{self.name}#{bucket}" for bucket in range(self.buckets))
+            width = self.buckets if self.backbone is None else self.backbone.width
+            return tuple(f"{self.name}#{number}" for number in range(width))
         return ()
 
-    def to_note(self) -> dict[str, Any]:
-        """The column as JSON values; only what its kind uses."""
+    def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
+        """The column as JSON values; only what its kind uses. `elsewhere`: without a backbone's address."""
         note: dict[str, Any] = {"name": self.name, "kind": self.kind}
         for key in KEYS[self.kind]:
             value = getattr(self, key)
-            if key == "format" or value not in (None, (), ""):
+            if isinstance(value, Extractor):
+                note[key] = value.to_note(elsewhere)
+                del note["buckets"]
+            elif key == "format" or value not in (None, (), ""):
                 note[key] = list(value) if isinstance(value, tuple) else value
         return note
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Where features of images come from: a backbone's preprocessing, and its weights by digest.
+    """Where features of images or text come from: a backbone's preprocessing, and its weights by digest.
 
     address: how the backbone is named where the model was made; its files may lie elsewhere, so that this is
              no part of what must agree. Nothing for features that a dataset of images came with.
@@ -213,7 +228,7 @@ class Extractor:
                 f"{other.weights[:12]}..."
             )
         if not phrases and self.width != other.width:
-            phrases.append(f"an image has {self.width} features, there {other.width}")
+            phrases.append(f"a row has {self.width} features, there {other.width}")
         return phrases
 
     def to_note(self, elsewhere: bool = False) -> dict[str, Any]:
@@ -297,6 +312,23 @@ class Schema:
         """How many features a row has once it is encoded."""
         return self.extractor.width if self.extractor is not None else len(self.names)
 
+    @property
+    def backbones(self) -> dict[str, Extractor]:
+        """The backbones of text columns, by column."""
+        return {column.name: column.backbone for column in self.used if column.backbone is not None}
+
+    def moved(self, address: str | None) -> Schema:
+        """The same schema where the backbone of its text columns lies elsewhere; as it is for None."""
+        if address is None:
+            return self
+        if not self.backbones:
+            raise DataError("the schema is of a table without text by a backbone; leave out --backbone.")
+        columns = {column.name: column for column in self.columns}
+        for name, backbone in self.backbones.items():
+            there = dataclasses.replace(backbone, address=address)
+            columns[name] = dataclasses.replace(columns[name], backbone=there)
+        return dataclasses.replace(self, columns=tuple(columns.values()))
+
     @classmethod
     def of_numbers(
         cls,
@@ -366,7 +398,7 @@ class Schema:
     def digest(self) -> str:
         """SHA-256 of what sites must agree on; unused columns and the owner column do not count."""
         note = self.to_note() | {"client": None}
-        note["columns"] = [column.to_note() for column in self.used]
+        note["columns"] = [column.to_note(elsewhere=True) for column in self.used]
         note["extractor"] = None if self.extractor is None else self.extractor.to_note(elsewhere=True)
         return hashlib.sha256(canonical_json(note).encode()).hexdigest()
 
@@ -378,7 +410,11 @@ class Schema:
         phrases = [f"column '{name}' is missing" for name in theirs if name not in mine]
         phrases += [f"column '{name}' is not known there" for name in mine if name not in theirs]
         for name in mine.keys() & theirs.keys():
-            ours, others = mine[name].to_note(), theirs[name].to_note()
+            ours, others = (columns[name].to_note(elsewhere=True) for columns in (mine, theirs))
+            own, other_one = mine[name].backbone, theirs[name].backbone
+            if own is not None and other_one is not None:
+                phrases += [f"column '{name}': {phrase}" for phrase in own.differences(other_one)]
+                ours["backbone"] = others["backbone"]
             phrases += [
                 f"column '{name}' has {key} {ours.get(key)!r}, there {others.get(key)!r}"
                 for key in sorted(ours.keys() | others.keys())

@@ -34,6 +34,8 @@ _HEAD = """\
 #            around a number and is left out, such as "<" or "%".
 # task:      "regression" where the labels are numbers to predict; classes are listed under classes.
 # labels:    instead of label, the columns of several labels a row, each 0 or 1: ["edema", "effusion"].
+# backbone:  what turns a text into features, by address and digest of its weights; without one, its words are
+#            hashed into so many buckets.
 # unit:      for people; sites must agree on it. A remark after # says what was noticed in the file.
 """
 
@@ -48,21 +50,27 @@ def to_toml(schema: Schema) -> str:
         if getattr(schema, key):
             lines.append(f"{key} = {_value(list(getattr(schema, key)))}")
     if schema.extractor is not None:
-        lines += ["", "[extractor]"]
-        for key in ("address", "weights", "width"):
-            lines.append(f"{key} = {_value(getattr(schema.extractor, key))}")
-        for key in ("recipe", "preprocessing"):
-            lines.append(f"{key} = {_text(container.canonical_json(getattr(schema.extractor, key)))}")
+        lines += ["", "[extractor]", *_described(schema.extractor)]
     for column in schema.columns:
         remark = f"  # {' '.join(column.remark.split())}" if column.remark else ""
         lines += ["", f"[columns.{_key(column.name)}]{remark}", f"kind = {_text(column.kind)}"]
         for key in KEYS[column.kind]:
             value = getattr(column, key)
-            if key == "reference" and column.kind == "date":
+            if isinstance(value, Extractor):
+                lines += ["", f"[columns.{_key(column.name)}.backbone]", *_described(value)]
+            elif key == "buckets" and column.backbone is not None:
+                continue
+            elif key == "reference" and column.kind == "date":
                 lines.append(f"reference = {_day(value)}")
             elif value is not None and not (key in ("absent", "signs", "bounds") and not value):
                 lines.append(f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _described(extractor: Extractor) -> list[str]:
+    lines = [f"{key} = {_value(getattr(extractor, key))}" for key in ("address", "weights", "width")]
+    packed = {key: container.canonical_json(getattr(extractor, key)) for key in ("recipe", "preprocessing")}
+    return lines + [f"{key} = {_text(value)}" for key, value in packed.items()]
 
 
 def _day(days: float) -> str:
@@ -157,15 +165,24 @@ def _column(name: str, keys: Any) -> Column:
         since = keys["reference"]
         since = since.date() if hasattr(since, "date") else since
         keys = keys | {"reference": (since - _EPOCH).days}
+    backbone = keys.get("backbone")
+    if isinstance(backbone, str):
+        raise DataError(
+            f"{where}: the schema must say which weights {backbone} has. Write it with 'fedsolve schema DATA "
+            f"--text-column {name} --backbone {backbone}'."
+        )
+    hints |= {"backbone": dict}
     given = typed(keys, where, {key: hints[key] for key in ("kind", *known)})
+    if backbone is not None:
+        given["backbone"] = _extractor(backbone, f"{where}, backbone")
     return Column(name, kind) if left_out else Column(name, **given)  # type: ignore[arg-type]
 
 
-def _extractor(keys: Mapping[str, Any]) -> Extractor:
+def _extractor(keys: Mapping[str, Any], where: str = "[extractor]") -> Extractor:
     parts = {"address": str, "preprocessing": str, "recipe": str, "weights": str, "width": int}
-    given = typed(keys, "[extractor]", parts, parts)
+    given = typed(keys, where, parts, parts)
     try:
         packed = {name: json.loads(given[name]) for name in ("preprocessing", "recipe")}
     except ValueError as problem:
-        raise DataError(f"[extractor]: preprocessing and recipe must be JSON ({problem}).") from problem
+        raise DataError(f"{where}: preprocessing and recipe must be JSON ({problem}).") from problem
     return Extractor(**given | packed)

@@ -1,9 +1,9 @@
-"""Backbones: frozen networks that turn images into features, by address.
+"""Backbones: frozen networks that turn images or texts into features, by address.
 
     backbone = load_backbone("efficientnet-lite0")
     features = backbone.extract(images)        # float32 (images, width)
 
-An image's features depend on the image, the weights and the preprocessing. The same images in the same
+A row's features depend on the row, the weights and the preprocessing. The same rows in the same
 batches give the same bits on the same machine; in other batches they agree to rounding (about 1e-5 of
 their size), because matrix products add in another order.
 """
@@ -28,11 +28,11 @@ __all__ = ["Backbone", "BackboneInfo", "Preprocessing", "backbones", "load_backb
 
 @runtime_checkable
 class Backbone(Protocol):
-    """From decoded images to features.
+    """From decoded images, or from texts, to features. One that reads text has `reads = "text"` besides.
 
     name:          for people, such as "efficientnet-lite0" or "onnx:model.onnx".
-    width:         features of an image; None as long as it depends on images not seen yet.
-    preprocessing: what happens to an image before the network.
+    width:         features of a row; None as long as it depends on images not seen yet.
+    preprocessing: what happens to a row before the network.
     identity:      JSON values that name the function computed: kind, version of the recipe, digest of
                    the weights, preprocessing. Equal identities give equal features; where the files
                    lie plays no part.
@@ -44,14 +44,14 @@ class Backbone(Protocol):
     @property
     def width(self) -> int | None: ...
     @property
-    def preprocessing(self) -> Preprocessing: ...
+    def preprocessing(self) -> Any: ...
     @property
     def identity(self) -> dict[str, Any]: ...
     @property
     def runtime(self) -> str: ...
 
-    def extract(self, images: Sequence[Array]) -> Array:
-        """Features (images, width) in float32 of images (height, width, 1 or 3) in uint8."""
+    def extract(self, rows: Sequence[Any], /) -> Array:
+        """Features (rows, width) in float32 of texts, or of images (height, width, 1 or 3) in uint8."""
         ...
 
 
@@ -90,9 +90,18 @@ _KINDS: dict[str, tuple[str, BackboneInfo]] = {
         "transformers",
         BackboneInfo(
             "hf:NAME_OR_FOLDER",
-            "an image model of transformers, from a folder or the hub",
+            "a model of transformers for images or text, from a folder or the hub",
             ("torch", "transformers"),
             "pip install 'fedsolve[hf]'",
+        ),
+    ),
+    "st": (
+        "sentence_transformers",
+        BackboneInfo(
+            "st:NAME_OR_FOLDER",
+            "a model of sentence-transformers for text, from a folder or the hub",
+            ("sentence_transformers",),
+            "pip install 'fedsolve[text]'",
         ),
     ),
     "torch": (
@@ -105,10 +114,10 @@ _KINDS: dict[str, tuple[str, BackboneInfo]] = {
         ),
     ),
     "torchvision": (
-        "torchvision",
+        "model_zoos",
         BackboneInfo("torchvision:NAME", "a classifier of torchvision without its head", ("torchvision",)),
     ),
-    "timm": ("timm", BackboneInfo("timm:NAME", "a model of timm without its head", ("timm",))),
+    "timm": ("model_zoos", BackboneInfo("timm:NAME", "a model of timm without its head", ("timm",))),
 }
 
 

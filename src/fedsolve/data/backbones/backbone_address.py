@@ -71,6 +71,13 @@ class AddressOptions:
         value = self.text(name)
         return None if value is None else parse_pixels(value, f"{self.address}: {name}")
 
+    def tokens(self, name: str) -> int | None:
+        """A positive number of tokens."""
+        value = self.text(name)
+        return (
+            None if value is None else parse_pixels(value, f"{self.address}: {name}", "tokens, such as 256")
+        )
+
     def finish(self) -> None:
         """Refuse unknown options and suggest the closest known one."""
         for name in self._values:
@@ -79,8 +86,8 @@ class AddressOptions:
             raise DataError(f"{self.address}: unknown option '{name}'.{guess} Options here: {known}.")
 
 
-def parse_pixels(text: str, what: str) -> int:
+def parse_pixels(text: str, what: str, unit: str = "pixels, such as 224") -> int:
     """A positive whole number, or an error that opens with `what`."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= 65536):
-        raise DataError(f"{what} is a number of pixels, such as 224; got '{text}'.")
+        raise DataError(f"{what} is a number of {unit}; got '{text}'.")
     return int(text)

@@ -48,6 +48,8 @@ class Preprocessing:
     size:          (height, width) in pixels that the backbone reads; None leaves images as they are.
     shorter_side:  the shorter side is first resized to this many pixels and `size` is cut out of the
                    middle; None resizes to `size` whatever the shape of the image.
+    middle:        where the middle lies between two pixels: "down" the lower one, as in transformers; "even"
+                   the even one, as in torchvision.
     interpolation: Pillow's filter.
     scale:         what a pixel (0 to 255) is divided by.
     mean, std:     one number for all channels or one for each, in units of the scaled pixel.
@@ -62,6 +64,7 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     channels: str = "rgb"
+    middle: str = "down"
 
     def __post_init__(self) -> None:
         if self.interpolation not in FILTERS:
@@ -95,6 +98,7 @@ class Preprocessing:
             "mean": list(self.mean),
             "std": list(self.std),
             "channels": self.channels,
+            **({} if self.middle == "down" else {"middle": self.middle}),
         }
 
     def adjusted(self, options: AddressOptions, allowed: Sequence[str] = OPTIONS) -> Preprocessing:
@@ -186,7 +190,8 @@ def _cut(picture: Image.Image, size: tuple[int, int], preprocessing: Preprocessi
     side, shorter = preprocessing.shorter_side, min(picture.size)
     # The longer side is cut down to whole pixels, as torchvision and transformers do.
     wide, high = (side if edge == shorter else int(side * edge / shorter) for edge in picture.size)
-    left, top = (wide - width) // 2, (high - height) // 2
+    halves = (wide - width) / 2, (high - height) / 2
+    left, top = (round(half) if preprocessing.middle == "even" else int(half) for half in halves)
     return picture.resize((wide, high), how).crop((left, top, left + width, top + height))
 
 

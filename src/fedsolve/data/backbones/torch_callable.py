@@ -1,6 +1,6 @@
 """`torch:MODULE:CALLABLE`: a network of your own, made by a function in a module or a Python file.
 
-`TorchBackbone` here also carries the networks that transformers, torchvision and timm bring.
+`TorchBackbone` here also carries the networks that other packages bring.
 """
 
 from __future__ import annotations
@@ -63,21 +63,26 @@ class TorchBackbone:
     name:     for people; identity: for the feature store, completed here by weights and preprocessing.
     call:     from a batch on the device to features; the module itself when None.
     device:   "cpu", "cuda", ...; part of the identity, since devices round differently.
+    licence:  of the weights, where their package tells.
     """
+
+    reads = "images"
 
     def __init__(
         self,
         name: str,
         module: Any,
-        preprocessing: Preprocessing,
+        preprocessing: Any,
         identity: Mapping[str, Any],
         *,
         call: Callable[[Any], Any] | None = None,
         device: str = "cpu",
+        licence: str | None = None,
     ) -> None:
         self._torch = require("torch", "torch", name)
         self.name = name
         self.preprocessing = preprocessing
+        self.licence = licence
         self.runtime = f"torch {self._torch.__version__}"
         self.identity: dict[str, Any] = {
             **identity,
@@ -94,33 +99,44 @@ class TorchBackbone:
         self._call = call or self._module
         self.width: int | None = self._try_out()
 
-    def extract(self, images: Sequence[Array]) -> Array:
-        """Features (images, width) in float32."""
+    def extract(self, rows: Sequence[Any]) -> Array:
+        """Features (rows, width) in float32."""
         width = getattr(self, "width", None)  # not known while it is tried out
-        return in_pieces(images, width, lambda some: self._run(prepare(some, self.preprocessing)))
+        return in_pieces(rows, width, self._run)
 
-    def _run(self, batch: Array) -> Array:
-        what = f"{self.name} cannot process images of shape {batch.shape[1:]} (channels, height, width)"
-        with self._torch.inference_mode(), explained(what, "Check size and channels."):
-            output = self._call(self._torch.from_numpy(batch).to(self._device))
+    def _run(self, rows: Sequence[Any]) -> Array:
+        batch = self._batch(rows)
+        with self._torch.inference_mode(), explained(*self._failing(batch)):
+            output = self._call(batch)
         if not isinstance(output, self._torch.Tensor):
             raise DataError(
                 f"{self.name} must return one tensor of features; got {type(output).__name__}. "
                 "Wrap the network in a module that returns the features alone."
             )
         remedy = "Average over the other dimensions, such as features.mean((2, 3))."
-        return checked_features(output.float().cpu().numpy(), len(batch), self.name, remedy)
+        return checked_features(output.float().cpu().numpy(), len(rows), self.name, remedy)
 
-    def _try_out(self) -> int:
-        """The width. Networks that give different features for the same images are refused."""
+    def _batch(self, rows: Sequence[Any]) -> Any:
+        return self._torch.from_numpy(prepare(rows, self.preprocessing)).to(self._device)
+
+    def _failing(self, batch: Any) -> tuple[str, str]:
+        """What to say where the network fails."""
+        shape = f"{tuple(batch.shape[1:])} (channels, height, width)"
+        return f"{self.name} cannot process images of shape {shape}", "Check size and channels."
+
+    def _samples(self) -> list[Any]:
         rng = np.random.default_rng(0)
         height, width = self.preprocessing.size or (224, 224)
         shape = (height, width, CHANNELS[self.preprocessing.channels] or 3)
-        images = [rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(2)]
-        first, second = self.extract(images), self.extract(images)
+        return [rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(2)]
+
+    def _try_out(self) -> int:
+        """The width. Networks that give different features for the same rows are refused."""
+        rows = self._samples()
+        first, second = self.extract(rows), self.extract(rows)
         if not np.array_equal(first, second):
             raise DataError(
-                f"{self.name} gives different features for the same images (largest difference "
+                f"{self.name} gives different features for the same {self.reads} (largest difference "
                 f"{np.abs(first - second).max():.1e}). Remove what is random in its forward function."
             )
         return int(first.shape[1])

@@ -1,7 +1,8 @@
-"""`hf:NAME_OR_FOLDER`: an image model of transformers, from a folder, the hub or its cache.
+"""`hf:NAME_OR_FOLDER`: a model of transformers for images or text, from a folder, the hub or its cache.
 
-Features are the model's pooled output where its weights have one, otherwise the mean of the last hidden
-state over tokens or pixels. Preprocessing is read from the image processor that comes with the model.
+Features of images are the model's pooled output where its weights have one, otherwise the mean of the last
+hidden state over tokens or pixels; those of text are the mean over its tokens. Preprocessing is read from the
+image processor or the tokenizer that comes with the model.
 """
 
 from __future__ import annotations
@@ -16,50 +17,123 @@ import numpy as np
 from fedsolve.container import canonical_json
 from fedsolve.data.backbones.backbone_address import AddressOptions
 from fedsolve.data.backbones.preprocessing import FILTERS, Preprocessing, digest_of, prepare
+from fedsolve.data.backbones.text import LENGTH, TextBackbone
 from fedsolve.data.backbones.torch_callable import TorchBackbone
 from fedsolve.errors import DataError, ModelFileError, explained, require
 
+READS = ("images", "text")
 OUTPUTS = ("pooled", "mean", "cls")
 # What a configuration says of files and versions is no part of the function it describes.
 _INCIDENTAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 
 
 def load(target: str, options: AddressOptions, cache: Path | None) -> TorchBackbone:
-    """`hf:microsoft/resnet-18` or `hf:./folder`.
+    """`hf:microsoft/resnet-18`, `hf:bert-base-uncased` or `hf:./folder`.
 
-    AddressOptions: output=pooled (the model's own), mean (of the last hidden state) or cls (its first token);
-    device; and those of the preprocessing, which replace what the image processor says.
+    Options: output=pooled (the model's own), mean (of the last hidden state) or cls (its first token);
+    device; reads=text for a model of both; length, the tokens read of a text; and those of the preprocessing
+    of images, which replace what the image processor says.
     """
-    if not target:
-        raise DataError(f"{options.address}: name a model or a folder, such as hf:./my-model.")
     require("torch", "hf", options.address)
     transformers = require("transformers", "hf", options.address)
-    folder = Path(target).expanduser()
-    if target.startswith((".", "/", "~")) and not folder.is_dir():
-        raise ModelFileError(f"{options.address}: there is no folder {folder}.")
-    place = str(folder) if folder.is_dir() else target
-    with _quiet(transformers):
-        preprocessing = _preprocessing(transformers, place, options)
+    place = place_of(target, options.address)
+    with quiet(transformers):
         model, pooler_missing = _model(transformers, place, options.address)
-    wanted = options.text("output", OUTPUTS)
+        both = hasattr(model, "get_image_features")
+        reads = options.text("reads", READS) or (
+            "text" if model.main_input_name == "input_ids" and not both else "images"
+        )
+        tokens = preprocessing = None
+        if reads == "text":
+            tokens = _tokenizer(transformers, place, model, options.address)
+        else:
+            preprocessing = _preprocessing(transformers, place, options)
+    output = options.text("output", OUTPUTS)
     device = options.text("device") or "cpu"
+    length = options.tokens("length") if tokens is not None else None
     options.finish()
-    if wanted == "pooled" and pooler_missing:
+    if output == "pooled" and pooler_missing:
         raise DataError(f"{options.address}: the weights have no pooled output. Use output=mean.")
-    output = wanted or ("mean" if pooler_missing else _offered(model, preprocessing, options.address))
-    config = {key: value for key, value in model.config.to_diff_dict().items() if key not in _INCIDENTAL}
-    identity = {
-        "name": f"hf:{model.config.model_type}",
-        "output": output,
-        "config": digest_of([canonical_json(config).encode()]),
-    }
+    identity = {"name": f"hf:{model.config.model_type}", "config": config_digest(model.config)}
+    about: dict[str, Any] = {"device": device, "licence": card_licence(place)}
+    if tokens is not None:
+        output = output or "mean"
+        identity |= {"reads": "text", "output": output}
+        most = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
+        length = length or int(min(tokens.model_max_length, most))
+        embed = _embedding(model, tokens, length, output, options.address)
+        return TextBackbone(f"hf:{target}", model, tokens, length, identity, embed, **about)
+    assert preprocessing is not None
+    output = output or ("mean" if pooler_missing else _offered(model, preprocessing, options.address))
+    identity["output"] = output
     call = _features(model, output, options.address)
-    return TorchBackbone(f"hf:{target}", model, preprocessing, identity, call=call, device=device)
+    return TorchBackbone(f"hf:{target}", model, preprocessing, identity, call=call, **about)
+
+
+def place_of(target: str, address: str) -> str:
+    """The folder or the name on the hub that an address names."""
+    folder = Path(target).expanduser()
+    if not target:
+        kind = address.partition(":")[0]
+        raise DataError(f"{address}: name a model or a folder, such as {kind}:./my-model.")
+    if target.startswith((".", "/", "~")) and not folder.is_dir():
+        raise ModelFileError(f"{address}: there is no folder {folder}.")
+    return str(folder) if folder.is_dir() else target
+
+
+def card_licence(place: str) -> str | None:
+    """The licence that the card of a model (README.md) names; None where there is no card at hand."""
+    card = Path(place) / "README.md" if Path(place).is_dir() else place
+    try:
+        hub = require("huggingface_hub", "hf", place)
+        return hub.ModelCard.load(card, ignore_metadata_errors=True).data.license or None
+    except Exception:  # a folder without one, no network, a card that cannot be read
+        return None
+
+
+def config_digest(config: Any, *more: Any) -> str:
+    """Digest of what a configuration says of the function, and of `more`."""
+    says = {key: value for key, value in config.to_diff_dict().items() if key not in _INCIDENTAL}
+    return digest_of([canonical_json(part).encode() for part in (says, *more)])
+
+
+def _tokenizer(transformers: Any, place: str, model: Any, address: str) -> Any:
+    remedy = "Save the tokenizer into the same folder."
+    with explained(f"{address}: no tokenizer can be loaded", remedy, ModelFileError):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    # Where there is none, transformers makes one up that knows no words.
+    known, words = len(tokenizer.get_vocab()), model.config.get_text_config().vocab_size
+    if 2 * known < words:
+        raise ModelFileError(
+            f"{address}: the tokenizer knows {known} words and the network {words}. {remedy}"
+        )
+    tokenizer.padding_side = "right"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return tokenizer
+
+
+def _embedding(
+    model: Any, tokenizer: Any, length: int, output: str, address: str
+) -> Callable[[list[str]], Any]:
+    network = model.get_encoder() if model.config.is_encoder_decoder else model
+    network = getattr(model, "text_model", network)  # of a model of text and images
+
+    def embed(texts: list[str]) -> Any:
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        result = network(**batch.to(model.device))
+        if output == "pooled":
+            return _pooled(result, address)
+        if output == "cls":
+            return result.last_hidden_state[:, 0]
+        there = batch["attention_mask"].unsqueeze(-1).to(result.last_hidden_state.dtype)
+        return (result.last_hidden_state * there).sum(1) / there.sum(1).clamp(min=1)
+
+    return embed
 
 
 def _model(transformers: Any, place: str, address: str) -> tuple[Any, bool]:
     """The model, and whether the layer behind its pooled output is missing from the weights."""
-    remedy = "Give a folder with config.json and model.safetensors, or the name of an image model on the hub."
+    remedy = "Give a folder with config.json and model.safetensors, or the name of a model on the hub."
     with explained(f"{address}: the model cannot be loaded", remedy, ModelFileError):
         config = transformers.AutoConfig.from_pretrained(place)
         if config.model_type == "vit_mae":
@@ -83,10 +157,7 @@ def _features(model: Any, output: str, address: str) -> Callable[[Any], Any]:
     def features(images: Any) -> Any:
         result = _ask(model, images)
         if output == "pooled":
-            pooled = getattr(result, "pooler_output", None)
-            if pooled is None:
-                raise DataError(f"{address}: the model has no pooled output. Use output=mean.")
-            return pooled.flatten(1)
+            return _pooled(result, address)
         hidden = result.last_hidden_state
         if output == "cls" and hidden.ndim != 3:
             raise DataError(f"{address}: the model has no tokens, so no first one. Use output=mean.")
@@ -95,6 +166,13 @@ def _features(model: Any, output: str, address: str) -> Callable[[Any], Any]:
         return hidden.flatten(2).mean(2) if hidden.ndim == 4 else hidden.mean(1)
 
     return features
+
+
+def _pooled(result: Any, address: str) -> Any:
+    pooled = getattr(result, "pooler_output", None)
+    if pooled is None:
+        raise DataError(f"{address}: the model has no pooled output. Use output=mean.")
+    return pooled.flatten(1)
 
 
 def _ask(model: Any, images: Any) -> Any:
@@ -184,7 +262,7 @@ def _agree(processor: Any, preprocessing: Preprocessing) -> bool:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Silence transformers' own messages and progress bars."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsolve.arrays import Array
 from fedsolve.data.images import Images
+from fedsolve.data.texts import Texts
 from fedsolve.errors import DataError
 from fedsolve.labels import spelled_labels
 from fedsolve.tables.schema import Schema
@@ -24,7 +25,7 @@ HELD_OUT = 0.2
 class Split:
     """One part of a dataset.
 
-    inputs:   images, or features (rows, width).
+    inputs:   images, texts, or features (rows, width).
     labels:   (rows,) positions in the dataset's class names.
     features: (rows, width) what stands for features when images are used without a backbone, if anything.
     owners:   (rows,) the names of those who own the rows, where the data say it.
@@ -101,8 +102,13 @@ class Dataset:
 
     @property
     def is_images(self) -> bool:
-        """Whether rows are images, which a backbone turns into features."""
+        """Whether rows are images or texts, which a backbone turns into features."""
         return not isinstance(self.train.inputs, np.ndarray)
+
+    @property
+    def reads(self) -> str:
+        """What a backbone must read: "images" or "text"."""
+        return "text" if isinstance(self.train.inputs, Texts) else "images"
 
     def parts(self) -> dict[str, Split]:
         """The parts that exist, by name."""

@@ -1,7 +1,8 @@
-"""`npz:PATH`, `csv:PATH`, `parquet:PATH`: features, or images of one size, from a file."""
+"""`npz:PATH`, `csv:PATH`, `parquet:PATH`: features, images of one size, or texts from a file."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ from fedsolve.arrays import Array
 from fedsolve.data.datasets.dataset import Dataset, Split, hold_out
 from fedsolve.data.datasets.dataset_address import Address, Known
 from fedsolve.data.images import ArrayImages
+from fedsolve.data.texts import Texts
 from fedsolve.errors import DataError, FedsolveError
 from fedsolve.labels import plain_labels
 from fedsolve.tables.npz import TrainOrTest, open_npz
-from fedsolve.tables.table_file import ColumnLayout, Table, parts, read_table
+from fedsolve.tables.schema import Column, Schema
+from fedsolve.tables.table_file import ColumnLayout, Table, file_columns, label_place, parts, read_table
 
 SUFFIXES = {"npz": (".npz",), "csv": (".csv", ".tsv", ".txt"), "parquet": (".parquet", ".pq")}
 OPTIONS = {
     "npz": ("features_key", "labels_key", "client"),
-    "csv": ("label", "drop", "delimiter", "header", "decimal", "thousands", "encoding", "client"),
-    "parquet": ("label", "drop", "client"),
+    "csv": ("label", "drop", "delimiter", "header", "decimal", "thousands", "encoding", "client", "text"),
+    "parquet": ("label", "drop", "client", "text"),
 }
 
 
@@ -30,17 +33,19 @@ def load(address: Address, root: Path | None) -> Dataset:
     address.allow(*OPTIONS[kind], "test", "seed")
     path = _existing(address, root)
     layout = layout_of(address)
+    text = address.options.get("text")
     other = address.options.get("test", "")
     apart = None if not other or _is_number(other) else _existing(Address(address.text, kind, other), root)
     try:
         own_test = kind == "npz" and apart is None and layout.features_key is None and "test" in parts(path)
-        train = _rows(path, layout, "train" if kind == "npz" else None, owned=layout.client is not None)
+        part: TrainOrTest | None = "train" if kind == "npz" else None
+        train = _rows(path, layout, part, text, owned=layout.client is not None)
         assert train.labels is not None
         classes = np.unique(train.labels)
         names = _class_names(path, classes)
         test = None
         if apart is not None:
-            test = _rows(apart, layout, None, classes=classes, schema=train.schema)
+            test = _rows(apart, layout, None, text, classes=classes, schema=train.schema)
         elif own_test:
             test = _rows(path, layout, "test", classes=classes)
     except DataError:
@@ -57,9 +62,21 @@ def load(address: Address, root: Path | None) -> Dataset:
     return Dataset(address.text, whole, _split(test, classes, apart or path), names, classes, schema)
 
 
-def _rows(path: Path, layout: ColumnLayout, part: TrainOrTest | None, **known: Any) -> Table:
-    """Labelled rows; features of three or four dimensions are images."""
-    return read_table(path, layout=layout, part=part, images=True, **known)
+def _rows(
+    path: Path, layout: ColumnLayout, part: TrainOrTest | None, text: str | None = None, **known: Any
+) -> Table:
+    """Labelled rows; features of three or four dimensions are images, and of one the texts of a column."""
+    if text is None:
+        return read_table(path, layout=layout, part=part, images=True, **known)
+    names = file_columns(path, layout)
+    left = [place for place, name in enumerate(names) if name not in (text, layout.client)]
+    label = label_place(names, left, layout.label) if left else None
+    if label is None:
+        raise DataError(f"{path}: no column of labels besides the text '{text}'.")
+    column = Column(text, "text", missing="refuse", buckets=1)
+    known["schema"] = Schema((column,), names[label], client=layout.client)
+    found = read_table(path, layout=layout, keep=(text,), extra="ignore", **known)
+    return replace(found, features=found.kept[text], schema=None)
 
 
 def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
@@ -76,8 +93,10 @@ def _class_names(path: Path, classes: Array) -> tuple[str, ...]:
 def _split(rows: Table, classes: Array, path: Path) -> Split:
     assert rows.labels is not None
     positions = np.searchsorted(classes, rows.labels).astype(np.int64)
-    images = ArrayImages(rows.features, str(path)) if rows.features.ndim > 2 else rows.features
-    return Split(images, positions, owners=rows.owners)
+    inputs: Any = rows.features
+    if inputs.ndim != 2:
+        inputs = (ArrayImages if inputs.ndim > 2 else Texts)(inputs, str(path))
+    return Split(inputs, positions, owners=rows.owners)
 
 
 def _existing(address: Address, root: Path | None) -> Path:
@@ -98,7 +117,7 @@ def _existing(address: Address, root: Path | None) -> Path:
 def layout_of(address: Address) -> ColumnLayout:
     """Where the file of an address has its features and labels, by the address's options."""
     settings: dict[str, Any] = {
-        name: value for name, value in address.options.items() if name not in ("test", "seed")
+        name: value for name, value in address.options.items() if name not in ("test", "seed", "text")
     }
     if "drop" in settings:
         settings["drop"] = tuple(settings["drop"].split(","))
@@ -119,6 +138,8 @@ _SPLIT = (
     "a fifth of each class is held out (?test=SHARE&seed=N, ?test=0 for none, ?test=FILE for another file)"
 )
 
+_COLUMNS = f"labels (?label=NAME) and columns of numbers, or one of text (?text=NAME); {_SPLIT}"
+
 KNOWN = (
     Known(
         "npz:PATH",
@@ -131,14 +152,14 @@ KNOWN = (
     Known(
         "csv:PATH",
         "your own table with a header line",
-        f"a column of labels (?label=NAME) and columns of numbers; {_SPLIT}",
+        _COLUMNS,
         "your disk",
         load,
     ),
     Known(
         "parquet:PATH",
         "your own table",
-        f"a column of labels (?label=NAME) and columns of numbers; {_SPLIT}",
+        _COLUMNS,
         "your disk",
         load,
     ),
