@@ -7,15 +7,19 @@ The same network, clients, batches of the same size and plain SGD everywhere; wh
                   without the evaluation of every client that PFLlib does besides
     Flower        its simulation on Ray, with a NumPyClient that trains as the plain loop does
 
-Each is warmed up by a round that is not counted; the median of the others is told, with the smallest and the
-largest.
+A worker of fedsolve has one thread, so that the result does not depend on how many there are; loops have as
+many threads as fedsolve has workers, and are compared with that. All ways take turns round by round, so that
+whatever else runs on the machine slows all of them down; its load is kept with the result. A first round of
+each is not counted; told are the median of the others, the smallest, the largest, and the median of the
+processor's seconds.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,34 +59,42 @@ class Task:
 def measure(
     rounds: int = 5, flower: bool = True, workers: tuple[int, ...] = (), **settings: Any
 ) -> dict[str, Any]:
-    """Seconds a round of every way, and the ratio to fedsolve's with one worker."""
+    """Seconds a round of every way, and the ratio to fedsolve's on as many cores."""
     task = Task(**settings)
-    ways: dict[str, Callable[[], Iterator[None]]] = {}
+    ways: dict[tuple[str, int], Iterator[None]] = {}
     for count in workers or dict.fromkeys((1, usable_cores())):
-        ways[f"fedsolve, {count} worker{'s' * (count > 1)}"] = lambda count=count: with_fedsolve(task, count)
-    ways |= {"plain loop": lambda: plain_loop(task), "PFLlib's loop": lambda: pfllib_loop(task)}
-    found = []
-    for name, way in ways.items():
-        progress(f"{name}: {rounds + 1} rounds")
-        found.append({"way": name, "seconds": _timed(way(), rounds)})
+        ways["fedsolve", count] = with_fedsolve(task, count)
+        ways |= {("plain loop", count): plain_loop(task), ("PFLlib's loop", count): pfllib_loop(task)}
+    progress(f"{len(ways)} ways in turn: {rounds + 1} rounds")
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {way: [] for way in ways}
+    for number in range(rounds + 1):
+        for (name, cores), steps in ways.items():
+            taken = _timed(steps, cores)
+            if number:
+                times[name, cores].append(taken)
+    found = [_told(way, cores, *zip(*taken, strict=True)) for (way, cores), taken in times.items()]
     if flower:
         progress(f"Flower's simulation: {rounds + 1} rounds")
-        found.append({"way": "Flower's simulation", "seconds": flower_rounds(task, rounds)})
-    yardstick = float(np.median(found[0]["seconds"]))
+        found.append(_told("Flower's simulation", usable_cores(), flower_rounds(task, rounds)))
+    yardsticks = {one["cores"]: one["median"] for one in found if one["way"] == "fedsolve"}
     for one in found:
-        one["median"] = float(np.median(one["seconds"]))
-        one["ratio"] = one["median"] / yardstick
-    return {"task": vars(task), "ways": found}
+        one["ratio"] = one["median"] / yardsticks.get(one["cores"], found[0]["median"])
+    return {"task": vars(task), "load": os.getloadavg(), "ways": found}
 
 
-def _timed(steps: Iterator[None], rounds: int) -> list[float]:
+def _told(way: str, cores: int, seconds: Sequence[float], processor: Sequence[float] = ()) -> dict[str, Any]:
+    told = {"way": way, "cores": cores, "seconds": list(seconds), "median": float(np.median(seconds))}
+    return told | ({"processor": float(np.median(processor))} if processor else {})
+
+
+def _timed(steps: Iterator[None], cores: int) -> tuple[float, float]:
+    """Seconds of a round by the clock and of the processor."""
+    import torch
+
+    torch.set_num_threads(cores)
+    started = time.perf_counter(), time.process_time()
     next(steps)
-    seconds = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        next(steps)
-        seconds.append(time.perf_counter() - started)
-    return seconds
+    return time.perf_counter() - started[0], time.process_time() - started[1]
 
 
 def with_fedsolve(task: Task, workers: int) -> Iterator[None]:
@@ -248,8 +260,10 @@ def _wait(task: Task) -> None:
 
 def table(found: dict[str, Any]) -> str:
     """The ways and their seconds, as Markdown."""
-    lines = ["| | seconds a round | from | to | to fedsolve |", "|---|---:|---:|---:|---:|"]
+    lines = ["| | cores | seconds a round | from | to | processor | to fedsolve |", "|---|" + "---:|" * 6]
     for one in found["ways"]:
-        numbers = (one["median"], min(one["seconds"]), max(one["seconds"]))
-        lines.append(f"| {one['way']} | {' | '.join(f'{n:.3f}' for n in numbers)} | {one['ratio']:.2f} |")
+        numbers = (one["median"], min(one["seconds"]), max(one["seconds"]), one.get("processor", np.nan))
+        told = " | ".join(f"{number:.3f}" for number in numbers)
+        lines.append(f"| {one['way']} | {one['cores']} | {told} | {one['ratio']:.2f} |")
+    lines.append(f"Load of the machine at the end: {found['load'][0]:.1f}.")
     return "\n".join(lines)

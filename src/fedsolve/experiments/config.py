@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -246,7 +246,8 @@ class Experiment:
         for dataset, seed, noise in itertools.product(self.datasets, self.seeds, self.noise):
             for partition, method in itertools.product(self.partitions, self.methods):
                 if _applies(partition, dataset) and _applies(method, dataset):
-                    for grid in _points(method.grid):
+                    for values in itertools.product(*method.grid.values()):
+                        grid = dict(zip(method.grid, values, strict=True))
                         parameters = _parameters(dataset, method, grid)
                         point = (dataset, partition, method, parameters, grid, noise, seed)
                         cells.append(Cell(*point, self.measure, self.engine, self.device))
@@ -276,12 +277,6 @@ class Experiment:
             if name not in known:
                 raise DataError(f"{self.name} has no dataset '{name}'; it has {', '.join(known)}.")
         return dataclasses.replace(self, datasets=tuple(d for d in self.datasets if d.name in datasets))
-
-
-def _points(grid: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Every point of a grid; a single empty one when there is no grid."""
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
 
 
 def _parameters(dataset: DatasetSpec, method: MethodSpec, grid: Mapping[str, Any]) -> dict[str, Any]:

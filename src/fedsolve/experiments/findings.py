@@ -161,7 +161,10 @@ def _best(items: Sequence[Observation]) -> Iterator[str]:
 def _feedback(items: Sequence[Observation]) -> Iterator[str]:
     """What feedback alignment does to accuracy and drift, over the methods that were run with and without."""
     gains, drifts = [], []
-    for host, aligned in pairs([item for item in items if _unablated(item.cell["parameters"])]):
+    # As in its paper: through the global weights, rescaled, layer by layer.
+    usual = {"feedback_matrix": "global", "feedback_scaling": "layer", "feedback_route": "layer"}
+    whole = [item for item in items if usual.items() <= item.cell["parameters"].items()]
+    for host, aligned in pairs(whole):
         gains.append(_score(aligned)[0] - _score(host)[0])
         known = [[item.values["drift"] for item in of if "drift" in item.values] for of in (host, aligned)]
         if all(known):
@@ -285,12 +288,6 @@ def _deepafl(cell: Mapping[str, Any]) -> bool:
     own = cell["parameters"]
     whole = cell["algorithm"] == "deepafl" and own["activation"] != "none" and not cell["noise"]
     return whole and all(own.get(name, value) == value for name, value in usual.items())
-
-
-def _unablated(parameters: Mapping[str, Any]) -> bool:
-    """Feedback alignment as in its paper: through the global weights, rescaled, layer by layer."""
-    usual = {"feedback_matrix": "global", "feedback_scaling": "layer", "feedback_route": "layer"}
-    return all(parameters.get(name) == value for name, value in usual.items())
 
 
 def _gain(cell: Mapping[str, Any]) -> float | None:

@@ -88,8 +88,8 @@ class ResultTable:
     def to_latex(self) -> str:
         """A table environment, with the rules of the package booktabs."""
         caption = f"{latex_text(self.title)}. {' '.join(map(latex_text, self._all_notes))}".rstrip()
-        begin = rf"\begin{{table}}[t]\n\centering\n\caption{{{caption}}}".replace(r"\n", "\n")
-        return f"{begin}\n{latex_table((self.corner, *self.columns), *self._lines)}\n\\end{{table}}\n"
+        table = latex_table((self.corner, *self.columns), *self._lines)
+        return f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n{table}\n\\end{{table}}\n"
 
     @property
     def _all_notes(self) -> list[str]:
@@ -276,7 +276,8 @@ class _Builder:
                     entries = by_table.setdefault(value.table, [None] * len(groups))
                     entries[column] = TableCell(metric, value.mean, value.spread)
         for table, entries in by_table.items():
-            yield Row(_paper_label(table), tuple(entries), table)
+            named = table if table.startswith("figure") else f"Table {table}"
+            yield Row(f"paper, {named}", tuple(entries), table)
 
     def _notes(self, lines: Sequence[Row]) -> Iterator[str]:
         experiment = self._experiment
@@ -306,10 +307,6 @@ class _Builder:
 def _spelled(one: Observation) -> dict[str, Any]:
     """Coordinates as the papers spell them."""
     return {**one.coordinates, "partition": one.setting}
-
-
-def _paper_label(table: str) -> str:
-    return f"paper, {table if table.startswith('figure') else f'Table {table}'}"
 
 
 def _alike(baseline: Observation, one: Observation) -> bool:

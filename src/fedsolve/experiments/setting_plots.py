@@ -69,10 +69,6 @@ def _clients(item: Observation) -> float:
     return int(item.cell["partition"]["clients"])
 
 
-def _flipped(item: Observation) -> float:
-    return 100.0 * item.noise
-
-
 def _partition(item: Observation) -> str:
     return item.partition
 
@@ -82,7 +78,7 @@ def _told_setting(setting: tuple[str, Any]) -> str:
     return f"partition {SKEWS[kind][1]} = {value:g}" if kind in SKEWS else "partition IID"
 
 
-_SKEWED = "Accuracy against the skew of the partition."
+_SKEWED, _NOISY = "Accuracy against the skew of the partition.", "Accuracy against label noise."
 _ALPHA = Axis("Dirichlet α (smaller is more skewed)", log=True, tried=True)
 _SHARDS = Axis("shards per client (fewer is more skewed)", whole=True)
 _CLASSES = Axis("classes per client (fewer is more skewed)", whole=True)
@@ -94,7 +90,7 @@ OVER = (
     Over("shards", _SKEWED, _SHARDS, _skew("shards"), _clients, _OF_CLIENTS),
     Over("classes", _SKEWED, _CLASSES, _skew("pathological"), _clients, _OF_CLIENTS),
     Over("clients", "Accuracy against the number of clients.", _MANY, _clients, _setting, _told_setting),
-    Over("noise", "Accuracy against label noise.", _FLIPPED, _flipped, _partition, _OF_PARTITION, ("noise",)),
+    Over("noise", _NOISY, _FLIPPED, lambda i: 100.0 * i.noise, _partition, _OF_PARTITION, ("noise",)),
 )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedsolve import registry
 from fedsolve.arrays import Array
 from fedsolve.backends.devices import find_device, surroundings
-from fedsolve.backends.torch_later import Tensor, torch
+from fedsolve.backends.torch_later import torch
 from fedsolve.errors import DataError
 from fedsolve.federation.messages import Chain, Request, Term
 from fedsolve.federation.participant import ClientData, Memory, group_step
@@ -77,7 +77,11 @@ def _measure(group: ClientGroup, place: int, term: Term) -> None:
     weights = group.weights_of(place)
     if method.feedback in CHOICES:
         layers: Sequence[str] = group.note["layers"]
-        now, before = (_end_to_end(tensors, layers) for tensors in (weights, group.start))
+        # All layers as one row of float64: a handful of kernels instead of several for each layer.
+        now, before = (
+            torch.cat([tensors[weight_of(layer)].reshape(-1) for layer in layers]).double()
+            for tensors in (weights, group.start)
+        )
         sizes = [weights[weight_of(layer)].numel() for layer in layers]
         updates = dict(zip(layers, torch.split(now - before, sizes), strict=True))
         term.arrays |= alignment.alignment_sums(
@@ -93,11 +97,6 @@ def _measure(group: ClientGroup, place: int, term: Term) -> None:
             agreement = np.array(list(group.agreement.values())).T
             defined = np.isfinite(agreement).all(axis=0)
             term.arrays["agreement"] = np.concatenate([*np.where(defined, agreement, 0.0), defined])
-
-
-def _end_to_end(weights: Mapping[str, Tensor], layers: Sequence[str]) -> Tensor:
-    """The layers' weights as one row of float64: a handful of kernels instead of several for each layer."""
-    return torch.cat([weights[weight_of(layer)].reshape(-1) for layer in layers]).double()
 
 
 @group_step(DRIFT, lambda request, chain, device: 1)

@@ -35,8 +35,8 @@ def markdown_text(text: str) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Text without what LaTeX would take for commands; a star at its end or start is raised."""
-    return re.sub(r"\*$|^\*(?= )", "$^{*}$", "".join(_LATEX.get(sign, sign) for sign in text))
+    """Text without what LaTeX would take for commands; a star that marks or explains a mark is raised."""
+    return re.sub(r"^\*(?= )|\*$", "$^{*}$", "".join(_LATEX.get(sign, sign) for sign in text))
 
 
 def markdown_table(heads: Sequence[str], lines: Lines, italic: Iterable[int] = ()) -> str:
