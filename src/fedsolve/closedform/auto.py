@@ -121,7 +121,6 @@ class Auto(Method[Model]):
 
     any_layers: ClassVar[bool] = True
     multilabel: ClassVar[bool] = True
-    additive: ClassVar[frozenset[str]] = AFL.additive | DeepAFL.additive | KernelAFL.additive
 
     max_exchanges: int | None = parameter(
         None, "Exchanges in all, for trying and training.", least=4, none="no limit"
