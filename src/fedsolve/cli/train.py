@@ -96,8 +96,7 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
     )
     schema: str | None = option(
         None,
-        "What the columns are, as 'fedsolve schema' proposes it: categories, dates and missing values are "
-        "prepared by sums over all clients.",
+        "What the columns are, as 'fedsolve schema' proposes it.",
         metavar="FILE",
         none="proposed where a table is not all numbers",
         group=READING,
