@@ -59,7 +59,7 @@ class TableOptions(DialectOptions):
         None, "Label column.", metavar="NAME|INDEX", none="label, target, class, y, or the last"
     )
     labels: str | None = option(
-        None, "Several labels a row instead, each 0 or 1: their columns.", metavar="A,B", none="one label"
+        None, "Columns of several labels a row, each 0 or 1.", metavar="A,B", none="one label"
     )
     drop: tuple[str, ...] = option(
         (), "csv, parquet: column to leave out. May be repeated.", metavar="NAME|INDEX", more=True

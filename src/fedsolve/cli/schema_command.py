@@ -35,7 +35,7 @@ class SchemaOptions(DatasetOptions, DialectOptions):
     )
     label: str | None = option(None, "Label column.", metavar="NAME", none="label, target, class or y")
     labels: str | None = option(
-        None, "Several labels a row instead, each 0 or 1: their columns.", metavar="A,B", none="one label"
+        None, "Columns of several labels a row, each 0 or 1.", metavar="A,B", none="one label"
     )
     client: str | None = option(
         None, "Column that names each row's owner.", flag="--client-column", metavar="NAME", none="none"

@@ -82,7 +82,7 @@ class TrainOptions(TrackerOptions, WatchOptions, DeviceOptions, MethodOptions):
         None, "Evaluate on the test rows every N rounds too.", least=1, metavar="N", applies=is_gradient
     )
     schema: str | None = option(
-        None, "What the columns are.", metavar="FILE", none="proposed where need be", group=READING
+        None, "What the columns are.", metavar="FILE", none="proposed if not all numbers", group=READING
     )
     schema_out: str | None = option(None, "Where to write the schema (.toml).", metavar="FILE", group=READING)
 

@@ -57,7 +57,6 @@ class AFL(Method[LinearModel]):
 
     recommended: ClassVar[Mapping[str, Any]] = {"ridge": "auto", "intercept": True, "head": "ridge"}
     multilabel: ClassVar[bool] = True
-    additive: ClassVar[frozenset[str]] = frozenset(SUMS)
 
     ridge: float | Literal["auto"] = parameter(
         0.0,
@@ -204,18 +203,14 @@ def answer_products(data: ClientData, request: Request, memory: Memory) -> Term:
     sums = Accumulator(memory.workspace, np.float64, kernels)
     rows = cached_rows(data, memory, np.float64, kernels)
     width = rows.width
-    sums.declare("gram", (width, width), symmetric=True)
-    sums.declare("cross", (width, rows.outputs))
-    sums.declare("label_square", (rows.outputs,))
+    sums.declare_level(width, rows.outputs)
     if intercept:
         for name, size in (("weight", 1), ("feature", width), ("target", rows.outputs)):
             sums.declare(name, (size,))
     for span in chunks(len(rows), width, kernels):
         features = rows.weighted(span, rows.features(span))
         targets = rows.weighted(span, rows.targets(span))
-        sums.add_gram("gram", features)
-        sums.add_product("cross", features, targets)
-        sums.add("label_square", (targets**2).sum(axis=0))
+        sums.add_level(features, targets)
         if intercept:
             root = rows.ones(span)
             sums.add("weight", (root**2).sum(axis=0))

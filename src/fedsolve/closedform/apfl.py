@@ -27,8 +27,8 @@ from fedsolve.closedform.deepafl import DeepAFL, DeepAFLRun
 from fedsolve.closedform.dual_stream import PersonalModel, Refinement
 from fedsolve.closedform.plans import PLANS
 from fedsolve.closedform.predictors import LinearModel
-from fedsolve.closedform.projections import check_agreement, projection_agreement
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.closedform.projections import check_model, projection_agreement
+from fedsolve.errors import DataError
 from fedsolve.federation.method import Method, Spec
 from fedsolve.federation.participant import ClientData
 from fedsolve.federation.states import StateStore
@@ -59,8 +59,6 @@ class APFL(Method["APFLModel"]):
     chosen by leave-one-out in closed form where they are "auto" (see `closedform.balance`); it sees the same
     features, scaled and centred alike.
     """
-
-    additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
 
     width: int = parameter(1024, "Features of the shared stream.", least=1)
     refinement_width: int = parameter(1024, "Features of each client's own stream.", least=1)
@@ -188,8 +186,7 @@ class APFLModel(Model):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> APFLModel:
-        mine = projection_agreement(note["parameters"]["seed"])
-        check_agreement(mine, note, "random projections of the model", ModelFileError)
+        check_model(note)
         primary = model_from_contents(container.with_prefix(arrays, "primary."), note["primary"])
         return cls(primary, APFL(**note["parameters"]))
 

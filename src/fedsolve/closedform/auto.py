@@ -116,12 +116,12 @@ CANDIDATES: dict[str, Candidates] = {
 class Auto(Method[Model]):
     """Auto: the best of the closed forms on rows held out, trained again on all rows.
 
-    What may be tried, and at which cost in all.
+    What may be tried, and at which cost in all. Seconds and memory of the server are turned into landmarks of
+    kernel machines, by counted operations and bytes; without them there are as many as KernelAFL has itself.
     """
 
     any_layers: ClassVar[bool] = True
     multilabel: ClassVar[bool] = True
-    additive: ClassVar[frozenset[str]] = AFL.additive | DeepAFL.additive | KernelAFL.additive
 
     max_exchanges: int | None = parameter(
         None, "Exchanges in all, for trying and training.", least=4, none="no limit"
@@ -134,20 +134,12 @@ class Auto(Method[Model]):
         none="256, and 200 times as many as the rows have",
     )
     seconds: float | None = parameter(
-        None,
-        "Seconds that the server may spend on a kernel machine, by counted operations: its landmarks.",
-        above=0,
-        none="no limit",
+        None, "Of the server for a kernel machine.", above=0, metavar="S", none="no limit"
     )
     memory: float | None = parameter(
-        None, "Gigabytes that it may take for it.", above=0, metavar="GB", none="no limit"
+        None, "Gigabytes of the server for it.", above=0, metavar="GB", none="no limit"
     )
-    landmarks: int | None = parameter(
-        None,
-        "Landmarks of a kernel machine.",
-        least=1,
-        none="what seconds and memory allow, or KernelAFL's own",
-    )
+    landmarks: int | None = parameter(None, "Of a kernel machine.", least=1, none="by these, or kernelafl's")
     methods: str = parameter("all", f"Tried: {', '.join(CANDIDATES)}.", metavar="A,B")
     seed: int = parameter(0, "Seed of the random projections.", least=0)
 

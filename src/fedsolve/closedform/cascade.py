@@ -26,7 +26,7 @@ from fedsolve.arrays import Array
 from fedsolve.backends import kernels_of, kernels_on
 from fedsolve.backends.activations import ACTIVATIONS
 from fedsolve.closedform.predictors import StagedModel
-from fedsolve.closedform.projections import check_projections, projection, projection_agreement
+from fedsolve.closedform.projections import check_model, check_projections, projection, projection_agreement
 from fedsolve.closedform.solvers import regularised_risk, ridge_solve
 from fedsolve.closedform.sums import Accumulator, cached_rows, check_sums, chunks
 from fedsolve.federation.method import Block, Method, Request, Run, Spec, Term, Total
@@ -50,8 +50,6 @@ class Cascade(Method["CascadeModel"]):
 
     The strategy as above, the rest as for DeepAFL.
     """
-
-    additive: ClassVar[frozenset[str]] = frozenset({"gram", "cross", "label_square"})
 
     strategy: int = parameter(3, "Which of the four deepening strategies.", least=1, most=4)
     layers: int = parameter(20, "T, the number of layers after the first.", least=0)
@@ -126,7 +124,7 @@ class CascadeModel(StagedModel):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> CascadeModel:
-        cls.check_agreement(note)
+        check_model(note)
         classifiers = [arrays[f"classifier.{t}"] for t in range(note["layers"] + 1)]
         classes = labels_from_note(note["classes"])
         return cls(Cascade(**note["parameters"]), note["features"], classes, note["outputs"], classifiers)
@@ -179,16 +177,10 @@ def answer_cascade(data: ClientData, request: Request, memory: Memory) -> Term:
         kernels.array(block.arrays["weight"]) for block in memory.chain.blocks if "layer" in block.note
     ]
     sums = Accumulator(memory.workspace, np.float64, kernels)
-    sums.declare("gram", (method.width, method.width), symmetric=True)
-    sums.declare("cross", (method.width, rows.outputs))
-    sums.declare("label_square", (rows.outputs,))
+    sums.declare_level(method.width, rows.outputs)
     for span in chunks(len(rows), method.width, kernels):
         *_, phi = stages(method, rows.features(span), classifiers, rows.outputs)
-        phi = rows.weighted(span, phi)
-        targets = rows.weighted(span, rows.targets(span))
-        sums.add_gram("gram", phi)
-        sums.add_product("cross", phi, targets)
-        sums.add("label_square", (targets**2).sum(axis=0))
+        sums.add_level(rows.weighted(span, phi), rows.weighted(span, rows.targets(span)))
     term = sums.finish()
     term.counts["rows"] = len(rows)
     return term

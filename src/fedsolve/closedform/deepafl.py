@@ -82,9 +82,6 @@ class DeepAFL(Method[DeepModel]):
 
     recommended: ClassVar[Mapping[str, Any]] = {**dict.fromkeys(CHOSEN, "auto"), "intercept": True}
     multilabel: ClassVar[bool] = True
-    additive: ClassVar[frozenset[str]] = frozenset(
-        {"gram", "cross", "label_square", "hidden_gram", "hidden_cross", "hidden_feature"}
-    )
 
     layers: int | Literal["auto"] = parameter(20, "T, the number of residual blocks.", least=0)
     width: int | Literal["auto"] = parameter(1024, "Features per layer.", least=1)

@@ -55,9 +55,7 @@ def answer_layer(data: ClientData, request: Request, memory: Memory) -> Term:
         features.keep(span, current)
         phi = rows.weighted(span, current)
         if "gram" in ask:
-            sums.add_gram("gram", phi)
-            sums.add_product("cross", phi, targets)
-            sums.add("label_square", (targets**2).sum(axis=0))
+            sums.add_level(phi, targets)
         if "anchor" in ask:
             sums.add_product("anchor", phi, rows.weighted(span, features.initial(span)))
         if "hidden_gram" in ask:

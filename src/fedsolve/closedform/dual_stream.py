@@ -26,10 +26,10 @@ from fedsolve import container
 from fedsolve.arrays import Array, check_not_negative
 from fedsolve.backends.activations import activate
 from fedsolve.closedform.balance import RIDGES, UNINFORMED, choose_balance, choose_ridge
-from fedsolve.closedform.projections import Projection, check_agreement, projection, projection_agreement
+from fedsolve.closedform.projections import Projection, check_model, projection, projection_agreement
 from fedsolve.closedform.refinement import RidgeSolution, RidgeSums
 from fedsolve.closedform.sums import chunks
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError
 from fedsolve.federation.participant import ClientData
 from fedsolve.labels import encode_labels, regression_targets
 from fedsolve.model import Model, model_from_contents
@@ -202,8 +202,7 @@ class PersonalModel(Model):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> PersonalModel:
-        mine = projection_agreement(note["parameters"]["seed"])
-        check_agreement(mine, note, "random projections of the model", ModelFileError)
+        check_model(note)
         shared = model_from_contents(container.with_prefix(arrays, "shared."), note["shared"])
         sums = container.with_prefix(arrays, "sums.")
         return cls(

@@ -76,7 +76,6 @@ class KernelAFL(Method[KernelModel]):
     least_rows: a class with fewer rows has no landmarks of its own: its mean would reveal its rows.
     """
 
-    additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "class_rows", "kernel_gram"})
     multilabel: ClassVar[bool] = True
 
     landmarks: int | None = parameter(

@@ -41,7 +41,6 @@ class KernelSoftmax(Method[SoftmaxModel]):
     Tolerance and steps as Softmax has them, the others as KernelAFL.
     """
 
-    additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "class_rows", "loss", "diagonal"})
     intercept: ClassVar[bool] = True
 
     landmarks: int | None = parameter(

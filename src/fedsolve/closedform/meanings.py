@@ -12,7 +12,14 @@ from fedsolve.arrays import Array
 from fedsolve.closedform.afl import AFLRun
 from fedsolve.closedform.deepafl import DeepAFLRun
 from fedsolve.closedform.solvers import EPS, Sandwich, solves
-from fedsolve.federation.meaning import TOLERANCE, bounds, differing, differs
+from fedsolve.federation.meaning import ADDITIVE, TOLERANCE, bounds, differing, differs
+
+_ROWS = frozenset({"gram", "cross", "label_square"})
+_HIDDEN = _ROWS | {"hidden_gram", "hidden_cross", "hidden_feature"}
+_KERNELS = _ROWS | {"class_rows", "kernel_gram"}
+_LIKELIHOOD = _ROWS | {"loss", "diagonal"}
+ADDITIVE |= {**dict.fromkeys(("afl", "apfl", "cascade"), _ROWS), "deepafl": _HIDDEN, "kernelafl": _KERNELS}
+ADDITIVE |= {"softmax": _LIKELIHOOD, "kernelsoftmax": _LIKELIHOOD | _KERNELS, "auto": _HIDDEN | _KERNELS}
 
 
 @differs.register

@@ -13,10 +13,10 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.backends import NUMPY, host, kernels_of, kernels_on
 from fedsolve.closedform.deepafl_layers import Network
-from fedsolve.closedform.projections import check_agreement, projection_agreement
+from fedsolve.closedform.projections import check_model, projection_agreement
 from fedsolve.closedform.solvers import Sandwich
 from fedsolve.container import with_prefix
-from fedsolve.errors import DataError, ModelFileError
+from fedsolve.errors import DataError
 from fedsolve.labels import labels_from_note
 from fedsolve.model import Model
 from fedsolve.tables.preparation import Preparation
@@ -100,12 +100,6 @@ class StagedModel(Model):
     def agreement(self) -> dict[str, Any]:
         """Scheme and fingerprint of the random projections that the weights belong to."""
         return projection_agreement(self.parameters["seed"])
-
-    @staticmethod
-    def check_agreement(note: dict[str, Any]) -> None:
-        """Refuse a model whose projections this machine would not make with the same bits."""
-        mine = projection_agreement(note["parameters"]["seed"])
-        check_agreement(mine, note, "random projections of the model", ModelFileError)
 
     @abstractmethod
     def _stages(self, features: Array, last: int) -> Iterator[Array]:
@@ -263,7 +257,7 @@ class DeepModel(StagedModel):
 
     @classmethod
     def restored(cls, arrays: dict[str, Array], note: dict[str, Any]) -> DeepModel:
-        cls.check_agreement(note)
+        check_model(note)
         layers, identity = note["layers"], note["parameters"]["transformation"] == "identity"
         return cls(
             Network.from_parameters(note["features"], note["parameters"]),

@@ -20,7 +20,7 @@ import numpy as np
 from fedsolve import version
 from fedsolve.arrays import Array, uniform_key
 from fedsolve.backends import NUMPY, Kernels, kernels_of
-from fedsolve.errors import FedsolveError, TermError
+from fedsolve.errors import FedsolveError, ModelFileError, TermError
 from fedsolve.federation.messages import Chain
 
 _CACHED_BYTES = 256 << 20
@@ -133,6 +133,12 @@ def check_projections(chain: Chain) -> None:
     """Refuse a run whose random projections this participant would not make with the same bits."""
     opening = chain.opening
     check_agreement(projection_agreement(opening["parameters"]["seed"]), opening, "random projections")
+
+
+def check_model(note: Mapping[str, Any]) -> None:
+    """Refuse a model whose random projections this machine would not make with the same bits."""
+    mine = projection_agreement(note["parameters"]["seed"])
+    check_agreement(mine, note, "random projections of the model", ModelFileError)
 
 
 def check_agreement(

@@ -86,8 +86,6 @@ class Softmax(Method[SoftmaxModel]):
     steps: the most gradients that are asked for; with tolerance 0, exactly so many.
     """
 
-    additive: ClassVar[frozenset[str]] = frozenset({*afl.AFL.additive, "loss", "diagonal"})
-
     ridge: float | None = parameter(
         None, "Penalty on the weights.", least=0, none=f"{_AUTO_RIDGE:g} of a column's mean square sum"
     )

@@ -89,6 +89,18 @@ class Accumulator:
             self.term.symmetric |= {name}
         self._empty.add(name)
 
+    def declare_level(self, width: int, outputs: int) -> None:
+        """Announce what `add_level` adds: Gram matrix, cross matrix and squares of the targets."""
+        self.declare("gram", (width, width), symmetric=True)
+        self.declare("cross", (width, outputs))
+        self.declare("label_square", (outputs,))
+
+    def add_level(self, rows: Array, targets: Array) -> None:
+        """What a classifier of these features is solved from."""
+        self.add_gram("gram", rows)
+        self.add_product("cross", rows, targets)
+        self.add("label_square", (targets**2).sum(axis=0))
+
     def add_gram(self, name: str, rows: Array) -> None:
         """name += rowsᵀ rows"""
         self._kernels.gram(rows, self.term.arrays[name], accumulate=name not in self._empty)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-6
 """Norm of a difference as a share of the norm of what it is compared with."""
 
+ADDITIVE: dict[str, frozenset[str]] = {}
+"""By the key of a method, what is additive of it (see `Method`) besides what it says itself."""
+
 _NEVER = 1e8
 
 Judge = Callable[["Run[Any]", Block], Block]

@@ -26,6 +26,7 @@ from fedsolve.federation.cohort import CohortReport, departed
 from fedsolve.federation.encoding import decode_request, encode_request
 from fedsolve.federation.engine import CarriesLetters, Federation, Spec
 from fedsolve.federation.local import LocalFederation
+from fedsolve.federation.meaning import ADDITIVE
 from fedsolve.federation.messages import Chain, Request, Term, Total
 from fedsolve.federation.participant import kind_of
 from fedsolve.federation.recipe import Recipe
@@ -552,7 +553,8 @@ class SecureFederation(Federation):
             else:
                 self._told = self._store.census(self._server.setup)
         self._course.opening = opening
-        self._known = KnownTotals(kind.additive, kind.recurring)
+        additive = kind.additive | ADDITIVE.get(kind.key, frozenset())
+        self._known = KnownTotals(additive, kind.recurring)
         self._known.recall(self._course.sizes)
         self._made_up = MadeUpClient(self.describe)
 
