@@ -156,10 +156,14 @@ class RowReader:
         owners = split.owners if owned and split is not None else None
         return Table(rows, labels if labelled else None, owners, data, own)
 
-    def proposed(self, files: Sequence[str], task: Task | None = None) -> Schema | None:
-        """The schema that raw tables need; None for plain ones, and where columns have no names."""
-        nameless = any(file == "-" or is_address(file) or file.lower().endswith(".npz") for file in files)
-        return None if nameless or not self.layout.header else propose_for(files, self.layout, task)
+    def proposed(self, files: Sequence[str], task: Task | None = None, public: bool = False) -> Schema | None:
+        """The schema that raw tables need; None for plain ones, and where columns have no names.
+
+        public: nothing is read off the rows of a table of numbers.
+        """
+        nameless = any(is_address(file) or file.lower().endswith(".npz") for file in files)
+        unread = nameless or not self.layout.header
+        return None if unread else propose_for(files, self.layout, task, glance=not public)
 
     def training(self, files: Sequence[str], schema: Schema | None, owned: bool) -> Table:
         """The rows of files, or of the training part of a dataset, by a schema where there is one.

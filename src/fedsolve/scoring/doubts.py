@@ -9,11 +9,14 @@ import numpy as np
 from fedsolve.arrays import Array
 from fedsolve.model import Model
 from fedsolve.pages.words import percent
-from fedsolve.tables.proposal import whole_and_nearly_unique
+from fedsolve.tables.proposal import numbers_the_rows
 from fedsolve.tables.table_file import Table
 
 GAP = 0.2
 """By how much accuracy on training rows may exceed that on others before it is remarked upon."""
+
+MISCALIBRATED = 0.1
+"""Mean difference of probabilities and shares (ECE) from which on it is remarked upon."""
 
 
 def caveats(model: Model) -> list[str]:
@@ -74,6 +77,18 @@ def gap_doubt(train: float, test: float, where: str = "test rows", shown: Any = 
     ]
 
 
+def calibration_doubt(model: Model) -> list[str]:
+    """Where probabilities are far from what came true on the rows held out, and not by chance."""
+    known = model.calibration
+    error = None if known is None else known.metrics.get("ece")
+    if known is None or error is None or error < max(MISCALIBRATED, 1.5 / max(1, known.rows) ** 0.5):
+        return []
+    return [
+        f"probabilities are off by {percent(error)} on average on {known.rows:,} rows held out: do not use "
+        "them as they are. Look for codes among the numbers, which a schema can make categories."
+    ]
+
+
 def identifier_doubt(data: Table) -> list[str]:
     """Columns of a plain table that number its rows rather than measure something."""
     if data.schema is None:
@@ -81,7 +96,7 @@ def identifier_doubt(data: Table) -> list[str]:
     names = [
         column.name
         for place, column in enumerate(data.schema.used)
-        if whole_and_nearly_unique(data.features[:, place])
+        if numbers_the_rows(data.features[:, place])
     ]
     if not names:
         return []
@@ -130,6 +145,7 @@ def doubts_about(
         if (reached := accuracy[other]) is None:
             return doubts + mean_doubt(accuracy["train"], "training rows")
         return doubts + mean_doubt(reached, where) + gap_doubt(accuracy["train"], reached, where, _r2)
+    doubts += calibration_doubt(model)
     if test is not None and test.labels is not None:
         doubts += [] if balanced else majority_doubt(accuracy["test"], test.labels, "test rows")
         doubts += gap_doubt(accuracy["train"], accuracy["test"])
