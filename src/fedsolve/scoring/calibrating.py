@@ -75,12 +75,18 @@ class CalibrationRun(HeldOutRun):
     fewest = LEAST_ROWS
 
     def __init__(
-        self, method: Method[Any], spec: Spec, models: Mapping[str, tuple[Model, Part]], biases: bool
+        self,
+        method: Method[Any],
+        spec: Spec,
+        models: Mapping[str, tuple[Model, Part]],
+        biases: bool,
+        tried: int = 1,
     ) -> None:
         super().__init__(method, spec, models)
         first = next(iter(self.models.values()))[0]
         wanted = {"shared": first.predicts, "own": first.personalises}
-        self._searches = {name: Search(biases, spec.outputs) for name, there in wanted.items() if there}
+        searches = {name: Search(biases, spec.outputs, tried) for name, there in wanted.items() if there}
+        self._searches = searches
         self._complete = False
 
     @property
@@ -252,10 +258,16 @@ def calibration_sums(
 
 @dataclass
 class Search:
-    """The minimiser of the objective: `candidates` to ask for, `absorb` takes their sums, until `done`."""
+    """The minimiser of the objective: `candidates` to ask for, `absorb` takes their sums, until `done`.
+
+    tried: of how many methods this is the best on the same rows. Of two classes the slope is a share
+    log(tried) / gain smaller, gain being the log-likelihood over the frequencies of the classes: about as
+    much as the best of so many gains by chance.
+    """
 
     biases: bool
     classes: int
+    tried: int = 1
     steps: int = 0
     best: Array | None = None
     trial: Array | None = None
@@ -312,6 +324,13 @@ class Search:
         self.trial = np.concatenate([self.best[None], self.best + lengths[:, None] * step])
         if self.done and -slopes_of[place] @ step < _CLOSE * sums["class_rows"].sum():
             self.best = self.trial[1]  # so near to the minimum that the whole step needs no proof
+        if self.done and self.classes == 2 and self.tried > 1:
+            # Biases follow, so that the mean probability stays that of the class.
+            less = -min(1.0, math.log(self.tried) / (told - losses[place])) * (self.best[0] - SLOPES[0])
+            apart = less + self.best[0] - candidates[place, 0]
+            wanted = slopes_of[place, 1:] + apart * curvatures[place, 1:, 0]
+            moved = np.linalg.lstsq(curvatures[place, 1:, 1:], -wanted, rcond=1e-10)[0]
+            self.best = np.concatenate([[self.best[0] + less], candidates[place, 1:] + moved])
 
     def result(self) -> tuple[float, Array | None]:
         """Slope and biases."""
@@ -409,7 +428,9 @@ def _start(whole: StagedRun[Any]) -> HeldOutRun | None:
     if whole.spec.classes is None:
         run = SpreadRun(whole.method, whole.spec, whole.folded)
     else:
-        run = CalibrationRun(whole.method, whole.spec, whole.folded, with_biases(whole.recipe, whole.spec))
+        tried = sum(one.loss is not None for one in whole.tried)
+        biases = with_biases(whole.recipe, whole.spec)
+        run = CalibrationRun(whole.method, whole.spec, whole.folded, biases, max(1, tried))
     run.trained_by = whole.folded_by
     return run
 

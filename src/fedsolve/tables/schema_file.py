@@ -56,17 +56,11 @@ def to_toml(schema: Schema) -> str:
         lines += ["", f"[columns.{_key(column.name)}]{remark}", f"kind = {_text(column.kind)}"]
         for key in KEYS[column.kind]:
             value = getattr(column, key)
-            if key == "reference" and column.kind == "date":
-                lines.append(f"reference = {_day(value)}")
+            if key == "reference" and column.kind == "date" and value.is_integer():
+                lines.append(f"reference = {(_EPOCH + timedelta(days=value)).isoformat()}")
             elif value is not None and not (key in ("absent", "signs", "bounds") and not value):
                 lines.append(f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
-
-
-def _day(days: float) -> str:
-    if not days.is_integer():
-        return repr(days)
-    return (_EPOCH + timedelta(days=days)).isoformat()
 
 
 def _key(name: str) -> str:
@@ -96,7 +90,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     """The schema in a file."""
     text = container.read(path)
     with naming(path):
-        return _from_text(text)
+        return from_toml(text)
 
 
 def write_schema(schema: Schema, path: str | os.PathLike[str]) -> None:
@@ -104,16 +98,12 @@ def write_schema(schema: Schema, path: str | os.PathLike[str]) -> None:
     container.write_atomically(path, to_toml(schema).encode(), previous_kept=True)
 
 
-def from_toml(text: str) -> Schema:
-    """The schema in a TOML text. All mistakes are reported at once."""
-    return _from_text(text.encode())
-
-
 _TOP = {"label": str, "client": str, "weight": str, "task": str, "classes": tuple[Any, ...]}
 
 
-def _from_text(text: bytes) -> Schema:
-    note = parse_toml(text, "the schema")
+def from_toml(text: str | bytes) -> Schema:
+    """The schema in a TOML text. All mistakes are reported at once."""
+    note = parse_toml(text.encode() if isinstance(text, str) else text, "the schema")
     columns, problems = [], []
 
     def look(read: Callable[[], Any]) -> Any:
