@@ -149,15 +149,11 @@ class DeepAFLClassifier(SiloClassifier, DeepSilo):
     precision:      "float64", or "float32" for speed.
     random_state:   seed of the projections. An integer gives the same model everywhere; None or a
                     RandomState draws one, and `model_.parameters["seed"]` tells which.
-    calibrate:      hold a third of the rows out to calibrate `predict_proba`, then learn from all.
 
     layers, width, ridge, residual_ridge, gain and scale are "auto": settings are compared on rows held out,
     and the best are trained on all rows; `model_.parameters` has what was chosen and `model_.tried` the
-    table. preset="paper" takes the paper's values instead, those of `fedsolve.DeepAFL`.
-    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
-
-    Attributes: `model_` (a fedsolve `Model`; `model_.save(path)` stores it), `classes_`,
-    `n_features_in_`, `feature_names_in_`.
+    table. preset="paper" takes the paper's values instead, those of `fedsolve.DeepAFL`. class_weight,
+    calibrate and attributes as in `AFLClassifier`, without coefficients.
     """
 
 
@@ -218,11 +214,10 @@ class AutoClassifier(SiloClassifier, AutoSilo):
     methods:      what is tried, such as "afl,kernelafl"; "all" of afl, softmax, kernelafl, kernelsoftmax and
                   deepafl.
     random_state: seed of landmarks and random projections, as in `DeepAFLClassifier`.
-    calibrate:    calibrate `predict_proba` on the rows held out.
-    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
+    calibrate:    calibrate `predict_proba` on the rows held out. class_weight: as in `AFLClassifier`.
 
-    Attributes: `model_`, `tried_` (every candidate, with its mistakes and its squared error on the rows held
-    out), `method_` (what was chosen), `classes_`, `n_features_in_`, `feature_names_in_`.
+    Attributes: those of `AFLClassifier` without coefficients, `tried_` (every candidate, with its mistakes
+    and its squared error on the rows held out) and `method_` (what was chosen).
     """
 
 
@@ -303,8 +298,6 @@ class KernelAFLClassifier(SiloClassifier, KernelSilo):
     bandwidth:    of the kernel, as a multiple of twice the trace of the covariance.
     scale:        "standard" standardises columns by their sums; None leaves them as they are.
     random_state: seed of the landmarks, as in `DeepAFLClassifier`.
-    calibrate:    hold a third of the rows out to calibrate `predict_proba`, then learn from all: two fits.
-    class_weight: "balanced" lets every class count alike; a dict gives weights by label; None counts rows.
 
-    Attributes: `model_`, `classes_`, `n_features_in_`, `feature_names_in_`.
+    class_weight, calibrate and attributes as in `AFLClassifier`, without coefficients.
     """

@@ -69,7 +69,7 @@ class SiloEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _features(self, X: Any) -> Array:
         check_is_fitted(self, "model_")
         try:
-            features: Array = validate_data(self, X, dtype=REAL, reset=False)
+            features: Array = validate_data(self, X, dtype=REAL, order="C", reset=False)
         except ValueError as problem:
             if "feature names should match" not in str(problem):
                 raise

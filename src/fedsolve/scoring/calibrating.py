@@ -4,16 +4,14 @@
 
 the log loss with one row's weight spread evenly over the classes, so that rows without a mistake do not ask
 for an infinite slope. It is convex, and a sum over rows: clients answer with their terms at a list of
-candidates, `Search` chooses the next ones. Without biases (a temperature, 1 / slope) one list is enough, and
-the order of the classes stays; with them (Platt's two numbers, for two classes) Newton's steps follow, each
-with its line search in one list. Slopes are positive and bounded, so that a class never becomes less probable
-by a larger score. Scores that say hardly more of these rows than how frequent the classes are get the
-smallest slope and the biases of those frequencies. One exchange more evaluates the calibrated models on the
-same rows. Where a method chose its penalty by the rows, the slope follows the spread of the final scores.
+candidates, `Search` chooses the next ones. Without biases (a temperature, 1 / slope) one list is enough; with
+them (Platt's two numbers, for two classes) Newton's steps follow, each with its line search in one list.
+Slopes are positive and bounded. Scores that say hardly more of these rows than how frequent the classes are
+get the smallest slope and the biases of those frequencies. One exchange more evaluates the calibrated models.
+Where a method chose its penalty by the rows, the slope follows the spread of the final scores.
 
 The models are those of a choice, each scored on the fold that it was not trained on, or that of a trial.
-Where clients make models of their own of the shared one, they do so of the other rows, and the same exchanges
-calibrate those.
+Clients with models of their own make them of the other rows, and the same exchanges calibrate those.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ GAP = 0.2
 MISCALIBRATED = 0.1
 """Mean difference of probabilities and shares (ECE) from which on it is remarked upon."""
 
+_UNLEARNT = "The model has not learnt what it should; check columns, scales and parameters."
+
 
 def caveats(model: Model) -> list[str]:
     """What the model itself says against predicting with it."""
@@ -33,27 +35,20 @@ def majority_doubt(accuracy: float, labels: Array, where: str, balanced: float |
     share = float(counts.max() / len(labels))
     if accuracy >= share:
         return []
-    most = classes[int(np.argmax(counts))].item()
+    most, why = classes[int(np.argmax(counts))].item(), _UNLEARNT
     if balanced is not None and balanced > 1 / len(classes):
-        return [
-            f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
+        why = (
             f"That is so where classes were weighed to count alike (balanced accuracy {percent(balanced)}); "
             "otherwise check columns, scales and parameters."
-        ]
-    return [
-        f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)}). "
-        "The model has not learnt what it should; check columns, scales and parameters."
-    ]
+        )
+    told = f"{percent(accuracy)} on {where} is worse than always answering {most!r} ({percent(share)})."
+    return [f"{told} {why}"]
 
 
 def mean_doubt(r2: float, where: str = "these rows") -> list[str]:
     """Where always giving the mean would be nearer to the truth."""
-    if not r2 < 0:
-        return []
-    return [
-        f"R² {r2:.4f} on {where} is worse than always answering the mean of the targets (0). The model has "
-        "not learnt what it should; check columns, scales and parameters."
-    ]
+    told = f"R² {r2:.4f} on {where} is worse than always answering the mean of the targets (0). {_UNLEARNT}"
+    return [told] if r2 < 0 else []
 
 
 def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
@@ -63,7 +58,7 @@ def chance_doubt(accuracy: float, labels: Array, where: str) -> list[str]:
         return []
     return [
         f"{percent(accuracy)} on {where}, all classes counting alike, is no better than drawing lots among "
-        f"{count} classes. The model has not learnt what it should; check columns, scales and parameters."
+        f"{count} classes. {_UNLEARNT}"
     ]
 
 
@@ -107,10 +102,6 @@ def identifier_doubt(data: Table) -> list[str]:
     ]
 
 
-def _r2(value: float) -> str:
-    return f"R² {value:.4f}"
-
-
 def held_out_accuracy(model: Model, balanced: bool) -> float | None:
     """Accuracy or R² on rows held out of what was chosen: of the model that was calibrated, or of its trial.
 
@@ -144,7 +135,8 @@ def doubts_about(
         other, where = ("test", "test rows") if test is not None else ("held_out", "rows held out")
         if (reached := accuracy[other]) is None:
             return doubts + mean_doubt(accuracy["train"], "training rows")
-        return doubts + mean_doubt(reached, where) + gap_doubt(accuracy["train"], reached, where, _r2)
+        gap = gap_doubt(accuracy["train"], reached, where, "R² {:.4f}".format)
+        return doubts + mean_doubt(reached, where) + gap
     doubts += calibration_doubt(model)
     if test is not None and test.labels is not None:
         doubts += [] if balanced else majority_doubt(accuracy["test"], test.labels, "test rows")
@@ -152,9 +144,8 @@ def doubts_about(
     if accuracy["held_out"] is not None:
         told = chance_doubt if balanced else majority_doubt
         doubts += told(accuracy["held_out"], data.labels, "rows held out")
-        doubts += (
-            [] if test is not None else gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
-        )
+        if test is None:
+            doubts += gap_doubt(accuracy["train"], accuracy["held_out"], "rows held out")
     elif not balanced:
         doubts += majority_doubt(accuracy["train"], data.labels, "training rows")
     return doubts

@@ -254,13 +254,12 @@ class _Encoder:
         if column.bounds:  # infinity marks what cannot be read
             least, most = column.bounds
             values = np.where(np.isinf(values), values, np.clip(values, least, most))
+        out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
         if math.isfinite(values.sum()):  # one look at most columns: nothing missing, nothing wrong
-            out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
             return
         # Infinity marks what cannot be read, and what is infinite cannot be used either.
         wrong = first + np.flatnonzero(np.isinf(values))
         self._faults.unreadable(column, wrong, lambda row: _cell(cells, row - first))
-        out[:, 0] = (values - column.reference) / column.scale if column.kind == "date" else values
         self._missing(column, np.isnan(values), out, first, cells)
 
     def _write_category(self, column: Column, cells: Any, out: Array, first: int) -> None:
@@ -270,14 +269,9 @@ class _Encoder:
             known.update({category: number for number, category in enumerate(column.categories)})
         other = len(column.categories)
         absent = other + 1 if column.missing == "flag" else (other if column.missing == "other" else -1)
-
-        def place(value: Any) -> int:
-            text = category_text(value)
-            number: int = known.get(text, absent if text in MISSING else other)
-            return number
-
-        places = np.array([*(place(value) for value in coded.values), absent], dtype=np.intp)[coded.codes]
         texts = [category_text(value) for value in coded.values]
+        numbers = [known.get(text, absent if text in MISSING else other) for text in texts]
+        places = np.array([*numbers, absent], dtype=np.intp)[coded.codes]
         strange = np.array([*(text not in known and text not in MISSING for text in texts), False])
         if strange.any():
             rows = np.flatnonzero(strange[coded.codes])

@@ -171,7 +171,8 @@ def _tellable(proposed: Schema, texts: dict[str, Array], fewest: int) -> Schema:
         elif column.kind == "number" and sum(text not in MISSING for text in cells) < 10 * fewest:
             column = replace(column, reference=0.0, scale=1.0)
         columns.append(replace(column, absent=absent, categories=kept, remark=""))
-    known, counts = np.unique(_known_labels(texts[str(proposed.label)]), return_counts=True)
+    labels = spelled_labels([text for text in texts[str(proposed.label)] if not is_empty(text)])
+    known, counts = np.unique(labels, return_counts=True)
     classes = tuple(known[counts >= fewest].tolist()) if proposed.classes else ()
     return replace(proposed, columns=tuple(columns), classes=classes if len(classes) > 1 else ())
 
@@ -283,7 +284,13 @@ def _all_numbers(path: str | Path, layout: ColumnLayout, names: list[str]) -> bo
             table = file.cells(wanted, places)
         except (Unreadable, DataError):
             return False
-        return all(_is_numeric(table.column(name)) for name in wanted)
+        columns = [(table.column(name), str(table.column(name).type)) for name in wanted]
+        return all(
+            all(map(NUMBER.fullmatch, cells.unique().to_pylist()))
+            if kind.startswith("dictionary")
+            else kind.startswith(_NUMERIC) and not cells.null_count
+            for cells, kind in columns
+        )
 
 
 def _is_plain(column: Column) -> bool:
@@ -294,13 +301,6 @@ def _is_plain(column: Column) -> bool:
     if column.kind != "number":
         return column.remark.startswith(f"unused: {_CONSTANT}")
     return not column.absent and not re.search(r"\bleak\b|\babsent\b", column.remark)
-
-
-def _is_numeric(column: Any) -> bool:
-    """Whether a pyarrow column holds numbers only."""
-    if str(column.type).startswith("dictionary"):
-        return all(NUMBER.fullmatch(text) for text in column.unique().to_pylist())
-    return str(column.type).startswith(_NUMERIC) and not column.null_count
 
 
 def _of_texts(
@@ -361,18 +361,16 @@ def _plain(cells: CodedCells, dialect: Dialect) -> Array:
     return np.array([*spelled, ""], dtype=object)[cells.codes]
 
 
-def _known_labels(labels: Array) -> Array:
-    return spelled_labels([text for text in labels if text and not is_empty(text)])
-
-
 def _classes(labels: Array, name: str, task: Task | None) -> tuple[Any, ...]:
     """The classes, or none where the labels are measurements."""
-    known = _known_labels(labels)
+    known = spelled_labels([text for text in labels if not is_empty(text)])
     if (task or task_of(known, f"the label column '{name}'")) == "regression":
         return ()
     distinct = np.unique(known)
     if len(distinct) < 2:
-        raise DataError(f"the label column '{name}' has one value only ({distinct.tolist()}).")
+        raise DataError(
+            f"the label column '{name}' has one value only ({distinct.tolist()}); two classes are needed."
+        )
     return tuple(distinct.tolist())
 
 
@@ -489,7 +487,7 @@ def _text_column(look: _Look, texts: Array, leak: str) -> Column:
 
 
 def _many(look: _Look) -> str:
-    """Why a column of many different texts is left out, and what to do about it."""
+    """Why many different texts are left out, and what to do about it."""
     others = [cell for cell in look.counts if not NUMBER.fullmatch(cell)]
     seen = f"many values ({len(look.counts)} different ones in {look.there} rows)"
     if not others:
