@@ -237,7 +237,8 @@ class SoftmaxClassifier(LinearClassifier):
     """
 
     model_: SoftmaxModel = field(init=False)
-    calibrate: ClassVar[bool] = False  # its logits are those of probabilities already
+    # Its logits are those of probabilities already.
+    calibrate: ClassVar[bool] = False  # type: ignore[misc]
 
     ridge: float | None = None
     fit_intercept: bool = True
